@@ -1,0 +1,41 @@
+# Every target sets up its own virtual environment from nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help study test check format bench golden clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+study: $(READY)  ## the main job: show that the forms agree and the series converges to softmax
+	$(BIN)/maclaurin check
+
+test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)  ## format, lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY)  ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## speed and memory on this CPU, as ratios within one run
+	$(BIN)/python benchmarks/cpu.py
+
+golden: $(READY)  ## rewrite the golden files after a change that is meant
+	$(BIN)/python -m pytest tests/golden --rewrite-golden
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The same answer, fast: dispatch, plan, flash (exp family)."""

@@ -1,0 +1,281 @@
+"""One call for every spec: check, plan, bring to one layout, run, put back."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends.flash import flash_attend
+from maclaurin.backends.plan import Plan, make_plan
+from maclaurin.backends.series import as_series, require_recurrent
+from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
+from maclaurin.errors import InputError, StateBudgetError
+from maclaurin.forms.attend import Form, Inputs, attend, working_dtype
+from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
+from maclaurin.forms.state import State
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.catalogue import resolve
+
+#: bytes a state may take unless the caller allows more
+STATE_BUDGET = 1 << 30
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | None = None,
+    return_state: bool = False,
+    input_gate: Tensor | None = None,
+    log_forget: Tensor | None = None,
+    output_gate: Tensor | None = None,
+    denominator_gate: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tolerance: float = 1e-6,
+    state_budget: int = STATE_BUDGET,
+) -> Tensor | tuple[Tensor, State]:
+    """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s ),  y [B, T, H, e].
+
+    Args:
+        q: queries [B, T, H, d]. With fewer queries than keys (parallel form, causal) they are the
+            last tokens of the text.
+        k: keys [B, T, Hkv, d]; H must be a multiple of Hkv.
+        v: values [B, T, Hkv, e].
+        spec: an AttentionSpec, its notation ("exp/l2"), or a name of the catalogue ("based").
+        state: what a previous call with return_state=True returned; the text goes on from there.
+        return_state: return (y, state) instead of y.
+        input_gate: i, [B, T, Hkv], for specs with *in.
+        log_forget: ln f, [B, T, Hkv], for specs with *forget.
+        output_gate: o, [B, T, H], for specs with *out.
+        denominator_gate: g, [B, T, H], for specs with /running.
+        scale: the factor on q·k; by default the kernel's own, 1/√d for most.
+        causal: whether a query sees only keys up to its own.
+        cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1).
+        max_seqlen: the longest of them, if known; spares looking at cu_seqlens.
+        key_padding_mask: bool [B, T], True for real tokens; the others weigh nothing anywhere and
+            their outputs are 0.
+        form: "auto" (the cheapest), "parallel", "chunked" or "recurrent".
+        chunk_size: tokens per chunk; any size gives the same answer.
+        tolerance: how far exp as a series may be from exp, relative to max|v|.
+        state_budget: bytes a state may take.
+    """
+    spec = _resolved(spec)
+    inputs = Inputs(q, k, v, input_gate, log_forget, output_gate, denominator_gate)
+    call = _Call(spec, inputs, state, return_state, causal, cu_seqlens, max_seqlen, key_padding_mask, form)
+    call.check()
+    scale = spec.kernel.default_scale(q.shape[3]) if scale is None else scale
+    certificate, longest_key = None, 0.0
+    if call.needs_series:
+        series = as_series(
+            spec, inputs, scale=scale, tolerance=tolerance, state=state, state_budget=state_budget
+        )
+        spec, certificate, longest_key = series
+        call = dataclasses.replace(call, spec=spec)
+    _check_state_budget(call, state_budget)
+    if state is not None:
+        check_state(spec, state, inputs, call.sequences)
+    plan_ = call.plan(chunk_size)
+    batches = call.batches()
+    if batches is None:
+        y, after = _run(plan_, inputs, scale, causal, state, return_state)
+    else:
+        y, after = _run_batches(plan_, inputs, batches, scale, causal, state, return_state)
+    if not return_state:
+        return y
+    assert after is not None
+    return y, dataclasses.replace(after, certificate=certificate, key_bound=longest_key)
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | None = None,
+    return_state: bool = False,
+    causal: bool = True,
+    form: str = "auto",
+    chunk_size: int | None = None,
+) -> Plan:
+    """What `attention` would do for such a call, and why. Tensors may be on the meta device."""
+    call = _Call(_resolved(spec), Inputs(q, k, v), state, return_state, causal, None, None, None, form)
+    check_tensors(q, k, v)
+    return call.plan(chunk_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The arguments that decide how a call runs."""
+
+    spec: AttentionSpec
+    inputs: Inputs
+    state: State | None
+    return_state: bool
+    causal: bool
+    cu_seqlens: Tensor | None
+    max_seqlen: int | None
+    key_padding_mask: Tensor | None
+    form: str
+
+    @property
+    def carries_state(self) -> bool:
+        return self.state is not None or self.return_state
+
+    @property
+    def asked_form(self) -> Form | None:
+        if self.form == "auto":
+            return None
+        try:
+            return Form(self.form)
+        except ValueError:
+            known = ", ".join(["auto", *(f.value for f in Form)])
+            raise InputError(f"there is no form {self.form!r}; known are {known}.") from None
+
+    @property
+    def needs_series(self) -> bool:
+        """exp in recurrent form, or with a state, runs as its truncated series."""
+        recurrent = self.asked_form is Form.RECURRENT or self.carries_state
+        return self.spec.has_series and recurrent
+
+    @property
+    def sequences(self) -> int:
+        return self.inputs.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+
+    def check(self) -> None:
+        check_tensors(self.inputs.q, self.inputs.k, self.inputs.v)
+        check_gates(self.spec, self.inputs)
+        check_layout(
+            self.inputs,
+            causal=self.causal,
+            cu_seqlens=self.cu_seqlens,
+            max_seqlen=self.max_seqlen,
+            key_padding_mask=self.key_padding_mask,
+        )
+        if self.asked_form is Form.RECURRENT or self.carries_state:
+            require_recurrent(self.spec)
+        self._check_form()
+
+    def _check_form(self) -> None:
+        form, q, k = self.asked_form, self.inputs.q, self.inputs.k
+        if form is Form.PARALLEL and self.carries_state:
+            raise InputError("the parallel form carries no state: use form='chunked', 'recurrent' or 'auto'.")
+        one_to_one = form is Form.RECURRENT or (self.spec.has_finite_state and form is Form.CHUNKED)
+        if q.shape[1] != k.shape[1] and (one_to_one or self.carries_state) and self.causal:
+            raise InputError(
+                f"the {self.form} form takes a query with every key, got {q.shape[1]} queries and "
+                f"{k.shape[1]} keys: use form='parallel', or hand over a state instead of old keys."
+            )
+        if self.causal:
+            return
+        if form is Form.RECURRENT:
+            raise InputError(
+                "the recurrent form reads from left to right, so it is causal: use form='chunked' "
+                "(linear in T for polynomial kernels) or 'parallel' for causal=False."
+            )
+        if self.spec.forget_gate or self.spec.window:
+            part = "forget gate" if self.spec.forget_gate else "window"
+            raise InputError(f"{self.spec} has a {part}, which has no meaning with causal=False.")
+
+    def plan(self, chunk_size: int | None) -> Plan:
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError(f"chunk_size must be at least 1, got {chunk_size}.")
+        return make_plan(
+            self.spec,
+            self.inputs,
+            form=self.asked_form,
+            causal=self.causal,
+            chunk_size=chunk_size,
+            carries_state=self.carries_state,
+        )
+
+    def batches(self) -> list[Batch] | None:
+        """How to bring padded or packed tokens to the layout of the forms; None if they have it."""
+        if self.cu_seqlens is not None:
+            return from_cu_seqlens(self.cu_seqlens, self.inputs.q.shape[1], self.max_seqlen)
+        return None if self.key_padding_mask is None else [from_padding_mask(self.key_padding_mask)]
+
+
+def _run(
+    plan_: Plan, inputs: Inputs, scale: float, causal: bool, state: State | None, return_state: bool
+) -> tuple[Tensor, State | None]:
+    if plan_.backend == "sdpa":
+        return flash_attend(plan_.spec, inputs, scale=scale, causal=causal), None
+    return attend(
+        plan_.spec,
+        inputs,
+        plan_.form,
+        scale=scale,
+        causal=causal,
+        chunk=plan_.chunk_size,
+        state=state,
+        return_state=return_state,
+    )
+
+
+def _run_batches(
+    plan_: Plan,
+    inputs: Inputs,
+    batches: list[Batch],
+    scale: float,
+    causal: bool,
+    state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, State | None]:
+    """Each right-padded batch by itself, then outputs and states back in their places."""
+    outputs, states = [], []
+    for batch in batches:
+        fields = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        taken = {name: batch.take(u) for name, u in fields.items()}
+        rows = Inputs(**{**taken, "present": batch.present})  # type: ignore[arg-type]
+        before = state if state is None or batch.sequences is None else state[batch.sequences]
+        y, after = _run(plan_, rows, scale, causal, before, return_state)
+        outputs.append(y)
+        states.append(after)
+    y = put_back(batches, outputs, (inputs.q.shape[0], inputs.q.shape[1]))
+    if not return_state:
+        return y, None
+    merged = State.stack(states)
+    if len(batches) > 1:
+        members = torch.cat([b.sequences for b in batches if b.sequences is not None])
+        merged = merged[torch.argsort(members)]
+    return y, merged
+
+
+def _check_state_budget(call: _Call, state_budget: int) -> None:
+    """A state over the budget is refused before it is allocated."""
+    spec, inputs = call.spec, call.inputs
+    asked = call.asked_form in (Form.CHUNKED, Form.RECURRENT)
+    if not spec.has_finite_state or not (call.carries_state or asked):
+        return
+    d, e = inputs.k.shape[3], inputs.v.shape[3]
+    size = call.sequences * inputs.k.shape[2] * spec.state_size(d, e)
+    needed = size * working_dtype(inputs.q.dtype).itemsize
+    if needed > state_budget:
+        order = max(spec.orders or (0,))
+        raise StateBudgetError(
+            f"the state of {spec} at order {order}, d = {d}, e = {e} takes {needed:,} bytes for "
+            f"{call.sequences} sequences of {inputs.k.shape[2]} heads, over the budget of "
+            f"{state_budget:,}. Use a lower order, a smaller d, a window beside a lower order, the "
+            "parallel form, or pass a larger state_budget."
+        )
+
+
+def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
+    return spec if isinstance(spec, AttentionSpec) else _resolve_once(spec)
+
+
+@lru_cache(maxsize=1024)
+def _resolve_once(text: str) -> AttentionSpec:
+    return resolve(text)

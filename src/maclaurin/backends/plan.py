@@ -1,0 +1,179 @@
+"""Which form and which program a call takes, why, and what the others would cost.
+
+A small cost model: floating-point operations, bytes moved and operations launched, over rates
+measured by `benchmarks/calibrate.py`. It decides between forms whose costs differ by factors, so
+the rates need not be right to better than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from maclaurin.backends.flash import flash_serves
+from maclaurin.forms.attend import Form, Inputs, working_dtype
+from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
+from maclaurin.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does per second: matrix operations, bytes, launched operations."""
+
+    flops: float
+    bytes: float
+    launches: float
+
+
+RATES = {"cpu": Rates(6e10, 1.2e10, 2e5), "cuda": Rates(1e14, 3e12, 1.5e5)}
+#: above this, the weights of the parallel form are not written down
+WEIGHTS_BUDGET = 4 << 30
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An estimate for one forward pass."""
+
+    flops: float
+    bytes: float
+    launches: float
+    peak_bytes: float
+
+    def seconds(self, device: str) -> float:
+        rates = RATES.get(device, RATES["cpu"])
+        return self.flops / rates.flops + self.bytes / rates.bytes + self.launches / rates.launches
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `attention` will do for a call like this one."""
+
+    spec: AttentionSpec
+    form: Form
+    backend: str
+    chunk_size: int
+    reason: str
+    costs: dict[Form, Cost]
+    device: str
+    state_bytes: int | None
+
+    def __str__(self) -> str:
+        lines = [f"{self.spec}: {self.form.value} form on {self.backend}, {self.reason}"]
+        for form, cost in sorted(self.costs.items(), key=lambda item: item[1].seconds(self.device)):
+            mark = "→" if form is self.form else " "
+            lines.append(
+                f" {mark} {form.value:9} ≈ {cost.seconds(self.device) * 1e3:9.3g} ms, "
+                f"{cost.flops / 1e9:.3g} GFLOP, {cost.peak_bytes / 2**20:.3g} MiB beside inputs and output"
+            )
+        if self.state_bytes is not None:
+            lines.append(f"   state: {self.state_bytes:,} bytes, however long the text")
+        return "\n".join(lines)
+
+
+def make_plan(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    *,
+    form: Form | None,
+    causal: bool,
+    chunk_size: int | None,
+    carries_state: bool,
+) -> Plan:
+    """The plan for these shapes; `form` None means the cheapest."""
+    d, e = inputs.k.shape[3], inputs.v.shape[3]
+    chunk = chunk_size or (chunk_size_for(spec, d, e) if spec.has_finite_state else 256)
+    costs = _costs(spec, inputs, chunk, carries_state, causal)
+    device = inputs.q.device.type
+    if form is not None:
+        chosen, reason = form, "as asked"
+        costs.setdefault(form, _parallel_cost(spec, inputs))
+    else:
+        chosen, reason = _cheapest(costs, device, carries_state)
+    backend = "sdpa" if chosen is Form.PARALLEL and flash_serves(spec) and not carries_state else "torch"
+    state_bytes = None
+    if spec.has_finite_state:
+        itemsize = working_dtype(inputs.q.dtype).itemsize
+        state_bytes = inputs.k.shape[0] * inputs.k.shape[2] * spec.state_size(d, e) * itemsize
+    return Plan(spec, chosen, backend, chunk, reason, costs, device, state_bytes)
+
+
+def _cheapest(costs: dict[Form, Cost], device: str, carries_state: bool) -> tuple[Form, str]:
+    affordable = {f: c for f, c in costs.items() if c.peak_bytes <= WEIGHTS_BUDGET} or costs
+    chosen = min(affordable, key=lambda f: affordable[f].seconds(device))
+    if len(costs) == 1:
+        return chosen, "the only form it has here"
+    if len(affordable) < len(costs) and Form.PARALLEL not in affordable:
+        return chosen, "since the weights of the parallel form would not fit in memory"
+    others = [c.seconds(device) for f, c in affordable.items() if f is not chosen]
+    ratio = min(others, default=0.0) / max(affordable[chosen].seconds(device), 1e-12)
+    among = "of the forms that carry a state" if carries_state else "of its forms"
+    return chosen, f"the cheapest {among} by a factor of {ratio:.2g}"
+
+
+def _costs(
+    spec: AttentionSpec, inputs: Inputs, chunk: int, carries_state: bool, causal: bool
+) -> dict[Form, Cost]:
+    """The forms this call could take. The parallel form carries no state."""
+    costs: dict[Form, Cost] = {}
+    if not carries_state:
+        costs[Form.PARALLEL] = _parallel_cost(spec, inputs)
+    same_length = inputs.q.shape[1] == inputs.k.shape[1]
+    if not spec.has_finite_state:
+        costs[Form.CHUNKED] = _blocked_cost(spec, inputs, chunk)
+    elif same_length or not causal:
+        costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
+        if causal:
+            costs[Form.RECURRENT] = _recurrent_cost(spec, inputs)
+    return costs
+
+
+def _parallel_cost(spec: AttentionSpec, inputs: Inputs) -> Cost:
+    batch, queries, heads, d = inputs.q.shape
+    keys, e = inputs.k.shape[1], inputs.v.shape[3]
+    weights = float(batch * heads * queries * keys)
+    flops = 2 * weights * (d + e)
+    if flash_serves(spec):
+        return Cost(flops / 2, 0.0, 5, 0.0)
+    width = working_dtype(inputs.q.dtype).itemsize
+    passes = 8 + 2 * _polynomial_passes(spec)
+    return Cost(flops, weights * width * passes, 20, 3 * weights * width)
+
+
+def _blocked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
+    whole = _parallel_cost(spec, inputs)
+    blocks = -(-inputs.q.shape[1] // chunk)
+    return Cost(whole.flops, whole.bytes, whole.launches * blocks, whole.peak_bytes / blocks)
+
+
+def _chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
+    batch, tokens, heads, d = inputs.q.shape
+    kv_heads, e = inputs.k.shape[2], inputs.v.shape[3]
+    features, columns = spec.features(d), e + int(spec.needs_row_sum)
+    chunk = min(chunk, tokens)
+    chunks = -(-tokens // chunk)
+    width = working_dtype(inputs.q.dtype).itemsize
+    rows, keys = float(batch * heads * chunks * chunk), float(batch * kv_heads * chunks * chunk)
+    flops = 2 * (rows + keys) * features * columns + 2 * rows * chunk * (d + columns)
+    states = float(batch * kv_heads * chunks * features * columns)
+    within = rows * chunk
+    moved = (rows + keys) * features * 4 + states * 4 + within * (6 + 2 * _polynomial_passes(spec))
+    if spec.window:
+        flops += 2 * rows * (chunk + spec.window.size) * (d + e)
+        moved += rows * (chunk + spec.window.size) * 8
+    share = min(1.0, SPAN_BUDGET / (rows * max(features, 1)))  # of the tokens that are in memory at once
+    peak = ((rows + keys) * features + 2 * states + 2 * within) * share
+    return Cost(flops, moved * width, 40 + 3 * d * max(spec.orders or (0,)), peak * width)
+
+
+def _recurrent_cost(spec: AttentionSpec, inputs: Inputs) -> Cost:
+    batch, tokens, heads, d = inputs.q.shape
+    kv_heads, e = inputs.k.shape[2], inputs.v.shape[3]
+    size = float(batch * tokens * spec.features(d) * (e + int(spec.needs_row_sum)))
+    width = working_dtype(inputs.q.dtype).itemsize
+    launches = tokens * ((40 if spec.window else 12) + 2 * d * max(len(spec.orders or ()) - 2, 0))
+    return Cost(2 * size * (heads + kv_heads), 4 * size * kv_heads * width, launches, size / tokens * width)
+
+
+def _polynomial_passes(spec: AttentionSpec) -> int:
+    orders = spec.orders or (1,)
+    passes = max(orders, default=0)
+    return 3 * passes if spec.kernel.depends_on_row else passes

@@ -1,0 +1,1 @@
+"""What a spec means, in plain torch, any dtype: features, parallel, chunked, recurrent, state."""

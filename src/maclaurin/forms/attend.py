@@ -1,0 +1,173 @@
+"""One right-padded batch through one form: inputs → stream → rows → output and state."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.chunked import blocked_rows, chunked_rows
+from maclaurin.forms.epilogue import finish
+from maclaurin.forms.parallel import parallel_rows
+from maclaurin.forms.recurrent import recurrent_rows
+from maclaurin.forms.state import State
+from maclaurin.forms.stream import Rows, Stream
+from maclaurin.forms.window import window_rows
+from maclaurin.spec import AttentionSpec, RunningSum
+
+
+class Form(enum.Enum):
+    """The three ways to compute one spec."""
+
+    PARALLEL = "parallel"
+    CHUNKED = "chunked"
+    RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors as the user gives them, [B, T, heads, …], padding on the right."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    input_gate: Tensor | None = None
+    log_forget: Tensor | None = None
+    output_gate: Tensor | None = None
+    denominator_gate: Tensor | None = None
+    present: Tensor | None = None  # [B, S]
+
+
+#: a log forget gate below this forgets everything; −inf would make NaN of differences
+_LOWEST_LOG_FORGET = -200.0
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp64 stays, everything else is computed and kept in fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
+    """φ, the scale and the input gate applied; heads before tokens; fp32 or fp64."""
+    dtype = working_dtype(inputs.q.dtype)
+    q, k, v = (u.to(dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
+    if spec.kernel.feature_map is not None:
+        q, k = spec.kernel.feature_map(q), spec.kernel.feature_map(k)
+    if inputs.input_gate is not None:
+        v = v * inputs.input_gate.to(dtype).transpose(1, 2)[..., None]
+    log_forget = None
+    if inputs.log_forget is not None:
+        log_forget = inputs.log_forget.to(dtype).transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
+        if inputs.present is not None:
+            log_forget = torch.where(inputs.present[:, None], log_forget, 0.0)
+    q = (q * scale).unflatten(1, (k.shape[1], -1))
+    return Stream(q, k, v, log_forget, inputs.present)
+
+
+def attend(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    form: Form,
+    *,
+    scale: float,
+    causal: bool,
+    chunk: int,
+    state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, State | None]:
+    """The output [B, T, H, e] in the dtype of q, and the state after the last token if wanted.
+
+    The recurrent form, and any form with a state, needs a spec with a finite one.
+    """
+    stream = make_stream(spec, inputs, scale)
+    heads = inputs.q.shape[2]
+    carries = state is not None or return_state
+    after = None
+    if form is Form.PARALLEL and not carries:
+        rows = parallel_rows(spec, stream, causal=causal)
+    elif form is Form.CHUNKED and not spec.has_finite_state:
+        rows = blocked_rows(spec, stream, chunk, causal=causal)
+    else:
+        before = State.empty(spec, stream, heads) if state is None else state
+        rows, after = _rows_with_state(spec, stream, form, before, chunk, causal)
+    running = _running_denominator(spec, inputs, None if state is None else state.running, causal)
+    y = finish(
+        spec,
+        rows,
+        visible_keys=_visible_keys(stream, None if state is None else state.count, causal),
+        running=running,
+        output_gate=None if inputs.output_gate is None else inputs.output_gate.to(stream.q.dtype),
+    )
+    if after is not None and return_state:
+        after = dataclasses.replace(after, running=None if running is None else running[:, -1])
+    return y.to(inputs.q.dtype), after if return_state else None
+
+
+def _rows_with_state(
+    spec: AttentionSpec, stream: Stream, form: Form, state: State, chunk: int, causal: bool
+) -> tuple[Rows, State]:
+    """Rows and the state after them, by the chunked or the recurrent form."""
+    chunk = 1 if form is Form.RECURRENT else min(chunk, stream.q.shape[-2])
+    exact = state.exact
+    if exact is None:
+        if form is Form.RECURRENT:
+            rows, _, moments = recurrent_rows(spec, stream, state.moments)
+        else:
+            rows, _, moments = chunked_rows(spec, stream, state.moments, chunk, causal=causal)
+    elif form is Form.RECURRENT:
+        parts, moments, count = [], state.moments, state.count
+        for t in range(stream.q.shape[-2]):
+            token = stream.tokens(t, t + 1)
+            part, moments, exact = window_rows(spec, token, count, moments, exact, recurrent_rows, 1)
+            count = count + _lengths(token)
+            parts.append(part)
+        rows = Rows.concatenate(parts)
+    else:
+        tail = partial(chunked_rows, chunk=chunk)
+        rows, moments, exact = window_rows(spec, stream, state.count, state.moments, exact, tail, chunk)
+    log_decay = state.log_decay
+    if log_decay is not None and stream.log_forget is not None:
+        log_decay = log_decay + stream.log_forget.sum(-1)
+    count = state.count + _lengths(stream)
+    return rows, dataclasses.replace(state, moments=moments, count=count, log_decay=log_decay, exact=exact)
+
+
+def _lengths(stream: Stream) -> Tensor:
+    """How many real tokens each row has, [B]."""
+    if stream.present is not None:
+        return stream.present.sum(-1)
+    return torch.full((stream.k.shape[0],), stream.k.shape[-2], device=stream.k.device)
+
+
+def _visible_keys(stream: Stream, before: Tensor | None, causal: bool) -> Tensor:
+    """The number of keys each query sees, [B, T] in the working dtype."""
+    queries, keys = stream.q.shape[-2], stream.k.shape[-2]
+    if not causal:
+        number = _lengths(stream)[:, None].expand(-1, queries)
+    else:
+        number = torch.arange(keys - queries + 1, keys + 1, device=stream.q.device)[None]
+        number = number.expand(stream.k.shape[0], -1)
+        if stream.present is not None:
+            number = torch.minimum(number, _lengths(stream)[:, None])
+    return (number if before is None else number + before[:, None]).to(stream.q.dtype)
+
+
+def _running_denominator(
+    spec: AttentionSpec, inputs: Inputs, before: Tensor | None, causal: bool
+) -> Tensor | None:
+    """ln Σ_{r≤t} e^{g_r} for every query, [B, T, H]."""
+    if not isinstance(spec.denominator, RunningSum) or inputs.denominator_gate is None:
+        return None
+    logs = inputs.denominator_gate.to(working_dtype(inputs.q.dtype))
+    if inputs.present is not None:
+        logs = torch.where(inputs.present[..., None], logs, -torch.inf)
+    if before is not None:
+        logs = torch.cat([before[:, None], logs], dim=1)
+    queries = inputs.q.shape[1]
+    if not causal:
+        return logs.logsumexp(1, keepdim=True).expand(-1, queries, -1)
+    return logs.logcumsumexp(1)[:, -queries:]

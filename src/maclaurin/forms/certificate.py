@@ -1,0 +1,57 @@
+"""How many orders of the series of exp are enough, certified before anything is computed.
+
+For |x| ≤ R the remainder in Lagrange's form gives |e^x − T_N(x)| ≤ ε e^x with
+ε = R^{N+1} e^R / (N+1)!. If every weight of a row is off by at most a relative ε, then
+
+    |Σ ŵ v/Σ ŵ − Σ w v/Σ w| ≤ 2ε/(1−ε) · max|v|
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_ORDER = 4096
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """For |x| ≤ score_bound, taylor(order)/sum is within tolerance·max|v| of exp/sum."""
+
+    order: int
+    score_bound: float
+    tolerance: float
+
+    @property
+    def error_bound(self) -> float:
+        """What the output can be off by, relative to max|v|."""
+        return output_error(self.order, self.score_bound)
+
+    def __str__(self) -> str:
+        return (
+            f"exp runs as its series up to order {self.order}: for |x| ≤ {self.score_bound:.3g} "
+            f"the output is within {self.error_bound:.1e}·max|v| of softmax "
+            f"(asked for: {self.tolerance:.0e})"
+        )
+
+
+def weight_error(order: int, score_bound: float) -> float:
+    """ε = R^{N+1} e^R / (N+1)!, the largest relative error of a weight."""
+    if score_bound == 0:
+        return 0.0
+    log = (order + 1) * math.log(score_bound) + score_bound - math.lgamma(order + 2)
+    return math.exp(log) if log < 700 else math.inf
+
+
+def output_error(order: int, score_bound: float) -> float:
+    """2ε/(1−ε), the largest error of the output relative to max|v|."""
+    epsilon = weight_error(order, score_bound)
+    return 2 * epsilon / (1 - epsilon) if epsilon < 1 else math.inf
+
+
+def certified_order(score_bound: float, tolerance: float) -> Certificate:
+    """The smallest even order that keeps the output within the tolerance."""
+    for order in range(0, MAX_ORDER + 1, 2):
+        if output_error(order, score_bound) <= tolerance:
+            return Certificate(order, score_bound, tolerance)
+    raise OverflowError(f"no order up to {MAX_ORDER} is enough for |x| ≤ {score_bound:.3g}")

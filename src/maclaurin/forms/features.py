@@ -1,0 +1,70 @@
+"""Symmetric powers: φₙ(k) has one entry per multiset of n indices, weighted so that
+
+    φₙ(q)·φₙ(k) = (q·k)ⁿ,        C(d+n−1, n) entries instead of the dⁿ of k^⊗n.
+
+The entry of the multiset with counts c₁ … c_d is √(n!/Πcᵢ!) Π kᵢ^cᵢ. Multisets are listed in
+lexicographic order, so those of size n that start with index i are kᵢ times a suffix of those of
+size n−1: the list is built by slices alone, without a gather.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+
+def symmetric_powers(u: Tensor, orders: Sequence[int]) -> Tensor:
+    """φ(u) [..., F] for u [..., d]: the orders one after the other, F = Σ C(d+n−1, n)."""
+    d = u.shape[-1]
+    wanted = [
+        _weighted(monomials, d, n) for n, monomials in _monomials(u, max(orders, default=-1)) if n in orders
+    ]
+    return torch.cat(wanted, dim=-1) if wanted else u[..., :0]
+
+
+def feature_slices(d: int, orders: Sequence[int]) -> list[slice]:
+    """Where each order lies on the feature axis."""
+    ends = list(itertools.accumulate((math.comb(d + n - 1, n) for n in orders), initial=0))
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _monomials(u: Tensor, highest: int) -> Iterator[tuple[int, Tensor]]:
+    """Π kᵢ^cᵢ for every multiset of size 0, 1, …, highest."""
+    d = u.shape[-1]
+    if highest >= 0:
+        yield 0, torch.ones_like(u[..., :1])
+    current = u
+    for n in range(1, highest + 1):
+        if n > 1:
+            starts = _suffix_starts(d, n - 1)
+            pieces = [u[..., i : i + 1] * current[..., starts[i] :] for i in range(d)]
+            current = torch.cat(pieces, dim=-1)
+        yield n, current
+
+
+def _suffix_starts(d: int, n: int) -> list[int]:
+    """For each i, where the multisets of size n over indices ≥ i begin in the list."""
+    total = math.comb(d + n - 1, n)
+    return [total - math.comb(d - i + n - 1, n) for i in range(d)]
+
+
+def _weighted(monomials: Tensor, d: int, n: int) -> Tensor:
+    if n < 2:
+        return monomials
+    return monomials * monomials.new_tensor(_root_multinomials(d, n))
+
+
+@functools.cache
+def _root_multinomials(d: int, n: int) -> list[float]:
+    """√(n!/Πcᵢ!) for the multisets of size n, in the order of _monomials."""
+    return [
+        math.sqrt(
+            math.factorial(n) / math.prod(math.factorial(len(list(g))) for _, g in itertools.groupby(m))
+        )
+        for m in itertools.combinations_with_replacement(range(d), n)
+    ]

@@ -1,0 +1,112 @@
+"""The parallel form: every weight is written down.
+
+    y_t = p_t N( o_t G_t Σ_{s≤t} D_ts κ(q_t, k_s) i_s v_s ),     D_ts = Π_{s<r≤t} f_r
+
+O(T·S) time and memory; the definition the other forms are tested against.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.stream import Rows, Stream, causal_mask
+from maclaurin.spec import AttentionSpec, Exp, Window
+
+
+def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -> Rows:
+    """All rows at once. With fewer queries than keys, the queries are the last tokens."""
+    x = stream.q @ stream.k[:, :, None].mT  # [B, K, G, T, S]
+    visible = _visible(stream, causal)
+    log_decay = _log_decay(stream)
+    if isinstance(spec.kernel, Exp):
+        return _log_domain_rows(spec.kernel.log_weight(x), visible, log_decay, stream.v)
+    exact = None if spec.window is None else _exact(spec.window, visible)
+    tail = visible if exact is None else visible & ~exact
+    measure = _measure(tail, log_decay, x.dtype)
+    statistics = None
+    if spec.kernel.depends_on_row:
+        statistics = spec.kernel.statistics(_moments(x, measure, max(spec.kernel.orders or (0,))))
+    weights = spec.kernel.weight(x, statistics) * measure
+    rows = Rows(weights @ stream.v[:, :, None], weights.sum(-1))
+    if exact is None:
+        return rows
+    logits = x - spec.kernel.reference(statistics)
+    return rows_beside_tail(rows, logits if log_decay is None else logits + log_decay, exact, stream.v)
+
+
+def rows_beside_tail(tail: Rows, logits: Tensor, exact: Tensor, v: Tensor) -> Rows:
+    """Add keys of weight e^logits, where `exact`, to rows that hold the tail.
+
+    Both are divided by e^m, m the largest exact logit or 0, so that neither overflows.
+    """
+    logits = torch.where(exact, logits, -torch.inf)
+    largest = logits.detach().amax(-1).clamp(min=0)
+    weights = (logits - largest[..., None]).exp()
+    shrink = (-largest).exp()
+    numerator = tail.numerator * shrink[..., None] + weights @ v[:, :, None]
+    row_sum = None if tail.row_sum is None else tail.row_sum * shrink + weights.sum(-1)
+    return Rows(numerator, row_sum, largest)
+
+
+def _log_domain_rows(logits: Tensor, visible: Tensor, log_decay: Tensor | None, v: Tensor) -> Rows:
+    """Weights e^logits, divided by the largest of their row."""
+    logits = logits if log_decay is None else logits + log_decay
+    logits = torch.where(visible, logits, -torch.inf)
+    largest = logits.detach().amax(-1)
+    largest = torch.where(largest.isfinite(), largest, 0.0)  # a row that sees nothing
+    weights = (logits - largest[..., None]).exp()
+    return Rows(weights @ v[:, :, None], weights.sum(-1), largest)
+
+
+def _measure(seen: Tensor, log_decay: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """D_ts where the key is seen, else 0."""
+    if log_decay is None:
+        return seen.to(dtype)
+    return torch.where(seen, log_decay, -torch.inf).exp()
+
+
+def _moments(x: Tensor, measure: Tensor, highest: int) -> list[Tensor]:
+    """zₙ = Σ_s D_ts x_tsⁿ as [..., T, 1]."""
+    result, powers = [measure.sum(-1, keepdim=True)], measure
+    for _ in range(highest):
+        powers = powers * x
+        result.append(powers.sum(-1, keepdim=True))
+    return result
+
+
+def _visible(stream: Stream, causal: bool) -> Tensor:
+    """Which keys each query sees, [T, S] or [B, 1, 1, T, S]."""
+    queries, keys = stream.q.shape[-2], stream.k.shape[-2]
+    if causal:
+        mask = causal_mask(queries, keys, stream.q.device)
+    else:
+        mask = torch.ones(queries, keys, dtype=torch.bool, device=stream.q.device)
+    return mask if stream.present is None else mask & stream.present[:, None, None, None, :]
+
+
+def _exact(window: Window, visible: Tensor) -> Tensor:
+    """The visible keys among the last `size` and the first `sinks`."""
+    queries, keys = visible.shape[-2:]
+    s = torch.arange(keys, device=visible.device)[None, :]
+    t = torch.arange(keys - queries, keys, device=visible.device)[:, None]
+    return visible & ((s < window.sinks) | (s > t - window.size))
+
+
+def _log_decay(stream: Stream) -> Tensor | None:
+    """ln D_ts = L_t − L_s [B, K, 1, T, S] from the running totals L of the log forget gate.
+
+    Totals grow with the text, so they are summed in float64 and split in two: the differences are
+    then right to the working precision.
+    """
+    if stream.log_forget is None:
+        return None
+    total = stream.log_forget.double().cumsum(-1)
+    coarse = total.to(stream.q.dtype)
+    fine = (total - coarse).to(stream.q.dtype)
+    queries = stream.q.shape[-2]
+
+    def difference(part: Tensor) -> Tensor:
+        return part[..., -queries:, None] - part[..., None, :]
+
+    return (difference(coarse) + difference(fine))[:, :, None]

@@ -1,0 +1,278 @@
+"""The state of a recurrent network that is an attention: a fixed number of numbers per head.
+
+    moments   S = Σ_s D_s φ(k_s) [i_s v_s, 1]ᵀ     symmetric-packed, fp32 or fp64
+    count     how many keys it has seen
+
+States are additive: the state of a concatenation is the sum of the states (`merge`), after the
+first has been decayed by the second's forget gates; dropping the last tokens is a subtraction
+(`rollback`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+from maclaurin.forms.certificate import Certificate
+from maclaurin.forms.features import symmetric_powers
+from maclaurin.forms.stream import Stream, values_with_count
+from maclaurin.forms.window import ExactKeys, merge_exact
+from maclaurin.spec import AttentionSpec, RunningSum, parse
+
+FILE_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What `attention` must remember of the tokens so far. Nothing in it is ever changed in place."""
+
+    spec: AttentionSpec
+    moments: Tensor  # [B, K, F, e] or [B, K, F, e+1] with the row sum's column last
+    count: Tensor  # [B]
+    log_decay: Tensor | None = None  # [B, K], ln of all forget gates so far
+    running: Tensor | None = None  # [B, H], ln of the learned denominator so far
+    exact: ExactKeys | None = None
+    #: for exp run as a series: what its order is good for, and the longest key so far
+    certificate: Certificate | None = None
+    key_bound: float = 0.0
+
+    @staticmethod
+    def empty(spec: AttentionSpec, stream: Stream, heads: int) -> State:
+        """The state before the first token, shaped for the stream."""
+        batch, kv_heads = stream.k.shape[:2]
+        columns = stream.value_size + int(spec.needs_row_sum)
+        new = stream.k
+        return State(
+            spec,
+            new.new_zeros(batch, kv_heads, spec.features(stream.key_size), columns),
+            torch.zeros(batch, dtype=torch.int64, device=new.device),
+            new.new_zeros(batch, kv_heads) if spec.forget_gate else None,
+            new.new_full((batch, heads), -torch.inf) if _is_running(spec) else None,
+            ExactKeys.empty(spec.window, stream) if spec.window else None,
+        )
+
+    # ----------------------------------------------------------------------------- its tensors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor it holds, by name."""
+        named = {n: getattr(self, n) for n in ("moments", "count", "log_decay", "running")}
+        if self.exact is not None:
+            fields = dataclasses.fields(self.exact)
+            named |= {f"exact.{f.name}": getattr(self.exact, f.name) for f in fields}
+        return {n: t for n, t in named.items() if t is not None}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> State:
+        """The same change to every tensor."""
+        return dataclasses.replace(
+            self,
+            moments=change(self.moments),
+            count=change(self.count),
+            log_decay=None if self.log_decay is None else change(self.log_decay),
+            running=None if self.running is None else change(self.running),
+            exact=None if self.exact is None else self.exact.map(change),
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences it holds."""
+        return self.count.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors; the same however many tokens it has seen."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    @property
+    def device(self) -> torch.device:
+        return self.moments.device
+
+    def to(self, device: torch.device | str) -> State:
+        """The state on another device."""
+        return self.map(lambda t: t.to(device))
+
+    def clone(self) -> State:
+        """A copy that shares no memory: a snapshot, a fork."""
+        return self.map(torch.clone)
+
+    def detach(self) -> State:
+        """The same numbers without their history."""
+        return self.map(torch.Tensor.detach)
+
+    def __getitem__(self, batch: int | slice | list[int] | Tensor) -> State:
+        """Some of its sequences: state[2], state[1:3], state[[0, 0, 2]] (as beam search does)."""
+        if isinstance(batch, int):
+            batch = [batch]
+        index = torch.as_tensor(batch, device=self.device) if isinstance(batch, list) else batch
+        return self.map(lambda t: t[index])
+
+    reorder = __getitem__
+
+    @staticmethod
+    def stack(states: list[State]) -> State:
+        """The sequences of several states in one batch."""
+        first = states[0]
+        for other in states[1:]:
+            first.require_same_kind(other)
+        merged = {n: torch.cat([s.tensors()[n] for s in states]) for n in first.tensors()}
+        bound = max(s.key_bound for s in states)
+        return dataclasses.replace(first._with_tensors(merged), key_bound=bound)
+
+    # -------------------------------------------------------------------------------- its algebra
+
+    def merge(self, later: State) -> State:
+        """The state of this text followed by the later one, each started from nothing.
+
+        S = (Π f of the later) S_this + S_later
+        """
+        self.require_same_kind(later)
+        decay = later.log_decay
+        exact = None
+        if self.exact is not None and later.exact is not None:
+            moments, exact = merge_exact(
+                self.spec,
+                (self.count, self.moments, self.exact),
+                (later.count, later.moments, later.exact),
+                decay,
+            )
+        else:
+            kept = self.moments if decay is None else self.moments * decay[..., None, None].exp()
+            moments = kept + later.moments
+        return dataclasses.replace(
+            self,
+            moments=moments,
+            count=self.count + later.count,
+            log_decay=None if self.log_decay is None or decay is None else self.log_decay + decay,
+            running=None
+            if self.running is None or later.running is None
+            else torch.logaddexp(self.running, later.running),
+            exact=exact,
+            key_bound=max(self.key_bound, later.key_bound),
+        )
+
+    def rollback(
+        self,
+        k: Tensor,
+        v: Tensor,
+        *,
+        input_gate: Tensor | None = None,
+        denominator_gate: Tensor | None = None,
+    ) -> State:
+        """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, gates.
+
+        A forget gate or a window destroys what a rollback would have to bring back: keep a
+        `clone()` from before those tokens instead.
+        """
+        self._require_invertible()
+        dropped = State.of(
+            self.spec, k, v, input_gate=input_gate, denominator_gate=denominator_gate, like=self
+        )
+        running = None
+        if self.running is not None and dropped.running is not None:
+            running = self.running + torch.log1p(-(dropped.running - self.running).exp())
+        return dataclasses.replace(
+            self,
+            moments=self.moments - dropped.moments,
+            count=self.count - dropped.count,
+            running=running,
+        )
+
+    @staticmethod
+    def of(
+        spec: AttentionSpec,
+        k: Tensor,
+        v: Tensor,
+        *,
+        like: State,
+        input_gate: Tensor | None = None,
+        denominator_gate: Tensor | None = None,
+    ) -> State:
+        """The state of tokens k [B, m, Hkv, d], v [B, m, Hkv, e] alone, without forgetting."""
+        dtype = like.moments.dtype
+        k, v = k.to(dtype).transpose(1, 2), v.to(dtype).transpose(1, 2)
+        if spec.input_gate:
+            if input_gate is None:
+                raise InputError(f"{spec} has an input gate: pass the input_gate of these tokens.")
+            v = v * input_gate.to(dtype).transpose(1, 2)[..., None]
+        k = k if spec.kernel.feature_map is None else spec.kernel.feature_map(k)
+        stream = Stream(k[:, :, None], k, v)
+        features = symmetric_powers(k, spec.orders or ())
+        running = None
+        if _is_running(spec):
+            if denominator_gate is None:
+                raise InputError(f"{spec} has a running sum: pass the denominator_gate of these tokens.")
+            running = denominator_gate.to(dtype).logsumexp(1)
+        return dataclasses.replace(
+            like,
+            moments=features.mT @ values_with_count(spec, stream),
+            count=torch.full_like(like.count, k.shape[-2]),
+            running=running,
+        )
+
+    def require_same_kind(self, other: State) -> None:
+        """Raise unless the two are states of one spec with the same heads."""
+        if self.spec != other.spec:
+            raise InputError(f"these are states of different specs: {self.spec} and {other.spec}.")
+        for name, mine in self.tensors().items():
+            theirs = other.tensors()[name]
+            if mine.shape[1:] != theirs.shape[1:]:
+                raise InputError(
+                    f"these states differ in {name}: {list(mine.shape)} and {list(theirs.shape)}."
+                )
+
+    def _require_invertible(self) -> None:
+        if self.spec.forget_gate or self.spec.window:
+            part = "forget gate" if self.spec.forget_gate else "window"
+            raise InputError(
+                f"a state of {self.spec} cannot be rolled back: its {part} has thrown away what "
+                "would have to come back. Keep state.clone() from before the tokens and return to it."
+            )
+
+    # ------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | Path) -> None:
+        """Write it as a safetensors file, whole or not at all."""
+        from maclaurin.forms.state_file import write_state
+
+        write_state(path, self.tensors(), self._metadata())
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu") -> State:
+        """Read what `save` wrote."""
+        from maclaurin.forms.state_file import read_state_file
+
+        tensors, metadata = read_state_file(path, str(device), FILE_VERSION)
+        certificate = metadata.get("certificate")
+        blank = State(
+            parse(metadata["spec"]),
+            tensors["moments"],
+            tensors["count"],
+            certificate=Certificate(**certificate) if certificate else None,
+            key_bound=metadata["key_bound"],
+        )
+        return blank._with_tensors(tensors)
+
+    def _metadata(self) -> dict[str, str]:
+        certificate = dataclasses.asdict(self.certificate) if self.certificate else None
+        data = {"spec": str(self.spec), "certificate": certificate, "key_bound": self.key_bound}
+        return {"maclaurin": json.dumps({"version": FILE_VERSION, **data})}
+
+    def _with_tensors(self, tensors: dict[str, Tensor]) -> State:
+        prefix = "exact."
+        exact: dict[str, Any] = {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+        return dataclasses.replace(
+            self,
+            **{n: tensors.get(n) for n in ("moments", "count", "log_decay", "running")},
+            exact=ExactKeys(**exact) if exact else None,
+        )
+
+
+def _is_running(spec: AttentionSpec) -> bool:
+    return isinstance(spec.denominator, RunningSum)

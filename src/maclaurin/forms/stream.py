@@ -1,0 +1,107 @@
+"""What goes into every form and what comes out, in one layout.
+
+B batch, K key-value heads, G query heads per key-value head, T queries, S keys, d, e sizes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maclaurin.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Queries, keys and values with everything that acts per token already in them.
+
+    The score is q·k: φ has been applied to both and the scale to q. Values carry their input gate.
+    """
+
+    q: Tensor  # [B, K, G, T, d]
+    k: Tensor  # [B, K, S, d]
+    v: Tensor  # [B, K, S, e]
+    log_forget: Tensor | None = None  # [B, K, S], 0 where a token is absent
+    present: Tensor | None = None  # [B, S], False for tokens that weigh nothing
+    mass: Tensor | None = None  # [B, K, S], a factor on each key's weight in every sum
+
+    @property
+    def key_size(self) -> int:
+        return self.k.shape[-1]
+
+    @property
+    def value_size(self) -> int:
+        return self.v.shape[-1]
+
+    def tokens(self, start: int, stop: int) -> Stream:
+        """Queries and keys start … stop−1 (a stream with as many queries as keys)."""
+        return dataclasses.replace(self.keys_until(stop, start), q=self.q[..., start:stop, :])
+
+    def keys_until(self, stop: int, start: int = 0) -> Stream:
+        """The same queries with keys start … stop−1."""
+        return dataclasses.replace(
+            self,
+            k=self.k[..., start:stop, :],
+            v=self.v[..., start:stop, :],
+            log_forget=None if self.log_forget is None else self.log_forget[..., start:stop],
+            present=None if self.present is None else self.present[..., start:stop],
+            mass=None if self.mass is None else self.mass[..., start:stop],
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Σ_s w_s v_s and Σ_s w_s of every query, both times e^(−log_scale)."""
+
+    numerator: Tensor  # [B, K, G, T, e]
+    row_sum: Tensor | None  # [B, K, G, T]
+    log_scale: Tensor | None = None  # [B, K, G, T]; None stands for 0
+
+    @staticmethod
+    def concatenate(parts: list[Rows]) -> Rows:
+        """Rows of consecutive queries as one."""
+        if len(parts) == 1:
+            return parts[0]
+        sums = [p.row_sum for p in parts if p.row_sum is not None]
+        scales = [p.log_scale for p in parts if p.log_scale is not None]
+        return Rows(
+            torch.cat([p.numerator for p in parts], dim=-2),
+            torch.cat(sums, dim=-1) if sums else None,
+            torch.cat(scales, dim=-1) if scales else None,
+        )
+
+
+def values_with_count(spec: AttentionSpec, stream: Stream) -> Tensor:
+    """[v, 1] per key, or v where no row sum is needed; 0 for absent tokens.
+
+    Every state and every sum is made of these columns, so padding reaches neither.
+    """
+    columns = stream.v
+    if spec.needs_row_sum:
+        columns = torch.nn.functional.pad(columns, (0, 1), value=1.0)
+    if stream.present is not None:
+        columns = torch.where(stream.present[:, None, :, None], columns, 0.0)
+    if stream.mass is not None:
+        columns = columns * stream.mass[..., None]
+    return columns
+
+
+def split_count(spec: AttentionSpec, sums: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The inverse of values_with_count on sums over keys: (numerator, row sum)."""
+    return (sums[..., :-1], sums[..., -1]) if spec.needs_row_sum else (sums, None)
+
+
+def decay_matrix(totals: Tensor) -> Tensor:
+    """exp(L_t − L_s) for s ≤ t, else 0, from running totals L [..., S] of the log forget gate."""
+    size = totals.shape[-1]
+    visible = causal_mask(size, size, totals.device)
+    return torch.where(visible, totals[..., :, None] - totals[..., None, :], -torch.inf).exp()
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where the key is visible; the queries are the last ones of the keys."""
+    t = torch.arange(keys - queries, keys, device=device)[:, None]
+    return torch.arange(keys, device=device)[None, :] <= t

@@ -1,0 +1,97 @@
+"""Norms of a head's output vector. They are exactly scale-invariant: no eps, and zero stays zero.
+
+With an eps inside, the answer would depend on the size of the un-normalised row, which a flash
+kernel never forms; docs/adr/0003 tells why it is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+from maclaurin.spec.part import Part, flag, option, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Part):
+    """N(y) for y [..., H, e]."""
+
+    family: ClassVar[str] = "norm"
+    #: N(a·y) = N(y) for every positive a per head and token
+    ignores_row_scale: ClassVar[bool] = True
+
+    @property
+    def per_head(self) -> bool:
+        """Whether each head is normalised by itself."""
+        return True
+
+    @abstractmethod
+    def __call__(self, y: Tensor) -> Tensor:
+        """N over the last axis (and over the heads, where not per_head)."""
+
+
+def _unit(y: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
+    """y/‖y‖₂, and 0 where y = 0 (with a finite gradient there)."""
+    squared = y.square().sum(dims, keepdim=True)
+    return y * (squared + (squared == 0)).rsqrt()
+
+
+def _read_scale(text: str) -> float | str:
+    if text == "dim":
+        return text
+    value = float(text)
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError
+    return value
+
+
+@register
+@final
+@dataclass(frozen=True, slots=True)
+class L2(Norm):
+    """N(y) = scale·y/‖y‖₂; scale is a number, or `dim` for the size of y."""
+
+    notation: ClassVar[str] = "l2"
+    scale: float | str = option(1.0, _read_scale, "a positive number or dim")
+
+    def __call__(self, y: Tensor) -> Tensor:
+        unit = _unit(y)
+        if self.scale == 1.0:
+            return unit
+        return unit * (y.shape[-1] if isinstance(self.scale, str) else self.scale)
+
+
+@register
+@final
+@dataclass(frozen=True, slots=True)
+class RMS(Norm):
+    """N(y) = y/√mean(y²), over the head's e values, or with `heads` over all heads of the token."""
+
+    notation: ClassVar[str] = "rms"
+    heads: bool = flag()
+
+    @property
+    def per_head(self) -> bool:
+        return not self.heads
+
+    def __call__(self, y: Tensor) -> Tensor:
+        if self.heads:
+            return _unit(y, (-2, -1)) * math.sqrt(y.shape[-1] * y.shape[-2])
+        return _unit(y) * math.sqrt(y.shape[-1])
+
+
+@register
+@final
+@dataclass(frozen=True, slots=True)
+class Layer(Norm):
+    """N(y) = (y − mean y)/std y, without an affine map: that belongs to the layer."""
+
+    notation: ClassVar[str] = "layer"
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return _unit(y - y.mean(-1, keepdim=True)) * math.sqrt(y.shape[-1])

@@ -1,0 +1,271 @@
+"""A part is a small frozen dataclass with a name in the notation: `taylor(2,about=mean)`.
+
+Fields declare how they are written, so that printing, parsing, JSON and error messages follow
+from the class alone:
+
+    @register
+    @final
+    @dataclass(frozen=True, slots=True)
+    class Taylor(Kernel):
+        notation = "taylor"
+        order: int = whole(at_least=0)
+        about: str = choice("zero", "mean")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from abc import ABC
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypeVar
+
+from maclaurin.errors import SpecError
+
+Reader = Callable[[str], Any]
+PartType = TypeVar("PartType", bound="type[Part]")
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Part(ABC):
+    """What kernels, denominators, norms and windows have in common: a name and written fields."""
+
+    notation: ClassVar[str]
+    family: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """A part made in Python obeys the same rules as one that was parsed."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.metadata.get("flag") or (not _is_required(field) and value == field.default):
+                continue
+            if field.metadata.get("variadic"):
+                checked: Any = tuple(_read(type(self), field, written(v)) for v in value)
+            else:
+                checked = _read(type(self), field, written(value))
+            object.__setattr__(self, field.name, checked)
+
+    def __str__(self) -> str:
+        written = list(_written_fields(self))
+        return f"{self.notation}({','.join(written)})" if written else self.notation
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as plain data: its name and the fields that differ from their defaults."""
+        values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
+        kept = {f.name: _plain(value) for f, value in values.items() if value != f.default}
+        return {"name": self.notation, **kept}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of to_dict; unknown keys are errors."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        positional: list[str] = []
+        named: dict[str, str] = {}
+        for name, value in data.items():
+            if name == "name":
+                continue
+            if name in known and known[name].metadata.get("variadic"):
+                positional = [written(v) for v in value]
+            elif name in known and known[name].metadata.get("flag"):
+                positional += [name] if value else []
+            else:
+                named[name] = written(value)
+        return cls.from_arguments(positional, named)
+
+    @classmethod
+    def from_arguments(cls, positional: list[str], named: Mapping[str, str]) -> Self:
+        """Build the part from what stands between its parentheses."""
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        if variadic := next((f for f in fields.values() if f.metadata.get("variadic")), None):
+            values: dict[str, Any] = {variadic.name: tuple(_read(cls, variadic, p) for p in positional)}
+        else:
+            values = _bind_positional(cls, list(fields.values()), positional)
+        for name, text in named.items():
+            if name not in fields:
+                raise SpecError(_unknown_option(cls, name))
+            if name in values:
+                raise SpecError(f"{cls.notation} got {name} twice.")
+            values[name] = _read(cls, fields[name], text)
+        missing = [n for n, f in fields.items() if n not in values and _is_required(f)]
+        if missing:
+            raise SpecError(f"{cls.notation} needs {missing[0]}: {cls.usage()}.")
+        return cls(**values)
+
+    @classmethod
+    def usage(cls) -> str:
+        """How the part is written, for error messages and help."""
+        shown = [f.metadata["usage"].format(name=f.name) for f in dataclasses.fields(cls)]
+        return f"{cls.notation}({', '.join(shown)})" if shown else cls.notation
+
+
+def whole(default: Any = _REQUIRED, *, at_least: int = 0) -> Any:
+    """A field holding an integer ≥ at_least."""
+
+    def read(text: str) -> int:
+        value = int(text)
+        if value < at_least:
+            raise ValueError
+        return value
+
+    return _field(default, read, f"a whole number ≥ {at_least}")
+
+
+def number(default: Any = _REQUIRED) -> Any:
+    """A field holding a finite real number."""
+    return _field(default, _finite, "a number")
+
+
+def numbers() -> Any:
+    """A field holding one or more real numbers, written one after the other."""
+    metadata = {"read": _finite, "expects": "numbers", "variadic": True, "usage": "a0, a1, …"}
+    return dataclasses.field(metadata=metadata)
+
+
+def choice(*words: str) -> Any:
+    """A field holding one of a few words; the first is the default."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return _field(words[0], read, " or ".join(words))
+
+
+def flag() -> Any:
+    """A field that is written as its bare name when it is on."""
+    metadata = {"read": _no_value, "expects": "no value", "flag": True, "usage": "{name}"}
+    return dataclasses.field(default=False, metadata=metadata)
+
+
+def option(default: Any, read: Reader, expects: str) -> Any:
+    """A field with a reader of its own."""
+    return _field(default, read, expects)
+
+
+def required(read: Reader, expects: str) -> Any:
+    """A field with a reader of its own that must be given."""
+    return _field(_REQUIRED, read, expects)
+
+
+# ------------------------------------------------------------------------------------ registry
+
+_registry: dict[str, dict[str, type[Part]]] = {}
+
+
+def register(part: PartType) -> PartType:
+    """Make a part reachable by its notation. Taken names are an error, not an overwrite."""
+    family = _registry.setdefault(part.family, {})
+    known = family.get(part.notation)
+    if known is not None and (known.__module__, known.__qualname__) != (
+        part.__module__,
+        part.__qualname__,
+    ):
+        raise SpecError(
+            f"{part.notation} is already the {part.family} {known.__qualname__}; "
+            "give the new one another notation."
+        )
+    family[part.notation] = part
+    return part
+
+
+def registered(family: str) -> dict[str, type[Part]]:
+    """The parts of one family by name."""
+    return dict(_registry.get(family, {}))
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """' Did you mean …?' for a typo, or nothing."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+# ------------------------------------------------------------------------------------- details
+
+
+def _field(default: Any, read: Reader, expects: str) -> Any:
+    required_ = default is _REQUIRED
+    metadata = {"read": read, "expects": expects, "usage": "{name}" if required_ else "{name}=…"}
+    if required_:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _no_value(text: str) -> bool:
+    if text:
+        raise ValueError
+    return True
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING
+
+
+def _bind_positional(
+    cls: type[Part], fields: list[dataclasses.Field[Any]], positional: list[str]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    in_order = [f for f in fields if not f.metadata.get("flag")]
+    flags = {f.name: f for f in fields if f.metadata.get("flag")}
+    for text in positional:
+        if text in flags:
+            values[text] = True
+        elif in_order:
+            field = in_order.pop(0)
+            values[field.name] = _read(cls, field, text)
+        else:
+            raise SpecError(f"{cls.notation} does not take {text!r}; it is written {cls.usage()}.")
+    return values
+
+
+def _read(cls: type[Part], field: dataclasses.Field[Any], text: str) -> Any:
+    try:
+        return field.metadata["read"](text)
+    except SpecError:
+        raise
+    except ValueError:
+        raise SpecError(
+            f"{cls.notation}: {field.name} must be {field.metadata['expects']}, not {text!r}."
+        ) from None
+
+
+def _unknown_option(cls: type[Part], name: str) -> str:
+    known = [f.name for f in dataclasses.fields(cls)]
+    return f"{cls.notation} has no option {name!r}; it is written {cls.usage()}." + nearest(name, known)
+
+
+def _written_fields(part: Part) -> Iterator[str]:
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if field.metadata.get("variadic"):
+            yield from (written(v) for v in value)
+        elif field.metadata.get("flag"):
+            if value:
+                yield field.name
+        elif _is_required(field):
+            yield written(value)
+        elif value != field.default:
+            yield f"{field.name}={written(value)}"
+
+
+def written(value: Any) -> str:
+    """A field's value in the notation: 5 for 5.0, else the shortest text that reads back."""
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e16 else repr(value)
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Part) else value

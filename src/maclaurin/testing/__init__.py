@@ -1,0 +1,1 @@
+"""Shipped oracles, tolerances, strategies and the laws that every spec inherits."""
