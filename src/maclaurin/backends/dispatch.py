@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -43,6 +42,7 @@ def attention(
     form: str = "auto",
     chunk_size: int | None = None,
     tolerance: float = 1e-6,
+    score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
 ) -> Tensor | tuple[Tensor, State]:
     """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s ),  y [B, T, H, e].
@@ -68,6 +68,8 @@ def attention(
         form: "auto" (the cheapest), "parallel", "chunked" or "recurrent".
         chunk_size: tokens per chunk; any size gives the same answer.
         tolerance: how far exp as a series may be from exp, relative to max|v|.
+        score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
+            the text; by default that of the tokens so far, which later ones may exceed.
         state_budget: bytes a state may take.
     """
     spec = _resolved(spec)
@@ -78,7 +80,13 @@ def attention(
     certificate, longest_key = None, 0.0
     if call.needs_series:
         series = as_series(
-            spec, inputs, scale=scale, tolerance=tolerance, state=state, state_budget=state_budget
+            spec,
+            inputs,
+            scale=scale,
+            tolerance=tolerance,
+            score_bound=score_bound,
+            state=state,
+            state_budget=state_budget,
         )
         spec, certificate, longest_key = series
         call = dataclasses.replace(call, spec=spec)
@@ -272,10 +280,27 @@ def _check_state_budget(call: _Call, state_budget: int) -> None:
         )
 
 
+class _KnownSpecs:
+    """Specs by what they were called, as attributes.
+
+    torch.compile traces and guards an attribute of a global object one by one; a dict would be
+    guarded whole, and each new spec would compile every graph again.
+    """
+
+
+_known_specs = _KnownSpecs()
+
+
+@torch.compiler.assume_constant_result
+def _make_known(text: str) -> bool:
+    """Parse outside the traced graph."""
+    if not hasattr(_known_specs, text):
+        setattr(_known_specs, text, resolve(text))
+    return True
+
+
 def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
-    return spec if isinstance(spec, AttentionSpec) else _resolve_once(spec)
-
-
-@lru_cache(maxsize=1024)
-def _resolve_once(text: str) -> AttentionSpec:
-    return resolve(text)
+    if isinstance(spec, AttentionSpec):
+        return spec
+    _make_known(spec)
+    return getattr(_known_specs, spec)

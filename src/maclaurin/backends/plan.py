@@ -80,7 +80,7 @@ def make_plan(
 ) -> Plan:
     """The plan for these shapes; `form` None means the cheapest."""
     d, e = inputs.k.shape[3], inputs.v.shape[3]
-    chunk = chunk_size or (chunk_size_for(spec, d, e) if spec.has_finite_state else 256)
+    chunk = chunk_size or (chunk_size_for(spec, d) if spec.has_finite_state else 256)
     costs = _costs(spec, inputs, chunk, carries_state, causal)
     device = inputs.q.device.type
     if form is not None:

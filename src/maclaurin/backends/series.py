@@ -41,10 +41,15 @@ def as_series(
     *,
     scale: float,
     tolerance: float,
+    score_bound: float | None,
     state: State | None,
     state_budget: int,
 ) -> tuple[AttentionSpec, Certificate, float]:
-    """(the spec with taylor(N) for exp, why N is enough, the longest key so far)."""
+    """(the spec with taylor(N) for exp, why N is enough, the longest key so far).
+
+    The bound is |scale|·max‖q‖·max‖k‖ of the tokens so far, or a larger one that the caller
+    promises for the tokens to come.
+    """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance}.")
     longest_key = _longest(inputs.k)
@@ -53,6 +58,13 @@ def as_series(
     bound = abs(scale) * _longest(inputs.q) * longest_key
     if not math.isfinite(bound):
         raise InputError("q or k holds NaN or infinity, so no order of the series can be certified.")
+    if score_bound is not None:
+        if score_bound < bound:
+            raise InputError(
+                f"score_bound is {score_bound:.3g}, but these tokens have |x| up to {bound:.3g} "
+                "(scale·‖q‖·‖k‖): pass a larger one or leave it out."
+            )
+        bound = score_bound
     if state is not None:
         certificate = _still_certified(spec, state, bound, tolerance)
     else:
@@ -77,8 +89,8 @@ def _still_certified(spec: AttentionSpec, state: State, bound: float, tolerance:
     raise StateBudgetError(
         f"this state holds the series of exp up to order {known.order}, certified for "
         f"|x| ≤ {known.score_bound:.3g}; these tokens have |x| up to {bound:.3g}, which needs order "
-        f"{needed} for a tolerance of {tolerance:.0e}.\nStart the text again with these tokens in the "
-        "first call, pass a larger tolerance, or use the parallel form."
+        f"{needed} for a tolerance of {tolerance:.0e}.\nStart the text again with score_bound={bound:.3g} or "
+        "more in its first call, pass a larger tolerance, or use the parallel form."
     )
 
 

@@ -106,12 +106,12 @@ def check_layout(
             )
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1], max_seqlen)
-    if key_padding_mask is not None:
-        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != k.shape[:2]:
-            raise InputError(
-                f"key_padding_mask must be bool {list(k.shape[:2])}, True for real tokens; got "
-                f"{key_padding_mask.dtype} {_shape(key_padding_mask)}."
-            )
+    mask = key_padding_mask
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
+        raise InputError(
+            f"key_padding_mask must be bool {list(k.shape[:2])}, True for real tokens; got "
+            f"{mask.dtype} {_shape(mask)}."
+        )
 
 
 def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: int) -> None:

@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,15 +57,21 @@ def _suffix_starts(d: int, n: int) -> list[int]:
 def _weighted(monomials: Tensor, d: int, n: int) -> Tensor:
     if n < 2:
         return monomials
-    return monomials * monomials.new_tensor(_root_multinomials(d, n))
+    return monomials * _root_multinomials(d, n, monomials.dtype, monomials.device)
 
 
-@functools.cache
-def _root_multinomials(d: int, n: int) -> list[float]:
+@torch.compiler.assume_constant_result
+def _root_multinomials(d: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """√(n!/Πcᵢ!) for the multisets of size n, in the order of _monomials."""
-    return [
-        math.sqrt(
-            math.factorial(n) / math.prod(math.factorial(len(list(g))) for _, g in itertools.groupby(m))
-        )
-        for m in itertools.combinations_with_replacement(range(d), n)
-    ]
+    return torch.as_tensor(_root_multinomial_array(d, n), dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _root_multinomial_array(d: int, n: int) -> np.ndarray:
+    multisets = itertools.combinations_with_replacement(range(d), n)
+    return np.array([math.sqrt(math.factorial(n) / _repetitions(m)) for m in multisets])
+
+
+def _repetitions(multiset: tuple[int, ...]) -> int:
+    """Πcᵢ! for a sorted multiset."""
+    return math.prod(math.factorial(len(list(run))) for _, run in itertools.groupby(multiset))

@@ -1,0 +1,115 @@
+"""Random inputs that fit a spec: queries, keys, values and just the gates it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends.dispatch import attention
+from maclaurin.forms.state import State
+from maclaurin.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one call."""
+
+    batch: int = 2
+    tokens: int = 9
+    kv_heads: int = 2
+    group: int = 2
+    d: int = 3
+    e: int = 4
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+
+@dataclass(frozen=True)
+class TensorCase:
+    """The tensors of one call by argument name, with what is done to them all at once."""
+
+    spec: AttentionSpec
+    tensors: dict[str, Tensor]
+
+    def __call__(self, **options: Any) -> Any:
+        """attention(q, k, v, spec, gates…, **options)"""
+        return attention(spec=self.spec, **self.tensors, **options)
+
+    def output(self, **options: Any) -> Tensor:
+        """The output alone."""
+        result = self(**options)
+        return result[0] if isinstance(result, tuple) else result
+
+    def state(self, **options: Any) -> State:
+        """The final state alone."""
+        return self(return_state=True, **options)[1]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> TensorCase:
+        """The same change to every tensor."""
+        return TensorCase(self.spec, {name: change(t) for name, t in self.tensors.items()})
+
+    def tokens(self, start: int, stop: int) -> TensorCase:
+        """Tokens start … stop−1."""
+        return self.map(lambda t: t[:, start:stop])
+
+    def with_tensors(self, **changed: Tensor) -> TensorCase:
+        """Some tensors replaced."""
+        return TensorCase(self.spec, {**self.tensors, **changed})
+
+    def with_gradients(self) -> TensorCase:
+        """Leaves of their own that require gradients."""
+        return self.map(lambda t: t.detach().clone().requires_grad_())
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """d loss / d tensor for every tensor; zeros where it does not matter."""
+        grads = torch.autograd.grad(loss, list(self.tensors.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(t) if g is None else g
+            for (name, t), g in zip(self.tensors.items(), grads, strict=True)
+        }
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.tensors["k"].shape[1]
+
+
+def random_tensors(
+    spec: AttentionSpec,
+    shape: Shape,
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    *,
+    device: str = "cpu",
+    size: float = 1.0,
+) -> TensorCase:
+    """Normal q, k, v with scores of about `size`, gates in (0.1, 0.9), log forget in (−1, 0)."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64)
+
+    def uniform(*sizes: int) -> Tensor:
+        return torch.rand(*sizes, generator=generator, dtype=torch.float64)
+
+    rows = (shape.batch, shape.tokens)
+    tensors = {
+        "q": normal(*rows, shape.heads, shape.d) * size**0.5,
+        "k": normal(*rows, shape.kv_heads, shape.d) * size**0.5,
+        "v": normal(*rows, shape.kv_heads, shape.e),
+    }
+    gates = {
+        "input_gate": lambda: 0.1 + 0.8 * uniform(*rows, shape.kv_heads),
+        "log_forget": lambda: -uniform(*rows, shape.kv_heads),
+        "denominator_gate": lambda: normal(*rows, shape.heads),
+        "output_gate": lambda: 0.1 + 0.8 * uniform(*rows, shape.heads),
+    }
+    tensors |= {name: gates[name]() for name in spec.gates}
+    return TensorCase(spec, {name: t.to(device, dtype) for name, t in tensors.items()})

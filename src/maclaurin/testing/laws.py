@@ -1,0 +1,381 @@
+"""The laws of the algebra, for any spec: inherit them and name your specs.
+
+    from maclaurin.testing import SpecLaws
+
+    class TestMine(SpecLaws):
+        specs = ["cosh(4)/sum", "cosh(4)/l2"]
+
+Everything is checked in float64 with hypothesis over shapes, values and all gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from maclaurin.backends.series import SeriesNotice
+from maclaurin.forms.features import feature_slices, symmetric_powers
+from maclaurin.spec import AttentionSpec, RowSum
+from maclaurin.spec.catalogue import resolve
+from maclaurin.testing.cases import TensorCase, random_tensors
+from maclaurin.testing.strategies import MOST_FEATURES, chunk_sizes, cuts, seeds, shapes
+from maclaurin.testing.tolerances import assert_same, assert_same_gradients
+
+#: exp in recurrent form is held to this, so that its truncation hides below the tolerance of laws
+SERIES_TOLERANCE = 1e-13
+
+law = settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+)
+
+
+class SpecLaws:
+    """Every test runs for every spec in `specs`, each a notation or a catalogue name."""
+
+    specs: ClassVar[list[str]] = []
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """One test per law and spec."""
+        if "notation" in metafunc.fixturenames:
+            metafunc.parametrize("notation", type(self).specs)
+
+    # -------------------------------------------------------------------------------- the data
+
+    def test_notation_and_json_round_trip(self, notation: str) -> None:
+        """parse(str(spec)) == spec, and so for JSON."""
+        spec = resolve(notation)
+        assert resolve(str(spec)) == spec
+        assert hash(resolve(str(spec))) == hash(spec)
+        assert AttentionSpec.from_json(spec.to_json()) == spec
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_simplified_spec_is_equal(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """spec and spec.simplified() give the same values and gradients."""
+        spec = resolve(notation)
+        simpler = spec.simplified()
+        assert simpler.simplified() == simpler
+        case = random_tensors(spec, data.draw(shapes(spec)), seed).with_gradients()
+        kept = {n: t for n, t in case.tensors.items() if n in ("q", "k", "v", *simpler.gates)}
+        _same_results(TensorCase(simpler, kept), TensorCase(spec, kept), {}, {}, reference_tensors=case)
+
+    # ------------------------------------------------------------------------------- the kernel
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_kernel_is_an_inner_product_of_features(
+        self, notation: str, data: st.DataObject, seed: int
+    ) -> None:
+        """κ(q, k) = Σ_n a_n φ_n(q)·φ_n(k), the a_n read off the row's moments if need be."""
+        spec = resolve(notation)
+        if not spec.has_finite_state:
+            pytest.skip("no finite recurrent form")
+        shape = data.draw(shapes(spec))
+        case = random_tensors(spec, shape, seed)
+        q, k = case.tensors["q"][0, :, 0], case.tensors["k"][0, :, 0]
+        phi = spec.kernel.feature_map
+        q, k = (q, k) if phi is None else (phi(q), phi(k))
+        x = q @ k.T
+        orders = spec.orders or ()
+        moments = [(x**n).sum(-1, keepdim=True) for n in range(max(orders, default=0) + 1)]
+        statistics = spec.kernel.statistics(moments) if spec.kernel.depends_on_row else None
+        coefficients = spec.kernel.coefficients(statistics)
+        read = torch.zeros_like(x)
+        for n, place in zip(orders, feature_slices(shape.d, orders), strict=True):
+            powers = symmetric_powers(q, orders)[:, place] @ symmetric_powers(k, orders)[:, place].T
+            assert_same(powers, x**n, f"φ_{n}(q)·φ_{n}(k) = (q·k)^{n}")
+            read = read + coefficients[n] * powers
+        assert_same(read, spec.kernel.weight(x, statistics), "κ = Σ a_n φ_n(q)·φ_n(k)")
+
+    # -------------------------------------------------------------------------------- the forms
+
+    @law
+    @given(data=st.data(), seed=seeds, chunk=chunk_sizes)
+    def test_forms_agree_in_values_and_gradients(
+        self, notation: str, data: st.DataObject, seed: int, chunk: int
+    ) -> None:
+        """parallel = chunked = recurrent."""
+        spec = resolve(notation)
+        case = _case(spec, data, seed)
+        if _fits(spec, case):
+            _same_results(case, case, {"form": "chunked", "chunk_size": chunk}, {"form": "parallel"})
+        if _carries(spec, case):
+            _same_results(case, case, {"form": "recurrent"}, {"form": "parallel"})
+
+    @law
+    @given(data=st.data(), seed=seeds, one=chunk_sizes, other=chunk_sizes)
+    def test_chunk_size_never_changes_the_answer(
+        self, notation: str, data: st.DataObject, seed: int, one: int, other: int
+    ) -> None:
+        """Any chunk size."""
+        spec = resolve(notation)
+        case = _case(spec, data, seed)
+        assume(_fits(spec, case))
+        _same_results(
+            case, case, {"form": "chunked", "chunk_size": one}, {"form": "chunked", "chunk_size": other}
+        )
+
+    @law
+    @given(data=st.data(), seed=seeds, chunk=chunk_sizes)
+    def test_any_cut_with_the_state_handed_over(
+        self, notation: str, data: st.DataObject, seed: int, chunk: int
+    ) -> None:
+        """Piece by piece with the state = all at once, gradients through the state included."""
+        spec = resolve(notation)
+        case = _case(spec, data, seed)
+        if not _carries(spec, case):
+            pytest.skip("no finite recurrent form")
+        whole = case.output(**_options(spec, form="parallel"))
+        weights = torch.randn_like(whole)
+        expected = case.gradients((whole * weights).sum())
+        for form in ("chunked", "recurrent"):
+            options = _options(spec, form=form, chunk_size=chunk, return_state=True)
+            options |= {"score_bound": _score_bound(case)} if spec.has_series else {}
+            state, outputs = None, []
+            for start, stop in data.draw(cuts(case.length)):
+                y, state = case.tokens(start, stop)(state=state, **options)
+                outputs.append(y)
+            y = torch.cat(outputs, dim=1)
+            assert_same(y, whole, f"{form} in pieces")
+            assert_same_gradients(case.gradients((y * weights).sum()), expected, f"{form} in pieces, ")
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_not_causal_reads_every_key(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """causal=False: linear time = parallel, and the order of the keys does not matter."""
+        spec = resolve(notation)
+        if spec.forget_gate or spec.window:
+            pytest.skip("has no meaning without an order of time")
+        case = _case(spec, data, seed)
+        options = {"causal": False, "form": "parallel"}
+        if _fits(spec, case):
+            linear = {"causal": False, "form": "chunked", "chunk_size": 3}
+            _same_results(case, case, linear, options)
+        order = torch.randperm(case.length)
+        keys = {n: t[:, order] for n, t in case.tensors.items() if n not in ("q", "output_gate")}
+        assert_same(case.with_tensors(**keys).output(**options), case.output(**options), "permuted keys")
+
+    # --------------------------------------------------------------------------------- symmetry
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_no_output_sees_the_future(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """Outputs up to t do not change when later tokens do, in any form."""
+        spec = resolve(notation)
+        shape = data.draw(shapes(spec, shortest=2))
+        case, other = random_tensors(spec, shape, seed), random_tensors(spec, shape, seed + 1)
+        cut = data.draw(st.integers(1, shape.tokens - 1))
+        changed = TensorCase(
+            spec, {n: torch.cat([t[:, :cut], other.tensors[n][:, cut:]], 1) for n, t in case.tensors.items()}
+        )
+        for form in _forms(spec, case):
+            options = _options(spec, form=form, chunk_size=4)
+            assert_same(changed.output(**options)[:, :cut], case.output(**options)[:, :cut], form)
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_sequences_and_heads_do_not_see_each_other(
+        self, notation: str, data: st.DataObject, seed: int
+    ) -> None:
+        """Permuting the batch, or the key-value heads with their queries, permutes the output."""
+        spec = resolve(notation)
+        shape = data.draw(shapes(spec))
+        case = random_tensors(spec, shape, seed)
+        rows = torch.randperm(shape.batch)
+        heads = torch.randperm(shape.kv_heads)
+        groups = (heads[:, None] * shape.group + torch.arange(shape.group)).flatten()
+        by_query_head = ("q", "output_gate", "denominator_gate")
+        permuted = TensorCase(
+            spec,
+            {n: t[:, :, groups if n in by_query_head else heads] for n, t in case.tensors.items()},
+        )
+        for form in _forms(spec, case):
+            options = _options(spec, form=form, chunk_size=4)
+            y = case.output(**options)
+            assert_same(case.map(lambda t: t[rows]).output(**options), y[rows], f"{form}: batch")
+            assert_same(permuted.output(**options), y[:, :, groups], f"{form}: heads")
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_grouped_heads_are_repeated_heads(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """Fewer key-value heads = each of them repeated for its queries."""
+        spec = resolve(notation)
+        shape = data.draw(shapes(spec))
+        case = random_tensors(spec, shape, seed)
+        shared = [n for n in case.tensors if n in ("k", "v", "input_gate", "log_forget")]
+        repeated = case.with_tensors(
+            **{n: case.tensors[n].repeat_interleave(shape.group, dim=2) for n in shared}
+        )
+        for form in _forms(spec, case):
+            options = _options(spec, form=form, chunk_size=4)
+            assert_same(case.output(**options), repeated.output(**options), form)
+
+    # ----------------------------------------------------------------------- padding and packing
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_padding_is_as_if_it_were_not_there(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """Rows with padding anywhere = their real tokens alone, in values, gradients and state."""
+        spec = resolve(notation)
+        case = _case(spec, data, seed, shortest=2)
+        mask = torch.tensor(
+            data.draw(
+                st.lists(
+                    st.lists(st.booleans(), min_size=case.length, max_size=case.length).filter(any),
+                    min_size=case.tensors["q"].shape[0],
+                    max_size=case.tensors["q"].shape[0],
+                )
+            )
+        )
+
+        def with_garbage(t: torch.Tensor) -> torch.Tensor:
+            return t.masked_fill(~mask.reshape(*mask.shape, *[1] * (t.dim() - 2)), torch.nan)
+
+        for form in _forms(spec, case):
+            options = _options(spec, form=form, chunk_size=3)
+            y = case.map(with_garbage).output(key_padding_mask=mask, **options)
+            weights = torch.randn_like(y)
+            got = case.gradients((y * weights).sum())
+            assert not y[~mask].any(), "an absent token has an output"
+            loss = torch.zeros((), dtype=y.dtype)
+            for row in range(mask.shape[0]):
+                alone = case.map(lambda t, row=row: t[row : row + 1, mask[row]]).output(**options)  # type: ignore[misc]
+                assert_same(y[row : row + 1, mask[row]], alone, f"{form}: row {row}")
+                loss = loss + (alone * weights[row : row + 1, mask[row]]).sum()
+            assert_same_gradients(got, case.gradients(loss), f"{form}: ")
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_packed_sequences_are_separate(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """cu_seqlens = each sequence alone, in values and final states, empty ones included."""
+        spec = resolve(notation)
+        case = _case(spec, data, seed, shortest=2).map(lambda t: t[:1].detach())
+        ends = [stop for _, stop in data.draw(cuts(case.length))]
+        cu = torch.tensor([0, *ends[:1], *ends])  # one empty sequence among them
+        for form in _forms(spec, case):
+            options = _options(spec, form=form, chunk_size=3)
+            carries = form != "parallel" and spec.has_finite_state
+            result = case(cu_seqlens=cu, return_state=carries, **options)
+            y, states = result if carries else (result, None)
+            known = case.output(cu_seqlens=cu, max_seqlen=case.length, **options)
+            assert_same(known, y, f"{form}: with max_seqlen")
+            for i, (a, b) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
+                if a == b:
+                    continue
+                alone = case.tokens(a, b)(return_state=carries, **options)
+                alone, state = alone if carries else (alone, None)
+                assert_same(y[:, a:b], alone, f"{form}: sequence {i}")
+                if states is not None and state is not None:
+                    assert_same(states[i].moments, state.moments, f"{form}: state of sequence {i}")
+                    assert int(states[i].count) == b - a
+
+    # -------------------------------------------------------------------------------- the state
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_states_merge_and_roll_back(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """state(ab) = state(a).merge(state(b)); dropping b again gives state(a)."""
+        spec = resolve(notation)
+        case = random_tensors(spec, data.draw(shapes(spec, shortest=3)), seed)
+        if not spec.has_finite_state or not _fits(spec, case):
+            pytest.skip("no finite recurrent form")
+        cut = data.draw(st.integers(1, case.length - 2))
+        a, b, rest = case.tokens(0, cut), case.tokens(cut, case.length - 1), case.tokens(-1, case.length)
+        first, second, both = a.state(), b.state(), case.tokens(0, case.length - 1).state()
+        merged = first.merge(second)
+        assert_same(rest.output(state=merged), rest.output(state=both), "output after a merge")
+        assert_same(merged.moments, both.moments, "merged moments")
+        if spec.forget_gate or spec.window:
+            return
+        gates = {n: b.tensors[n] for n in ("input_gate", "denominator_gate") if n in b.tensors}
+        back = both.rollback(b.tensors["k"], b.tensors["v"], **gates)
+        assert_same(rest.output(state=back), rest.output(state=first), "output after a rollback", 1e-7)
+
+    # ------------------------------------------------------------------------------ independence
+
+    @settings(law, max_examples=2)
+    @given(data=st.data(), seed=seeds)
+    def test_gradients_are_those_of_finite_differences(
+        self, notation: str, data: st.DataObject, seed: int
+    ) -> None:
+        """Autograd against finite differences, for every argument."""
+        spec = resolve(notation)
+        if isinstance(spec.denominator, RowSum) and spec.denominator.detach:
+            pytest.skip("a detached denominator has other gradients on purpose")
+        shape = data.draw(shapes(spec, longest=4))
+        case = random_tensors(spec, shape, seed).with_gradients()
+        names = list(case.tensors)
+
+        def output(*tensors: torch.Tensor) -> torch.Tensor:
+            return TensorCase(spec, dict(zip(names, tensors, strict=True))).output(form="parallel")
+
+        assert torch.autograd.gradcheck(output, tuple(case.tensors.values()), rtol=1e-4, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------- details
+
+
+def _case(spec: AttentionSpec, data: st.DataObject, seed: int, shortest: int = 1) -> TensorCase:
+    """Leaves with gradients; small scores and heads for exp, whose series must stay short."""
+    shape = data.draw(shapes(spec, shortest=shortest))
+    if spec.has_series and shape.d > 2:
+        shape = type(shape)(**{**_fields(shape), "d": 2})
+    return random_tensors(spec, shape, seed, size=0.5 if spec.has_series else 1.0).with_gradients()
+
+
+def _fields(shape: Any) -> dict[str, int]:
+    return {name: getattr(shape, name) for name in ("batch", "tokens", "kv_heads", "group", "d", "e")}
+
+
+def _fits(spec: AttentionSpec, case: TensorCase) -> bool:
+    return not spec.has_finite_state or spec.features(case.tensors["k"].shape[-1]) <= MOST_FEATURES
+
+
+def _carries(spec: AttentionSpec, case: TensorCase) -> bool:
+    """Whether it has a state, its own or that of its series."""
+    return (spec.has_finite_state or spec.has_series) and _fits(spec, case)
+
+
+def _score_bound(case: TensorCase) -> float:
+    """What no score of the case exceeds."""
+    q, k = (case.tensors[n].detach().norm(dim=-1).amax() for n in "qk")
+    return float(q * k) * abs(case.spec.kernel.default_scale(case.tensors["q"].shape[-1])) * 1.001
+
+
+def _forms(spec: AttentionSpec, case: TensorCase) -> list[str]:
+    forms = ["parallel"]
+    if _fits(spec, case):
+        forms.append("chunked")
+    if spec.has_finite_state and _fits(spec, case):
+        forms.append("recurrent")
+    return forms
+
+
+def _options(spec: AttentionSpec, **options: Any) -> dict[str, Any]:
+    return {**options, "tolerance": SERIES_TOLERANCE} if spec.has_series else options
+
+
+def _same_results(
+    one: TensorCase,
+    other: TensorCase,
+    one_options: dict[str, Any],
+    other_options: dict[str, Any],
+    reference_tensors: TensorCase | None = None,
+) -> None:
+    """Equal outputs and equal gradients of one random functional of them."""
+    reference = other if reference_tensors is None else reference_tensors
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeriesNotice)
+        y = one.output(**_options(one.spec, **one_options))
+        expected = reference.output(**_options(reference.spec, **other_options))
+    assert_same(y, expected, "output")
+    weights = torch.randn_like(y)
+    gradients = reference.gradients((expected * weights).sum())
+    assert_same_gradients(one.gradients((y * weights).sum()), gradients, "")

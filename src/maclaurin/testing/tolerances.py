@@ -1,0 +1,48 @@
+"""One table of tolerances by dtype, never loosened by environment, and how errors are measured."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: largest relative error ‖a − b‖/‖b‖ between two ways to compute the same thing
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+}
+#: a quantity smaller than this is compared absolutely: the gradient of a gate that cancels is 0
+FLOOR = 1e-3
+
+
+def relative_error(value: Tensor, reference: Tensor, floor: float = FLOOR) -> float:
+    """‖value − reference‖ / max(‖reference‖, floor); NaN counts as infinite."""
+    value, reference = value.detach().double(), reference.detach().double()
+    error = float((value - reference).norm() / reference.norm().clamp(min=floor))
+    return error if error == error else float("inf")
+
+
+def assert_same(
+    value: Tensor,
+    reference: Tensor,
+    what: str,
+    tolerance: float | None = None,
+    floor: float = FLOOR,
+) -> None:
+    """Raise AssertionError naming `what` where two tensors differ by more than the tolerance."""
+    assert value.shape == reference.shape, f"{what}: shape {list(value.shape)} is not {list(reference.shape)}"
+    allowed = TOLERANCE[reference.dtype] if tolerance is None else tolerance
+    error = relative_error(value, reference, floor)
+    assert error <= allowed, f"{what}: relative error {error:.2e} is over {allowed:.0e}"
+
+
+def assert_same_gradients(values: dict[str, Tensor], references: dict[str, Tensor], what: str) -> None:
+    """assert_same for each; one that nearly vanishes is held to a hundredth of the largest.
+
+    Where a gradient is zero by an identity (a gate that cancels, a query whose size cancels),
+    what is left of it is the rounding of terms as large as the other gradients.
+    """
+    largest = max(float(g.norm()) for g in references.values())
+    for name, gradient in values.items():
+        assert_same(gradient, references[name], f"{what}gradient of {name}", floor=max(FLOOR, largest / 100))

@@ -1,0 +1,26 @@
+"""Shared settings: the same examples in every run, warnings about series kept out of the way."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import settings
+
+from maclaurin import SeriesNotice
+
+settings.register_profile("steady", derandomize=True, database=None)
+settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def _quiet_and_seeded():
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeriesNotice)
+        yield
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--rewrite-golden", action="store_true", help="rewrite golden files instead of comparing"
+    )
