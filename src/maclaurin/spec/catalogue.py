@@ -17,8 +17,10 @@ from maclaurin.spec.extras import ForgetGate, InputGate, LayerExtras, OutputGate
 from maclaurin.spec.notation import parse
 from maclaurin.spec.part import nearest
 
-PAPER = "Mongaras & Larson 2025, arXiv 2507.23632"
-FOLLOW_UP = "2Mamba, arXiv 2602.17363"
+#: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective"
+PAPER = "arXiv 2507.23632"
+#: "2Mamba", by the same authors
+FOLLOW_UP = "arXiv 2602.17363"
 
 
 @final
@@ -268,7 +270,7 @@ _FIELD_ROWS = (
         Entry(
             f"taylor-{n}",
             f"taylor({n})/sum" if n % 2 == 0 else f"taylor({n})/l2",
-            f"{PAPER}, §4.4",
+            PAPER,
             note="" if n % 2 == 0 else "an odd order's row sum can vanish, so it is normed instead",
         )
         for n in range(11)

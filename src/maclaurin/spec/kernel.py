@@ -259,8 +259,8 @@ class Hermite(Kernel):
         for n in range(1, self.order + 1):
             average = sum(b * m for b, m in zip(terms[n], central, strict=False)) if n > 2 else 0.0
             for power, b in enumerate(terms[n]):
-                in_c[power] = in_c[power] + b / math.factorial(n)
-            in_c[0] = in_c[0] - average / math.factorial(n)
+                in_c[power] = in_c[power] + b / _factorial(n)
+            in_c[0] = in_c[0] - average / _factorial(n)
         return mean, variance, tuple(in_c)
 
     def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
@@ -440,7 +440,16 @@ def recentred(coefficients: Coefficients, c: Any) -> list[Any]:
     powers: list[Any] = [1.0]  # of −c
     for _ in range(top - 1):
         powers.append(powers[-1] * -c)
-    return [sum(coefficients[n] * math.comb(n, j) * powers[n - j] for n in range(j, top)) for j in range(top)]
+    return [sum(coefficients[n] * _choose(n, j) * powers[n - j] for n in range(j, top)) for j in range(top)]
+
+
+def _choose(n: int, j: int) -> float:
+    """C(n, j) as a float: from order 25 on, integers would not fit where tensors take them."""
+    return float(math.comb(n, j))
+
+
+def _factorial(n: int) -> float:
+    return float(math.factorial(n))
 
 
 def _mean(moments: Sequence[Tensor]) -> Tensor:
@@ -453,7 +462,7 @@ def _central_moments(moments: Sequence[Tensor], mean: Tensor) -> list[Any]:
     inverse = 1 / (moments[0] + (moments[0] == 0))
     result: list[Any] = []
     for n in range(len(moments)):
-        terms = (math.comb(n, j) * moments[j] * (-mean) ** (n - j) for j in range(n + 1))
+        terms = (_choose(n, j) * moments[j] * (-mean) ** (n - j) for j in range(n + 1))
         result.append(sum(terms) * inverse)
     return result
 

@@ -90,7 +90,11 @@ def random_tensors(
     device: str = "cpu",
     size: float = 1.0,
 ) -> TensorCase:
-    """Normal q, k, v with scores of about `size`, gates in (0.1, 0.9), log forget in (−1, 0)."""
+    """Normal q, k, v with scores of about `size`, gates in (0.1, 0.9), log forget in (−1, 0).
+
+    Where the denominator can vanish, q and k are positive, which keeps it away from zero: close to
+    it the answer itself, not any form of it, is ill-conditioned.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes: int) -> Tensor:
@@ -105,6 +109,8 @@ def random_tensors(
         "k": normal(*rows, shape.kv_heads, shape.d) * size**0.5,
         "v": normal(*rows, shape.kv_heads, shape.e),
     }
+    if spec.denominator_can_vanish:
+        tensors |= {name: tensors[name].abs() + 0.1 for name in "qk"}
     gates = {
         "input_gate": lambda: 0.1 + 0.8 * uniform(*rows, shape.kv_heads),
         "log_forget": lambda: -uniform(*rows, shape.kv_heads),

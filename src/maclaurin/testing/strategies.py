@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 
 from maclaurin.spec import AttentionSpec
@@ -34,4 +36,4 @@ def cuts(draw: st.DrawFn, tokens: int) -> list[tuple[int, int]]:
     """A sequence of this many tokens cut into consecutive, non-empty pieces."""
     inner = draw(st.sets(st.integers(1, tokens - 1), max_size=3)) if tokens > 1 else set()
     ends = [0, *sorted(inner), tokens]
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(itertools.pairwise(ends))

@@ -1,0 +1,246 @@
+"""`maclaurin check`: do the forms agree, is softmax torch's softmax, does the series converge?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.catalogue import catalogue, resolve
+
+if TYPE_CHECKING:
+    from maclaurin.testing.agreement import Agreement, ConvergencePoint
+    from maclaurin.testing.cases import TensorCase
+
+#: features beyond which a state is too large for a check of seconds
+MOST_FEATURES = 1100
+
+
+def check(
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Notations or catalogue names; all of the catalogue by default."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float64, float32, float16 or bfloat16.")] = "float64",
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the random text.")] = 32,
+    key_size: Annotated[int, typer.Option("--key-size", min=1, help="Size d of a key.")] = 4,
+    score_size: Annotated[float, typer.Option(help="Typical size of the scores.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(help="A safetensors file with q, k, v (and gates) to check on instead of random ones."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The results as JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the convergence of the series to this file (png, svg, pdf).")
+    ] = None,
+) -> None:
+    """Agreement of the three forms in values and gradients; softmax against torch; the series.
+
+    Exits with 1 if any form disagrees with the parallel one by more than the tolerance of the dtype.
+
+    [bold]Examples[/]
+
+        maclaurin check
+
+        maclaurin check exp/l2 "taylor(2,about=mean)/sum" --dtype float32
+
+        maclaurin check softmax --score-size 3 --plot series.svg
+
+        maclaurin check "power(2)/sum" --inputs qkv.safetensors --json
+    """
+    from maclaurin.testing.agreement import convergence, softmax_against_torch
+    from maclaurin.testing.cases import Shape
+
+    kind = _dtype(dtype)
+    if plot is not None:
+        _require_plot(plot)
+    chosen = [resolve(text) for text in specs] if specs else _catalogue_specs(key_size)
+    shape = Shape(batch=1, tokens=tokens, kv_heads=2, group=2, d=key_size, e=key_size + 1)
+    cases = [_case(spec, shape, seed, kind, score_size, inputs) for spec in dict.fromkeys(chosen)]
+    rows = _agreements(cases, quiet=as_json)
+    torch_errors = softmax_against_torch(shape, seed, kind, score_size)
+    points = convergence(shape, list(range(0, 25, 2)), seed, score_size)
+    if plot is not None:
+        _draw(points, score_size, plot)
+    failed = [row for row in rows if row.holds is False]
+    softmax_holds = max(torch_errors.values()) <= _tolerance(kind)
+    if as_json:
+        _print_json(rows, torch_errors, points, failed == [] and softmax_holds)
+    else:
+        _print_tables(rows, torch_errors, points, score_size, plot)
+    if failed or not softmax_holds:
+        raise typer.Exit(1)
+
+
+def _dtype(name: str) -> Any:
+    from maclaurin.testing.tolerances import TOLERANCE
+
+    known = {str(kind).removeprefix("torch."): kind for kind in TOLERANCE}
+    if name not in known:
+        raise InputError(f"there is no dtype {name!r} here; known are {', '.join(known)}.")
+    return known[name]
+
+
+def _tolerance(kind: Any) -> float:
+    from maclaurin.testing.tolerances import TOLERANCE
+
+    return TOLERANCE[kind]
+
+
+def _catalogue_specs(d: int) -> list[AttentionSpec]:
+    """All of them whose state stays small at this key size."""
+    specs = [entry.spec for entry in catalogue]
+    return [s for s in specs if not s.has_finite_state or s.features(d) <= MOST_FEATURES]
+
+
+def _case(
+    spec: AttentionSpec, shape: Any, seed: int, kind: Any, size: float, inputs: Path | None
+) -> TensorCase:
+    from maclaurin.testing.cases import TensorCase, random_tensors
+
+    if inputs is None:
+        return random_tensors(spec, shape, seed, kind, size=size)
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise MaclaurinError("--inputs needs safetensors: pip install 'maclaurin[state]'.") from None
+    if not inputs.is_file():
+        raise InputError(f"--inputs: there is no file {inputs}.")
+    stored = load_file(str(inputs))
+    needed = ("q", "k", "v", *spec.gates)
+    if missing := [name for name in needed if name not in stored]:
+        raise InputError(
+            f"{spec} needs {', '.join(needed)}; {inputs} has {', '.join(stored)}, so {missing[0]} is missing."
+        )
+    return TensorCase(spec, {name: stored[name].to(kind) for name in needed})
+
+
+def _agreements(cases: list[TensorCase], quiet: bool) -> list[Agreement]:
+    from maclaurin.testing.agreement import agreement
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    rows: list[Agreement] = []
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
+        task = progress.add_task("forms", total=len(cases))
+        for case in cases:
+            progress.update(task, description=str(case.spec))
+            rows += agreement(case, chunk_size=16)
+            progress.advance(task)
+    return rows
+
+
+def _print_json(
+    rows: list[Agreement], torch_errors: dict[str, float], points: list[ConvergencePoint], holds: bool
+) -> None:
+    data = {
+        "holds": holds,
+        "forms": [{**dataclasses.asdict(row), "holds": row.holds} for row in rows],
+        "softmax_against_torch": torch_errors,
+        "convergence": [dataclasses.asdict(point) for point in points],
+    }
+    print(json.dumps(data, indent=2))
+
+
+def _print_tables(
+    rows: list[Agreement],
+    torch_errors: dict[str, float],
+    points: list[ConvergencePoint],
+    score_size: float,
+    plot: Path | None,
+) -> None:
+    console = Console()
+    table = Table(title="forms against the parallel form, relative errors", title_justify="left")
+    for column in ("spec", "form", "values", "gradients", "", "note"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.spec,
+            row.form,
+            _number(row.value_error),
+            _number(row.gradient_error),
+            _mark(row.holds),
+            row.note,
+        )
+    console.print(table)
+    errors = ", ".join(f"{form} {error:.1e}" for form, error in torch_errors.items())
+    console.print(f"\nexp/sum against torch's scaled_dot_product_attention in float64: {errors}\n")
+    series = Table(
+        title=f"the series and softmax: output error relative to max|v|, scores of size {score_size:g}",
+        title_justify="left",
+    )
+    for column in ("order", "about 0", "about the mean", "certified bound about 0"):
+        series.add_column(column, justify="right")
+    for p in points:
+        series.add_row(
+            str(p.order), *(_number(e) for e in (p.about_zero, p.about_mean, p.certificate))
+        )
+    console.print(series)
+    if plot is not None:
+        console.print(f"drawn to {plot}")
+    disagreeing = [row for row in rows if row.holds is False]
+    compared = sum(row.holds is not None for row in rows)
+    if disagreeing:
+        console.print(f"[bold red]{len(disagreeing)} of {compared} comparisons disagree[/]")
+    else:
+        console.print(f"[bold green]all {compared} comparisons agree[/]")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "∞" if value == float("inf") else f"{value:.1e}"
+
+
+def _mark(holds: bool | None) -> str:
+    return {True: "[green]✓[/]", False: "[bold red]✗[/]", None: ""}[holds]
+
+
+def _require_plot(path: Path) -> None:
+    """Say now, not after the work, that the figure cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MaclaurinError("--plot needs matplotlib: pip install 'maclaurin[plot]'.") from None
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an ending'!r}.")
+    if not path.parent.is_dir():
+        raise InputError(f"--plot: there is no folder {path.parent}.")
+
+
+def _draw(points: list[ConvergencePoint], score_size: float, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    orders = [p.order for p in points]
+    axes.semilogy(orders, [p.about_zero for p in points], "o-", label="taylor(N)/sum, about 0")
+    axes.semilogy(orders, [p.about_mean for p in points], "s-", label="taylor(N)/sum, about the row's mean")
+    bounded = [p for p in points if p.certificate < 10]
+    axes.semilogy(
+        [p.order for p in bounded], [p.certificate for p in bounded], "k--", label="certified bound"
+    )
+    axes.set_xlabel("order N")
+    axes.set_ylabel("largest output error / max|v|")
+    axes.set_title(f"The series of exp becomes softmax (scores of size {score_size:g})")
+    axes.set_ylim(1e-17, 10)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

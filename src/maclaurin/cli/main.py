@@ -1,0 +1,57 @@
+"""`maclaurin`: the commands, and how errors are told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import maclaurin
+from maclaurin.cli.check import check
+from maclaurin.cli.list import list_entries
+from maclaurin.cli.show import show
+from maclaurin.errors import MaclaurinError
+
+app = typer.Typer(
+    name="maclaurin",
+    help="Softmax attention as the recurrent network it is.",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list")(list_entries)
+app.command()(show)
+app.command()(check)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"maclaurin {maclaurin.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; an error of ours is one message and exit code 2, not a traceback."""
+    try:
+        app()
+    except MaclaurinError as problem:
+        console = Console(stderr=True, highlight=False)
+        console.print("[bold red]error:[/] ", end="")
+        console.print(str(problem), markup=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output, such as head, has left
+        sys.stderr.close()
+        sys.exit(141)
