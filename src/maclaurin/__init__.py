@@ -6,11 +6,13 @@ Every variant of attention is one small piece of data, and the same piece of dat
 in chunks and step by step as an RNN, with the same answer and the same gradients:
 
     y = maclaurin.attention(q, k, v, "exp/l2")
+
+The algebra needs no torch, so torch is imported with the first name that does.
 """
 
-from maclaurin.backends.dispatch import attention, plan
-from maclaurin.backends.plan import Plan
-from maclaurin.backends.series import SeriesNotice
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from maclaurin.errors import (
     InputError,
     MaclaurinError,
@@ -19,9 +21,14 @@ from maclaurin.errors import (
     SpecError,
     StateBudgetError,
 )
-from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
+
+if TYPE_CHECKING:
+    from maclaurin.backends.dispatch import attention, plan
+    from maclaurin.backends.plan import Plan
+    from maclaurin.backends.series import SeriesNotice
+    from maclaurin.forms.state import State
 
 __version__ = "0.1.0"
 
@@ -42,3 +49,19 @@ __all__ = [
     "plan",
     "resolve",
 ]
+
+_NEEDS_TORCH = {
+    "attention": "maclaurin.backends.dispatch",
+    "plan": "maclaurin.backends.dispatch",
+    "Plan": "maclaurin.backends.plan",
+    "SeriesNotice": "maclaurin.backends.series",
+    "State": "maclaurin.forms.state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'maclaurin' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    globals()[name] = value
+    return value

@@ -178,7 +178,9 @@ def test_a_window_longer_than_the_text_is_softmax(spec):
 
 def test_the_state_is_constant_in_the_length_of_the_text():
     sizes = {
-        tokens: random_tensors(parse("taylor(2,about=mean)+window(4,sinks=1)*forget/sum"), Shape(tokens=tokens), 0)
+        tokens: random_tensors(
+            parse("taylor(2,about=mean)+window(4,sinks=1)*forget/sum"), Shape(tokens=tokens), 0
+        )
         .state()
         .nbytes
         for tokens in (1, 7, 150)

@@ -13,6 +13,7 @@ from maclaurin.backends.series import as_series, require_recurrent
 from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.attend import Form, Inputs, attend, working_dtype
+from maclaurin.forms.compiling import untraced
 from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
@@ -291,7 +292,7 @@ class _KnownSpecs:
 _known_specs = _KnownSpecs()
 
 
-@torch.compiler.assume_constant_result
+@untraced
 def _make_known(text: str) -> bool:
     """Parse outside the traced graph."""
     if not hasattr(_known_specs, text):

@@ -186,9 +186,7 @@ def _print_tables(
     for column in ("order", "about 0", "about the mean", "certified bound about 0"):
         series.add_column(column, justify="right")
     for p in points:
-        series.add_row(
-            str(p.order), *(_number(e) for e in (p.about_zero, p.about_mean, p.certificate))
-        )
+        series.add_row(str(p.order), *(_number(e) for e in (p.about_zero, p.about_mean, p.certificate)))
     console.print(series)
     if plot is not None:
         console.print(f"drawn to {plot}")

@@ -4,7 +4,7 @@
     y_t = a·φ(q_t)ᵀ S_{c−1} + Σ_{s∈c, s≤t} D_ts κ(q_t, k_s) [v_s, 1]
 
 Linear in T. Chunks are handled together in spans whose features fit a fixed amount of memory; with
-gradients and more than one span, a span's features are computed again in the backward pass.
+gradients and features beyond that, a span's features are computed again in the backward pass.
 Kernels that are no polynomial have no such state: their chunks are blocks of queries, each against
 all the keys it sees — the parallel form in O(chunk·T) memory.
 """
@@ -49,7 +49,8 @@ def chunked_rows(
         return _all_keys_rows(spec, stream, columns, moments, chunk)
     tokens = stream.k.shape[-2]
     span = _span(spec, stream, chunk)
-    again = torch.is_grad_enabled() and tokens > span
+    features = stream.q[..., 0].numel() * spec.features(stream.key_size)
+    again = torch.is_grad_enabled() and features > SPAN_BUDGET
     sums, statistics = [], []
     for start in range(0, tokens, span):
         stop = min(start + span, tokens)

@@ -9,7 +9,6 @@ size n−1: the list is built by slices alone, without a gather.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+
+from maclaurin.forms.compiling import untraced
 
 
 def symmetric_powers(u: Tensor, orders: Sequence[int]) -> Tensor:
@@ -57,19 +58,30 @@ def _suffix_starts(d: int, n: int) -> list[int]:
 def _weighted(monomials: Tensor, d: int, n: int) -> Tensor:
     if n < 2:
         return monomials
-    return monomials * _root_multinomials(d, n, monomials.dtype, monomials.device)
+    name = f"d{d}n{n}"
+    _make_known(name, d, n)
+    roots = getattr(_root_multinomials, name)
+    return monomials * torch.as_tensor(roots, dtype=monomials.dtype, device=monomials.device)
 
 
-@torch.compiler.assume_constant_result
-def _root_multinomials(d: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """√(n!/Πcᵢ!) for the multisets of size n, in the order of _monomials."""
-    return torch.as_tensor(_root_multinomial_array(d, n), dtype=dtype, device=device)
+class _RootMultinomials:
+    """√(n!/Πcᵢ!) for the multisets of size n over d indices, in the order of _monomials.
+
+    An attribute d3n2 holds them for d = 3, n = 2: torch.compile takes an attribute of a global object
+    as an input of its graph, while the multisets themselves cannot be traced.
+    """
 
 
-@functools.lru_cache(maxsize=64)
-def _root_multinomial_array(d: int, n: int) -> np.ndarray:
-    multisets = itertools.combinations_with_replacement(range(d), n)
-    return np.array([math.sqrt(math.factorial(n) / _repetitions(m)) for m in multisets])
+_root_multinomials = _RootMultinomials()
+
+
+@untraced
+def _make_known(name: str, d: int, n: int) -> bool:
+    if not hasattr(_root_multinomials, name):
+        multisets = itertools.combinations_with_replacement(range(d), n)
+        roots = np.array([math.sqrt(math.factorial(n) / _repetitions(m)) for m in multisets])
+        setattr(_root_multinomials, name, roots)
+    return True
 
 
 def _repetitions(multiset: tuple[int, ...]) -> int:

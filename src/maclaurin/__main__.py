@@ -1,0 +1,5 @@
+"""`python -m maclaurin`."""
+
+from maclaurin.cli.main import main
+
+main()

@@ -1,0 +1,139 @@
+"""The commands as a user types them, in processes of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+COMMAND = Path(sys.executable).with_name("maclaurin")
+
+
+def run(*arguments, expect=0, **options):
+    result = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=300, **options)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+def test_version():
+    assert run("--version").stdout.startswith("maclaurin 0.")
+
+
+def test_without_a_command_it_shows_its_help():
+    result = subprocess.run([COMMAND], capture_output=True, text=True, check=False)
+    assert "check" in result.stdout + result.stderr
+
+
+def test_list_shows_every_row_and_finds_the_names_of_the_paper():
+    table = run("list", env={"COLUMNS": "200", "PATH": ""}).stdout
+    assert "softmax" in table
+    assert "54 of 54" in table
+    found = json.loads(run("list", "softmax_divS_gatev2", "--json").stdout)
+    assert [row["name"] for row in found] == ["gate"]
+    assert found[0]["notation"] == "exp(clamp=5)/len*out"
+
+
+def test_list_of_nothing_is_an_error_with_near_names():
+    assert "Did you mean" in run("list", "retnett", expect=2).stderr
+
+
+def test_show_tells_formula_recurrence_state_forms_and_what_cancels():
+    text = run("show", "taylor(2)*in/len*out/layer").stdout
+    for words in (
+        "y_t = LayerNorm(",
+        "S_t⁽ⁿ⁾",
+        "LaTeX",
+        "recurrent, in constant memory",
+        "divides out: len, out",
+    ):
+        assert words in text
+    assert "2,145" in text
+    data = json.loads(run("show", "based", "--json").stdout)
+    assert data["state"][0] == {"head_size": 16, "features": 153, "numbers": 153 * 17}
+
+
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_typo_gets_the_nearest_names_and_a_caret(command):
+    error = run(command, "exp/smu", expect=2).stderr
+    assert "Did you mean sum" in error
+    assert "\n    exp/smu\n        ^" in error
+    assert "Traceback" not in error
+
+
+def test_check_of_some_specs_as_table_json_and_plot(tmp_path):
+    figure = tmp_path / "series.svg"
+    table = run("check", "exp/sum", "taylor(2,about=mean)/sum", "--plot", str(figure)).stdout
+    assert "comparisons agree" in table
+    assert figure.read_text().startswith("<?xml")
+    data = json.loads(run("check", "exp/l2", "power(2)/sum", "--json").stdout)
+    assert data["holds"] is True
+    assert {row["form"] for row in data["forms"]} == {"chunked", "recurrent"}
+    errors = [point["about_zero"] for point in data["convergence"]]
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-9
+    assert all(p["about_zero"] <= p["certificate"] or p["about_zero"] < 1e-14 for p in data["convergence"])
+    assert all(error < 1e-9 for error in data["softmax_against_torch"].values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_check_in_lower_precision(dtype):
+    run("check", "exp/l2", "taylor(2)/sum", "--dtype", dtype)
+
+
+def test_check_on_tensors_of_ones_own(tmp_path):
+    from safetensors.torch import save_file
+
+    path = tmp_path / "qkv.safetensors"
+    tensors = {n: torch.randn(1, 20, 2, 4) for n in "qkv"}
+    save_file(tensors, path)
+    run("check", "taylor(2)/sum", "--inputs", str(path))
+    assert "input_gate is missing" in run("check", "exp*in/len", "--inputs", str(path), expect=2).stderr
+    tensors["k"][0, 7, 1, 2] = torch.nan
+    save_file(tensors, path)
+    error = run("check", "taylor(2)/sum", "--inputs", str(path), expect=2).stderr
+    assert "k holds nan at [0, 7, 1, 2]" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--plot", "no/such/folder/x.svg"], "there is no folder"),
+        (["--plot", "x.gif"], "png, svg or pdf"),
+        (["--dtype", "float8"], "known are float64"),
+        (["--inputs", "nothing.safetensors"], "there is no file"),
+    ],
+)
+def test_check_says_at_once_what_it_cannot_do(arguments, words):
+    assert words in run("check", "exp/sum", *arguments, expect=2).stderr
+
+
+def test_a_disagreement_is_found(monkeypatch, capsys):
+    """The check can fail: a kernel whose polynomial is not its weight is caught."""
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    import typer
+
+    from maclaurin.cli.check import check
+    from maclaurin.spec import Polynomial, register
+
+    @register
+    @dataclass(frozen=True, slots=True)
+    class Liar(Polynomial):
+        """κ says one thing in parallel and another in its state."""
+
+        notation: ClassVar[str] = "liar"
+
+        @property
+        def series(self):
+            return (1.0, 1.0, 0.5)
+
+        def coefficients(self, statistics=None):
+            return (1.0, 1.0, 0.25)
+
+    with pytest.raises(typer.Exit) as stopped:
+        check(["liar/l2"], tokens=8, key_size=2)
+    assert stopped.value.exit_code == 1
+    assert "disagree" in capsys.readouterr().out

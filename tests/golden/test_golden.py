@@ -1,0 +1,70 @@
+"""What must not change by accident: names, notations, state sizes, help texts.
+
+`make golden` rewrites the files after a change that is meant.
+"""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import maclaurin
+import maclaurin.spec
+import maclaurin.testing
+from maclaurin import catalogue, parse
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def same_as_golden(request):
+    def compare(name, text):
+        path = HERE / name
+        if request.config.getoption("--rewrite-golden"):
+            path.write_text(text)
+        assert path.is_file(), f"{path} is missing: run make golden"
+        assert text == path.read_text(), f"{path.name} changed: if that is meant, run make golden"
+
+    return compare
+
+
+def as_json(data):
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_public_names(same_as_golden):
+    names = {m.__name__: sorted(m.__all__) for m in (maclaurin, maclaurin.spec, maclaurin.testing)}
+    signatures = {f: str(inspect.signature(getattr(maclaurin, f))) for f in ("attention", "plan", "parse")}
+    same_as_golden("public_names.json", as_json({"names": names, "signatures": signatures}))
+
+
+def test_catalogue(same_as_golden):
+    rows = {
+        e.name: {"notation": e.notation, "aliases": e.aliases, "source": e.source, "extras": str(e.extras)}
+        for e in catalogue
+    }
+    same_as_golden("catalogue.json", as_json(rows))
+
+
+def test_formulas(same_as_golden):
+    rows = {str(e.spec): [e.spec.formula, e.spec.latex, e.spec.recurrence] for e in catalogue}
+    same_as_golden("formulas.json", as_json(rows))
+
+
+def test_state_sizes(same_as_golden):
+    specs = [e.spec for e in catalogue if e.spec.has_finite_state and max(e.spec.orders) <= 10]
+    specs += [parse("taylor(2,about=mean)+window(64,sinks=1)/sum"), parse("hermite(3)/len")]
+    sizes = {str(s): {d: s.state_size(d, d) for d in (16, 32, 64, 128)} for s in specs}
+    same_as_golden("state_sizes.json", as_json(sizes))
+
+
+@pytest.mark.parametrize("command", ["", "list", "show", "check"])
+def test_help(same_as_golden, command):
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+    arguments = [sys.executable, "-m", "maclaurin", *command.split(), "--help"]
+    result = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
+    same_as_golden(f"help_{command or 'maclaurin'}.txt", result.stdout)

@@ -1,0 +1,308 @@
+"""The one call: bad input, dtypes, queries that differ from keys, auto, torch.compile."""
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin import InputError, NoFiniteStateError, StateBudgetError, attention, parse
+from maclaurin.testing import Shape, TensorCase, assert_same, random_tensors, relative_error
+
+
+def tensors(batch=2, tokens=6, heads=4, kv_heads=2, d=3, e=5, dtype=torch.float32):
+    return (
+        torch.randn(batch, tokens, heads, d, dtype=dtype),
+        torch.randn(batch, tokens, kv_heads, d, dtype=dtype),
+        torch.randn(batch, tokens, kv_heads, e, dtype=dtype),
+    )
+
+
+BAD = [
+    (lambda q, k, v: attention(q[0], k, v, "exp/sum"), "q must be"),
+    (lambda q, k, v: attention(q.long(), k, v, "exp/sum"), "floating point"),
+    (lambda q, k, v: attention(q, k.double(), v, "exp/sum"), "one dtype"),
+    (lambda q, k, v: attention(q, k.to("meta"), v, "exp/sum"), "one device"),
+    (lambda q, k, v: attention(q, k, v[:, :-1], "exp/sum"), "k and v must agree"),
+    (lambda q, k, v: attention(q[..., :2], k, v, "exp/sum"), "q and k must agree"),
+    (lambda q, k, v: attention(q[:, :, :3], k, v, "exp/sum"), "multiple of the key-value heads"),
+    (lambda q, k, v: attention(q[:, :0], k, v, "exp/sum"), "empty"),
+    (lambda q, k, v: attention(q.numpy(), k, v, "exp/sum"), "torch tensor"),
+    (lambda q, k, v: attention(q, k, v, "exp*in/len"), "needs input_gate"),
+    (lambda q, k, v: attention(q, k, v, "exp/len", input_gate=q[..., 0]), "has no \\*in"),
+    (lambda q, k, v: attention(q, k, v, "exp*in/len", input_gate=q[..., 0]), "input_gate must be"),
+    (lambda q, k, v: attention(q, k, v, "exp/len*out", output_gate=q[..., 0].long()), "floating point"),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", form="serial"), "known are auto, parallel"),
+    (lambda q, k, v: attention(q, k, v, "taylor(2)/sum", chunk_size=0), "chunk_size"),
+    (lambda q, k, v: attention(q, k, v, "taylor(2)/sum", form="parallel", return_state=True), "no state"),
+    (lambda q, k, v: attention(q, k, v, "taylor(2)/sum", form="recurrent", causal=False), "left to right"),
+    (
+        lambda q, k, v: attention(q, k, v, "exp*forget/sum", log_forget=-k[..., 0].abs(), causal=False),
+        "no meaning",
+    ),
+    (lambda q, k, v: attention(q, k[:, :2], v[:, :2], "exp/sum"), "cross attention"),
+    (lambda q, k, v: attention(q[:, :2], k, v, "taylor(2)/sum", form="recurrent"), "a query with every key"),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", cu_seqlens=torch.tensor([0, 6])), "one row"),
+    (
+        lambda q, k, v: attention(q[:1], k[:1], v[:1], "exp/sum", cu_seqlens=torch.tensor([0, 5])),
+        "rise from 0 to T = 6",
+    ),
+    (
+        lambda q, k, v: attention(q[:1], k[:1], v[:1], "exp/sum", cu_seqlens=torch.tensor([0.0, 6.0])),
+        "integers",
+    ),
+    (
+        lambda q, k, v: attention(
+            q[:1], k[:1], v[:1], "exp/sum", cu_seqlens=torch.tensor([0, 6]), max_seqlen=4
+        ),
+        "max_seqlen is 4",
+    ),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", key_padding_mask=torch.ones(2, 6)), "must be bool"),
+    (
+        lambda q, k, v: attention(
+            q,
+            k,
+            v,
+            "exp/sum",
+            cu_seqlens=torch.tensor([0, 6]),
+            key_padding_mask=torch.ones(2, 6, dtype=torch.bool),
+        ),
+        "give one of them",
+    ),
+    (lambda q, k, v: attention(q * torch.nan, k, v, "exp/sum", form="recurrent"), "NaN"),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", form="recurrent", tolerance=2.0), "tolerance"),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", form="recurrent", score_bound=1e-3), "score_bound"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), BAD, ids=[words for _, words in BAD])
+def test_bad_input_gets_one_clear_error(call, words):
+    with pytest.raises(InputError, match=words):
+        call(*tensors())
+
+
+@pytest.mark.parametrize("notation", ["exp(clamp=5)/len", "linear(relu,clamp=5)/len", "sigmoid(0)"])
+def test_a_spec_without_a_finite_state_has_no_recurrent_form(notation):
+    q, k, v = tensors()
+    with pytest.raises(NoFiniteStateError, match="recurrent form"):
+        attention(q, k, v, notation, form="recurrent")
+    with pytest.raises(NoFiniteStateError, match="without a state"):
+        attention(q, k, v, notation, return_state=True)
+
+
+def test_a_state_over_the_budget_names_order_bytes_and_alternatives():
+    q, k, v = (10 * u for u in tensors(d=64, e=64))
+    with pytest.raises(StateBudgetError) as caught:
+        attention(q, k, v, "exp/sum", form="recurrent")
+    for words in ("order", "bytes", "lower order", "about=mean", "window(64,sinks=1)", "parallel"):
+        assert words in str(caught.value)
+    with pytest.raises(StateBudgetError, match=r"takes .* bytes"):
+        attention(q, k, v, "taylor(6)/sum", form="chunked")
+    assert attention(q, k, v, "taylor(6)/sum").shape == (2, 6, 4, 64)
+
+
+def test_a_series_state_refuses_tokens_beyond_its_certificate():
+    case = random_tensors(parse("exp/sum"), Shape(1, 4, 1, 1, 2, 3), 0, size=0.1)
+    state = case.state()
+    larger = case.map(lambda t: 10 * t)
+    with pytest.raises(StateBudgetError, match="score_bound="):
+        larger.output(state=state)
+    roomy = case.state(score_bound=30.0, tolerance=1e-2)
+    larger.output(state=roomy, tolerance=1e-2)
+
+
+def test_a_state_of_another_spec_or_shape_is_refused():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(), 0)
+    state = case.state()
+    with pytest.raises(InputError, match="belongs to taylor"):
+        TensorCase(parse("power(2)/sum"), case.tensors).output(state=state)
+    with pytest.raises(InputError, match="sequences"):
+        case.map(lambda t: t[:1]).output(state=state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+@pytest.mark.parametrize(
+    "notation", ["exp/sum", "taylor(2)/sum", "taylor(2,about=mean)/l2", "power(2)*forget/sum"]
+)
+def test_any_float_dtype_in_and_the_same_out(notation, form, dtype):
+    spec = parse(notation)
+    if form == "recurrent" and spec.has_series:
+        pytest.skip("covered by the series tests")
+    case = random_tensors(spec, Shape(tokens=40, d=4), 0, dtype)
+    wide = case.map(torch.Tensor.double).output(form="parallel")
+    y = case.output(form=form)
+    assert y.dtype == dtype
+    # judged against what rounding the inputs and the output alone costs
+    rounded = wide.to(dtype)
+    assert relative_error(y, wide) <= max(
+        3 * relative_error(rounded, wide), 2e-5 if dtype == torch.float32 else 4e-3
+    )
+
+
+def test_states_are_fp32_for_low_precision_and_fp64_for_fp64():
+    for dtype, kept in [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]:
+        assert random_tensors(parse("taylor(2)/sum"), Shape(), 0, dtype).state().moments.dtype == kept
+
+
+@pytest.mark.parametrize("notation", ["exp/sum", "exp/len", "taylor(2)/sum", "exp*forget/sum", "exp/running"])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_fewer_queries_than_keys_are_the_last_tokens(notation, queries):
+    case = random_tensors(parse(notation), Shape(), 0)
+    last = case.with_tensors(q=case.tensors["q"][:, -queries:])
+    assert_same(last.output(), case.output(form="parallel")[:, -queries:], notation)
+
+
+def test_cross_attention_reads_other_keys():
+    q = random_tensors(parse("exp/sum"), Shape(tokens=5), 0).tensors["q"]
+    other = random_tensors(parse("taylor(2)/sum"), Shape(tokens=9), 1).with_tensors(q=q)
+    linear, parallel = (other.output(causal=False, form=form) for form in ("chunked", "parallel"))
+    assert_same(linear, parallel, "cross attention")
+
+
+def test_an_output_gate_per_channel_where_no_norm_follows():
+    case = random_tensors(parse("linear(identity)/rms*out"), Shape(), 0)
+    gate = torch.randn(*case.tensors["output_gate"].shape, 4, dtype=torch.float64)
+    plain = TensorCase(parse("linear(identity)/rms"), {n: case.tensors[n] for n in "qkv"}).output()
+    assert_same(case.with_tensors(output_gate=gate).output(), plain * gate, "gate per channel")
+    before = random_tensors(parse("linear(identity)*out/rms"), Shape(), 0)
+    with pytest.raises(InputError, match="output_gate must be"):
+        before.with_tensors(output_gate=gate).output()
+
+
+def test_scale_may_be_given():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(), 0)
+    scaled = case.with_tensors(q=case.tensors["q"] * 0.3 * 3**0.5)
+    for form in ("parallel", "chunked", "recurrent"):
+        assert_same(case.output(scale=0.3, form=form), scaled.output(), "scale")
+
+
+def test_a_forget_gate_of_zero_forgets_everything():
+    case = random_tensors(parse("taylor(2)*forget/sum"), Shape(tokens=8), 0).with_gradients()
+    gates = case.tensors["log_forget"].detach().clone()
+    gates[:, 5] = -torch.inf
+    for form in ("parallel", "chunked", "recurrent"):
+        y = case.with_tensors(log_forget=gates).output(form=form, chunk_size=3)
+        assert_same(y[:, 5:], case.tokens(5, 8).output(form="parallel"), form)
+        assert torch.autograd.grad(y.sum(), case.tensors["q"])[0].isfinite().all()
+
+
+def test_long_decays_keep_their_precision():
+    """Running totals of the log forget gate reach thousands; differences of neighbours stay right."""
+    shape = Shape(batch=1, tokens=3000, kv_heads=1, group=1, d=2, e=3)
+    case = random_tensors(parse("taylor(2)*forget/sum"), shape, 0, torch.float32)
+    wide = case.map(torch.Tensor.double).output(form="chunked")
+    for form in ("parallel", "chunked"):
+        assert relative_error(case.output(form=form), wide) < 1e-5
+
+
+def test_row_sums_do_not_drift_over_a_long_text():
+    shape = Shape(batch=1, tokens=65536, kv_heads=1, group=1, d=2, e=2)
+    case = random_tensors(parse("taylor(2)/sum"), shape, 0, torch.bfloat16)
+    ones = case.with_tensors(v=torch.ones_like(case.tensors["v"]))
+    assert (ones.output(form="chunked") == 1).all()
+
+
+# ------------------------------------------------------------------------------------------ auto
+
+
+def meta(*shape):
+    return torch.empty(*shape, device="meta")
+
+
+def planned(notation, tokens, d=16, **options):
+    q = meta(1, tokens, 4, d)
+    return maclaurin.plan(q, q, meta(1, tokens, 4, 64), notation, **options)
+
+
+def test_auto_takes_the_parallel_form_for_short_texts_and_chunks_for_long_ones():
+    assert planned("taylor(2)/sum", 64).form.value == "parallel"
+    assert planned("taylor(2)/sum", 16384).form.value == "chunked"
+    assert planned("exp/sum", 16384).form.value == "parallel"
+    assert planned("exp/sum", 16384).backend == "sdpa"
+    assert planned("exp/len", 32768).form.value == "chunked"  # its weights would take 48 GiB
+
+
+def test_auto_steps_when_a_state_goes_on_by_one_token():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(tokens=1, d=16), 0)
+    plan = maclaurin.plan(
+        *(case.tensors[n] for n in "qkv"), "taylor(2)/sum", state=case.state(), return_state=True
+    )
+    assert plan.form.value == "recurrent"
+
+
+def test_a_plan_says_what_why_and_what_else():
+    text = str(planned("taylor(2)/sum", 8192))
+    for words in (
+        "chunked form on torch",
+        "cheapest of its forms",
+        "parallel",
+        "recurrent",
+        "GFLOP",
+        "state:",
+    ):
+        assert words in text
+    assert "as asked" in str(planned("taylor(2)/sum", 64, form="recurrent"))
+
+
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)/sum", "exp/l2", "taylor(2,about=mean)+window(4,sinks=1)/sum"]
+)
+def test_auto_gives_the_same_answer(notation):
+    case = random_tensors(parse(notation), Shape(tokens=200), 0)
+    assert_same(case.output(), case.output(form="parallel"), notation)
+
+
+# --------------------------------------------------------------------------------- torch.compile
+
+COMPILED = [
+    "exp/sum",
+    "exp/len*out",
+    "taylor(2)/sum",
+    "taylor(2,about=mean)/sum",
+    "power(2)*forget/sum",
+    "taylor(2,about=mean)+window(4,sinks=1)/sum",
+    "linear(elu1)*in/running(floor=1)",
+]
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked"])
+@pytest.mark.parametrize("notation", COMPILED)
+def test_compiles_without_graph_breaks(notation, form):
+    torch._dynamo.reset()
+    case = random_tensors(parse(notation), Shape(tokens=37), 0).with_gradients()
+    names = list(case.tensors)
+
+    def call(*tensors):
+        return attention(**dict(zip(names, tensors, strict=True)), spec=notation, form=form, chunk_size=8)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    y, expected = compiled(*case.tensors.values()), call(*case.tensors.values())
+    assert_same(y, expected, "compiled")
+    weights = torch.randn_like(y)
+    gradients = case.gradients((expected * weights).sum())
+    for name, gradient in case.gradients((y * weights).sum()).items():
+        assert_same(gradient, gradients[name], f"gradient of {name}", floor=1.0)
+
+
+@pytest.mark.parametrize("layout", ["state", "padding", "packed"])
+def test_compiles_with_state_padding_and_packing(layout):
+    torch._dynamo.reset()
+    case = random_tensors(parse("taylor(2)*forget/sum"), Shape(batch=1, tokens=12), 0)
+    options = {"form": "chunked", "chunk_size": 4}
+    if layout == "state":
+        options |= {"state": case.state(), "return_state": True}
+    elif layout == "padding":
+        options |= {"key_padding_mask": torch.arange(12)[None] % 3 > 0}
+    else:
+        options |= {"cu_seqlens": torch.tensor([0, 5, 12])}
+    compiled = torch.compile(case.output, fullgraph=True, backend="aot_eager")
+    assert_same(compiled(**options), case.output(**options), layout)
+
+
+@pytest.mark.slow
+def test_compiles_with_the_default_compiler():
+    torch._dynamo.reset()
+    case = random_tensors(parse("taylor(2)/sum"), Shape(tokens=50), 0, torch.float32)
+    compiled = torch.compile(lambda **options: case.output(**options), fullgraph=True)
+    assert_same(
+        compiled(form="chunked", chunk_size=16), case.output(form="chunked", chunk_size=16), "inductor"
+    )

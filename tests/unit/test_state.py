@@ -1,0 +1,131 @@
+"""States are first-class: bytes, devices, batches, algebra, files."""
+
+import pytest
+import torch
+
+from maclaurin import InputError, State, parse
+from maclaurin.testing import Shape, assert_same, random_tensors
+
+SPECS = [
+    "taylor(2)/sum",
+    "linear(identity)*in*forget/rms(heads)",
+    "taylor(2)*in/running(floor=1)",
+    "taylor(2,about=mean)+window(3,sinks=2)*forget/sum",
+    "poly(0)+window(4,sinks=1)/sum",
+]
+
+
+@pytest.fixture(params=SPECS)
+def case(request):
+    return random_tensors(parse(request.param), Shape(batch=3, tokens=8), 0)
+
+
+def test_bytes_are_those_of_its_tensors(case):
+    state = case.state()
+    assert state.nbytes == sum(t.numel() * t.element_size() for t in state.tensors().values())
+    spec, d, e = case.spec, 3, 4
+    numbers = sum(t.numel() for n, t in state.tensors().items() if n.startswith(("moments", "exact.")))
+    if not spec.forget_gate:
+        assert numbers == 3 * 2 * spec.state_size(d, e)
+
+
+def test_slicing_and_reordering_over_the_batch(case):
+    state, more = case.state(), case.tokens(0, 2)
+    beams = [2, 0, 0]
+    y = more.map(lambda t: t[beams]).output(state=state[beams])
+    assert_same(y, more.output(state=state)[beams], "reordered")
+    one = more.map(lambda t: t[1:2])
+    assert_same(one.output(state=state[1]), more.output(state=state)[1:2], "one of them")
+    assert_same(one.output(state=state[1:2]), more.output(state=state)[1:2], "a slice")
+    assert_same(one.output(state=state.reorder(torch.tensor([1]))), more.output(state=state)[1:2], "a tensor")
+
+
+def test_stacking_undoes_slicing(case):
+    state = case.state()
+    again = State.stack([state[0], state[1], state[2]])
+    for name, tensor in state.tensors().items():
+        assert torch.equal(again.tensors()[name], tensor)
+
+
+def test_a_clone_shares_nothing_and_a_call_changes_nothing(case):
+    state = case.state()
+    before = {n: t.clone() for n, t in state.tensors().items()}
+    fork = state.clone()
+    case.output(state=fork)
+    for name, tensor in state.tensors().items():
+        assert torch.equal(tensor, before[name])
+        assert tensor.numel() == 0 or tensor.data_ptr() != fork.tensors()[name].data_ptr()
+
+
+def test_moving_to_a_device_and_detaching():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(), 0).with_gradients()
+    state = case.state()
+    assert state.to("meta").device.type == "meta"
+    assert state.moments.requires_grad
+    assert not state.detach().moments.requires_grad
+
+
+def test_saved_and_loaded_it_goes_on_the_same(case, tmp_path):
+    state = case.state()
+    path = tmp_path / "talk.safetensors"
+    state.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+    again = State.load(path)
+    assert again.spec == state.spec
+    assert torch.equal(case.output(state=again), case.output(state=state))
+
+
+def test_a_saved_series_keeps_its_certificate(tmp_path):
+    case = random_tensors(parse("exp/sum"), Shape(d=2), 0, size=0.3)
+    state = case.state(score_bound=4.0)
+    state.save(tmp_path / "s.safetensors")
+    again = State.load(tmp_path / "s.safetensors")
+    assert again.certificate == state.certificate
+    assert torch.equal(case.output(state=again), case.output(state=state))
+
+
+def test_files_that_are_no_states_are_told_apart(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match="not a saved maclaurin state"):
+        State.load(tmp_path / "other.safetensors")
+    case = random_tensors(parse("taylor(2)/sum"), Shape(), 0)
+    path = tmp_path / "cut.safetensors"
+    case.state().save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        State.load(path)
+
+
+def test_a_newer_file_asks_for_an_upgrade(tmp_path, monkeypatch):
+    from maclaurin.forms import state as module
+
+    path = tmp_path / "new.safetensors"
+    monkeypatch.setattr(module, "FILE_VERSION", 99)
+    random_tensors(parse("taylor(2)/sum"), Shape(), 0).state().save(path)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="upgrade maclaurin"):
+        State.load(path)
+
+
+def test_states_of_different_specs_do_not_merge():
+    one, other = (random_tensors(parse(s), Shape(), 0).state() for s in ("taylor(2)/sum", "power(2)/sum"))
+    with pytest.raises(InputError, match="different specs"):
+        one.merge(other)
+    wide = random_tensors(parse("taylor(2)/sum"), Shape(e=7), 0).state()
+    with pytest.raises(InputError, match="differ in moments"):
+        one.merge(wide)
+
+
+@pytest.mark.parametrize("notation", ["taylor(2)*forget/sum", "taylor(2)+window(3)/sum"])
+def test_what_is_forgotten_cannot_be_rolled_back(notation):
+    case = random_tensors(parse(notation), Shape(), 0)
+    with pytest.raises(InputError, match=r"Keep state.clone\(\)"):
+        case.state().rollback(case.tensors["k"], case.tensors["v"])
+
+
+def test_rollback_asks_for_the_gates_it_needs():
+    case = random_tensors(parse("taylor(2)*in/running(floor=1)"), Shape(), 0)
+    with pytest.raises(InputError, match="input_gate"):
+        case.state().rollback(case.tensors["k"], case.tensors["v"])
