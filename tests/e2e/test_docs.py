@@ -1,0 +1,76 @@
+"""Every command and every piece of Python in README and docs works as written."""
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from maclaurin import SeriesNotice
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")])
+def test_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(page, "python")).replace("class TestCosh", "class _TestCosh")
+    source = tmp_path / "page.py"
+    source.write_text(code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeriesNotice)
+        result = subprocess.run([sys.executable, str(source)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+COMMANDS = [
+    line.split("#")[0].strip()
+    for page in PAGES
+    for block in blocks(page, "sh")
+    for line in block.splitlines()
+    if line.startswith("maclaurin ")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command, tmp_path):
+    binaries = str(Path(sys.executable).parent)
+    result = subprocess.run(
+        command, shell=True, cwd=tmp_path, env={"PATH": binaries}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_make_targets_named_in_the_docs_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    named = {t for page in PAGES for t in re.findall(r"\bmake ([a-z-]+)", "\n".join(code_of(page)))}
+    assert {"study", "test"} <= named
+    assert [t for t in sorted(named) if f"\n{t}:" not in makefile] == []
+
+
+def code_of(page):
+    """Text set as code: fenced, indented or between backticks."""
+    text = (ROOT / page).read_text()
+    return re.findall(r"```.*?```|`[^`\n]+`|^ {4}.*$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def test_links_between_pages_lead_somewhere():
+    targets = [(page, t) for page in PAGES for t in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text())]
+    local = [(page, target) for page, target in targets if not target.startswith("http")]
+    assert len(local) > 5
+    assert [(p, t) for p, t in local if not (ROOT / p).parent.joinpath(t).exists()] == []
+
+
+def test_every_law_named_in_the_derivation_exists():
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", (ROOT / "docs/derivation.md").read_text()))
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src/maclaurin/testing").glob("*.py")]
+    defined = {n for p in sources for n in re.findall(r"def (test_[a-z0-9_]+)", p.read_text())}
+    assert len(named) > 10
+    assert named - defined == set()
