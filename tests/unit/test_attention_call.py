@@ -264,7 +264,7 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("form", ["parallel", "chunked"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "chunked"])
 @pytest.mark.parametrize("notation", COMPILED)
 def test_compiles_without_graph_breaks(notation, form):
     torch._dynamo.reset()
@@ -296,6 +296,16 @@ def test_compiles_with_state_padding_and_packing(layout):
         options |= {"cu_seqlens": torch.tensor([0, 5, 12])}
     compiled = torch.compile(case.output, fullgraph=True, backend="aot_eager")
     assert_same(compiled(**options), case.output(**options), layout)
+
+
+@pytest.mark.parametrize("notation", ["exp/sum", "taylor(2)/sum"])
+def test_compiles_once_for_many_lengths(notation):
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (40, 57, 90):
+        case = random_tensors(parse(notation), Shape(tokens=length), 0)
+        y = compiled(*(case.tensors[n] for n in "qkv"), notation, form="parallel")
+        assert_same(y, case.output(form="parallel"), f"length {length}")
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def flash_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
     if inputs.input_gate is not None:
         v = v * inputs.input_gate[..., None].to(v.dtype)
     mask, is_causal = _mask(inputs, causal)
+    grouped = bool(q.shape[2] != k.shape[2])  # a plain bool also where torch.compile sees symbols
     y = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -37,7 +38,7 @@ def flash_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
         attn_mask=mask,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=grouped,
     ).transpose(1, 2)
     if spec.norm is None and not spec.output_gate:
         return y
@@ -54,7 +55,7 @@ def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
     queries, keys = inputs.q.shape[1], inputs.k.shape[1]
     if causal:
         if queries == keys:
-            return None, queries > 1
+            return None, True
         return (None if queries == 1 else causal_mask(queries, keys, inputs.q.device)), False
     if inputs.present is None:
         return None, False

@@ -38,6 +38,11 @@ class Cost:
     launches: float
     peak_bytes: float
 
+    @property
+    def fits(self) -> bool:
+        """Whether what is written down beside inputs and output stays within the budget."""
+        return self.peak_bytes <= WEIGHTS_BUDGET
+
     def seconds(self, device: str) -> float:
         rates = RATES.get(device, RATES["cpu"])
         return self.flops / rates.flops + self.bytes / rates.bytes + self.launches / rates.launches
@@ -51,10 +56,25 @@ class Plan:
     form: Form
     backend: str
     chunk_size: int
-    reason: str
     costs: dict[Form, Cost]
     device: str
     state_bytes: int | None
+    asked: bool
+    carries_state: bool
+
+    @property
+    def reason(self) -> str:
+        """Why this form."""
+        if self.asked:
+            return "as asked"
+        if len(self.costs) == 1:
+            return "the only form it has here"
+        if Form.PARALLEL in self.costs and not self.costs[Form.PARALLEL].fits and self.costs[self.form].fits:
+            return "since the weights of the parallel form would not fit in memory"
+        others = [c.seconds(self.device) for f, c in self.costs.items() if f is not self.form]
+        ratio = min(others) / max(self.costs[self.form].seconds(self.device), 1e-12)
+        among = "of the forms that carry a state" if self.carries_state else "of its forms"
+        return f"the cheapest {among} by a factor of {ratio:.2g}"
 
     def __str__(self) -> str:
         lines = [f"{self.spec}: {self.form.value} form on {self.backend}, {self.reason}"]
@@ -83,30 +103,26 @@ def make_plan(
     chunk = chunk_size or (chunk_size_for(spec, d) if spec.has_finite_state else 256)
     costs = _costs(spec, inputs, chunk, carries_state, causal)
     device = inputs.q.device.type
-    if form is not None:
-        chosen, reason = form, "as asked"
-        costs.setdefault(form, _parallel_cost(spec, inputs))
-    else:
-        chosen, reason = _cheapest(costs, device, carries_state)
+    chosen = _cheapest(costs, device) if form is None else form
+    if chosen not in costs:
+        costs[chosen] = _parallel_cost(spec, inputs)
     backend = "sdpa" if chosen is Form.PARALLEL and flash_serves(spec) and not carries_state else "torch"
     state_bytes = None
     if spec.has_finite_state:
         itemsize = working_dtype(inputs.q.dtype).itemsize
         state_bytes = inputs.k.shape[0] * inputs.k.shape[2] * spec.state_size(d, e) * itemsize
-    return Plan(spec, chosen, backend, chunk, reason, costs, device, state_bytes)
+    return Plan(spec, chosen, backend, chunk, costs, device, state_bytes, form is not None, carries_state)
 
 
-def _cheapest(costs: dict[Form, Cost], device: str, carries_state: bool) -> tuple[Form, str]:
-    affordable = {f: c for f, c in costs.items() if c.peak_bytes <= WEIGHTS_BUDGET} or costs
-    chosen = min(affordable, key=lambda f: affordable[f].seconds(device))
-    if len(costs) == 1:
-        return chosen, "the only form it has here"
-    if len(affordable) < len(costs) and Form.PARALLEL not in affordable:
-        return chosen, "since the weights of the parallel form would not fit in memory"
-    others = [c.seconds(device) for f, c in affordable.items() if f is not chosen]
-    ratio = min(others, default=0.0) / max(affordable[chosen].seconds(device), 1e-12)
-    among = "of the forms that carry a state" if carries_state else "of its forms"
-    return chosen, f"the cheapest {among} by a factor of {ratio:.2g}"
+def _cheapest(costs: dict[Form, Cost], device: str) -> Form:
+    """The fastest form that fits, or the fastest if none does (a plain loop: it is traced)."""
+    best: tuple[bool, float] | None = None
+    chosen = Form.PARALLEL
+    for form, cost in costs.items():
+        rank = (not cost.fits, cost.seconds(device))
+        if best is None or rank < best:
+            best, chosen = rank, form
+    return chosen
 
 
 def _costs(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.compiling import untraced
+from maclaurin.spec.multisets import number_of_multisets
 
 
 def symmetric_powers(u: Tensor, orders: Sequence[int]) -> Tensor:
@@ -31,7 +32,7 @@ def symmetric_powers(u: Tensor, orders: Sequence[int]) -> Tensor:
 
 def feature_slices(d: int, orders: Sequence[int]) -> list[slice]:
     """Where each order lies on the feature axis."""
-    ends = list(itertools.accumulate((math.comb(d + n - 1, n) for n in orders), initial=0))
+    ends = list(itertools.accumulate((number_of_multisets(d, n) for n in orders), initial=0))
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
@@ -51,8 +52,8 @@ def _monomials(u: Tensor, highest: int) -> Iterator[tuple[int, Tensor]]:
 
 def _suffix_starts(d: int, n: int) -> list[int]:
     """For each i, where the multisets of size n over indices ≥ i begin in the list."""
-    total = math.comb(d + n - 1, n)
-    return [total - math.comb(d - i + n - 1, n) for i in range(d)]
+    total = number_of_multisets(d, n)
+    return [total - number_of_multisets(d - i, n) for i in range(d)]
 
 
 def _weighted(monomials: Tensor, d: int, n: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -11,6 +10,7 @@ from typing import Any, final
 from maclaurin.errors import SpecError
 from maclaurin.spec.denominator import Denominator, RowSum, RunningSum
 from maclaurin.spec.kernel import Exp, Kernel
+from maclaurin.spec.multisets import number_of_multisets
 from maclaurin.spec.norm import Norm
 from maclaurin.spec.part import Part, registered
 from maclaurin.spec.sign import Sign
@@ -138,7 +138,7 @@ class AttentionSpec:
         """Rows of the state for head size d: Σ_n C(d+n−1, n), the distinct entries of k^⊗n."""
         if self.orders is None:
             raise SpecError(f"{self} has no finite recurrent form, so its state has no size.")
-        return sum(math.comb(d + n - 1, n) for n in self.orders)
+        return sum(number_of_multisets(d, n) for n in self.orders)
 
     def state_size(self, d: int, e: int) -> int:
         """Numbers held per sequence and key-value head, for key size d and value size e."""

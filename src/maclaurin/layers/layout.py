@@ -1,0 +1,59 @@
+"""Where the real tokens of a batch are, found once per forward pass and shared by all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of the tokens, and padding or documents that must not see each other."""
+
+    positions: Tensor  # [1, T] or [B, T], counting from 0
+    key_padding_mask: Tensor | None = None  # [B, T], True for real tokens
+    documents: Tensor | None = None  # [B, T], the number of each token's document within its row
+    cu_seqlens: Tensor | None = None  # cuts of all documents of the batch in one packed row
+    max_seqlen: int | None = None
+
+    @staticmethod
+    def of(positions: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Layout:
+        """The layout for a padding mask [B, T] (1 for real) or documents [B, T], but not both."""
+        if attention_mask is not None and documents is not None:
+            raise InputError("a batch has padding (attention_mask) or documents, not both.")
+        if documents is not None:
+            cuts, longest = _cuts(documents)
+            return Layout(positions, None, documents, cuts, longest)
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise InputError(
+                "attention_mask must be [batch, tokens] with 1 for real tokens, got "
+                f"{list(attention_mask.shape)}."
+            )
+        mask = None if attention_mask is None else attention_mask.bool()
+        return Layout(positions, mask)
+
+    def with_extra_tokens(self, number: int) -> Layout:
+        """The same batch behind `number` further tokens, which every document of a row begins after."""
+        if self.documents is not None:
+            raise InputError(
+                "extra tokens stand in front of a row, so documents within it cannot be kept apart: "
+                "use rows of one document (rows='documents') with this attention."
+            )
+        mask = self.key_padding_mask
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (number, 0), value=True)
+        extra = torch.arange(number, device=self.positions.device).expand(self.positions.shape[0], -1)
+        return Layout(torch.cat([extra, self.positions + number], dim=1), mask)
+
+
+def _cuts(documents: Tensor) -> tuple[Tensor, int]:
+    """Where documents begin and end when all rows stand one behind the other, and the longest."""
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = begins.flatten().nonzero()[:, 0]
+    cuts = torch.cat([starts, starts.new_tensor([documents.numel()])])
+    return cuts, int(cuts.diff().max())

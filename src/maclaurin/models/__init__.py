@@ -1,0 +1,16 @@
+"""One Hugging Face model for all specs, registered with its Auto classes on import.
+
+Needs the extra `models` (transformers).
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.models.modeling import MaclaurinForCausalLM, MaclaurinModel
+from maclaurin.models.sizes import SIZES, Size, size_named
+
+AutoConfig.register("maclaurin", MaclaurinConfig)
+AutoModel.register(MaclaurinConfig, MaclaurinModel)
+AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
+
+__all__ = ["SIZES", "MaclaurinConfig", "MaclaurinForCausalLM", "MaclaurinModel", "Size", "size_named"]

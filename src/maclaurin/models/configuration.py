@@ -1,0 +1,75 @@
+"""One Hugging Face configuration for every spec."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from maclaurin.errors import InputError
+from maclaurin.models.sizes import Size
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.catalogue import catalogue, resolve
+from maclaurin.spec.extras import LayerExtras
+
+
+class MaclaurinConfig(PretrainedConfig):
+    """A Llama-2 stack whose attention is a notation or catalogue name, or one per layer."""
+
+    model_type = "maclaurin"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int = 4096
+    hidden_size: int = 128
+    intermediate_size: int = 344
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    rope_theta: float = 10000.0
+    #: None: as each layer's catalogue entry says (with rotary embedding where it says nothing)
+    rotary: bool | None = None
+    rms_norm_eps: float = 1e-5
+    attention: str | list[str] = "exp/sum"
+    #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
+    #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
+    initialization: str = "scaled"
+    initializer_range: float = 0.02
+    use_cache: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def of_size(
+        cls, size: Size, attention: str | list[str], vocab_size: int, **more: object
+    ) -> MaclaurinConfig:
+        """The configuration of one of the named sizes."""
+        return cls(
+            vocab_size=vocab_size,
+            hidden_size=size.hidden,
+            intermediate_size=size.ffn,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            max_position_embeddings=size.length,
+            attention=attention,
+            **more,  # type: ignore[arg-type]
+        )
+
+    def layer_attention(self) -> list[tuple[AttentionSpec, LayerExtras]]:
+        """Spec and extras of each layer."""
+        texts = self.attention if isinstance(self.attention, list) else [self.attention]
+        if len(texts) not in (1, self.num_hidden_layers):
+            raise InputError(
+                f"attention lists {len(texts)} specs for {self.num_hidden_layers} layers: give one for all "
+                "layers, or one for each."
+            )
+        found = {text: (resolve(text), self._extras(text)) for text in texts}
+        layers = texts * self.num_hidden_layers if len(texts) == 1 else texts
+        return [found[text] for text in layers]
+
+    def _extras(self, text: str) -> LayerExtras:
+        import dataclasses
+
+        extras = catalogue[text].extras if text in catalogue else LayerExtras()
+        return extras if self.rotary is None else dataclasses.replace(extras, rotary=self.rotary)
