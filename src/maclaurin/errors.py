@@ -1,12 +1,18 @@
 """What can go wrong, by name. Every message says what came, why it cannot work and what would."""
 
+from __future__ import annotations
+
 
 class MaclaurinError(ValueError):
     """Base of every error this library raises on purpose."""
 
 
 class SpecError(MaclaurinError):
-    """Parts that are fine one by one but mean nothing together."""
+    """A part that cannot be so, or parts that mean nothing together; `place` names the culprit."""
+
+    def __init__(self, reason: str, place: str | None = None) -> None:
+        self.place = place
+        super().__init__(reason)
 
 
 class NotationError(SpecError):
@@ -14,7 +20,11 @@ class NotationError(SpecError):
 
     def __init__(self, text: str, position: int, reason: str) -> None:
         self.text, self.position, self.reason = text, position, reason
-        super().__init__(f"{reason}\n    {text}\n    {' ' * position}^")
+        shown = "".join(" " if letter.isspace() else letter for letter in text)
+        super().__init__(f"{reason}\n    {shown}\n    {' ' * position}^")
+
+    def __reduce__(self) -> tuple[type[NotationError], tuple[str, int, str]]:
+        return type(self), (self.text, self.position, self.reason)
 
 
 class InputError(MaclaurinError):

@@ -30,6 +30,7 @@ OWN = [
     "taylor(2)*forget/running(len)",
     "sigmoid(-1)*forget/sum",
     "taylor(2)+window(3)/sum",
+    "taylor(0,about=mean)+window(3)/sum",
     "taylor(2,about=mean)+window(4,sinks=1)/sum",
     "taylor(1,about=mean)+window(2,sinks=2)/sum",
     "taylor(2,about=mean)+window(3,sinks=1)*in*forget/sum*out",

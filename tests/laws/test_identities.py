@@ -140,7 +140,7 @@ def test_hermite_2_is_identity_6():
     assert_same(weights, 1 - variance / 2 + centred + centred**2 / 2, "identity 6")
 
 
-@pytest.mark.parametrize("size", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("size", [0.1, 0.3, 1.0])
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-6])
 def test_the_truncated_series_is_within_its_certificate(size, tolerance):
     case = case_of("exp/sum", size=size)
@@ -155,8 +155,7 @@ def test_the_truncated_series_is_within_its_certificate(size, tolerance):
 def test_every_weight_is_within_the_certified_relative_error(order, bound, part):
     x = torch.tensor(part * bound, dtype=torch.float64)
     error = float((Taylor(order).weight(x) - x.exp()).abs() / x.exp())
-    rounding = 1e-15 * math.exp(2 * bound)
-    assert error <= weight_error(order, bound) * (1 + 1e-9) + rounding
+    assert error <= weight_error(order, bound)
 
 
 def test_softmax_runs_as_a_recurrent_network_and_says_so():

@@ -124,14 +124,19 @@ def test_every_spec_that_can_be_built_round_trips(parts):
         ("exp sum", 4, "expected one of"),
         ("exp/", 4, "found the end"),
         ("", 0, "found the end"),
-        ("taylor(2,abut=mean)/sum", 0, "Did you mean about?"),
-        ("taylor(x)/sum", 0, "whole number"),
-        ("taylor(-1)/sum", 0, "whole number"),
+        ("taylor(2,abut=mean)/sum", 9, "Did you mean about?"),
+        ("taylor(x)/sum", 7, "whole number"),
+        ("taylor(-1)/sum", 7, "whole number"),
         ("taylor/sum", 0, "needs order"),
         ("linear(rely)/l2", 0, "relu"),
         ("window(3)/sum", 0, "no kernel 'window'"),
-        ("exp(clamp=nan)", 0, "a number"),
-        ("exp(5,clamp=5)", 0, "twice"),
+        ("taylor(2,about=maen)/sum", 15, "Did you mean mean?"),
+        ("taylor(171)/sum", 7, "≤ 170"),
+        ("exp/sum(eps=-1)", 12, "a positive number"),
+        ("taylor(3)*in/sum", 12, "can vanish"),
+        ("power(2)*out+window(3)", 12, "comes too late"),
+        ("exp(clamp=nan)", 10, "a number"),
+        ("exp(5,clamp=5)", 6, "twice"),
         ("exp(clamp=5,clamp=6)", 12, "twice"),
     ],
 )
@@ -185,6 +190,41 @@ def test_json_with_an_unknown_key_is_an_error():
         AttentionSpec.from_dict({"kernel": {"name": "sin"}})
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kernel": "exp"},
+        {"kernel": {"name": "exp"}, "denominator": "sum"},
+        {"kernel": {"name": "exp"}, "input_gate": "yes"},
+        {"kernel": {"name": "poly", "series": 3}},
+        {"kernel": {"name": ["exp"]}},
+        {"kernel": {"name": "exp"}, "denominator": {"name": "sum", "detach": "no"}},
+        {"kernel": {"name": "exp"}, "norm": {"name": "sum"}},
+    ],
+    ids=str,
+)
+def test_json_of_the_wrong_kind_is_a_clear_error(data):
+    with pytest.raises(SpecError):
+        AttentionSpec.from_dict(data)
+
+
+def test_parts_in_the_wrong_place_are_refused():
+    with pytest.raises(SpecError, match="denominator of a spec is a Denominator"):
+        AttentionSpec(Exp(), denominator=L2())
+    with pytest.raises(SpecError, match="True or False"):
+        AttentionSpec(Exp(), input_gate="yes")
+
+
+def test_an_error_survives_pickling():
+    import pickle
+
+    with pytest.raises(NotationError) as caught:
+        parse("exp/sun")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.position == 4
+
+
 def test_parts_built_in_python_obey_the_rules_of_the_notation():
     with pytest.raises(SpecError, match="whole number"):
         Taylor(-1)
@@ -209,3 +249,8 @@ def test_what_a_spec_knows():
     assert not based.denominator_can_vanish
     assert str(parse("poly(1,1,0.5)/sum").simplified()) == "taylor(2)/sum"
     assert str(parse("power(1)/l2").simplified()) == "linear(identity)/l2"
+    assert str(parse("poly(1,1,0.5,0)/sum").simplified()) == "taylor(2)/sum"
+    assert str(parse("taylor(0,about=mean)/sum").simplified()) == "taylor(0)/len"
+    assert (
+        str(parse("taylor(0,about=mean)+window(3)/sum").simplified()) == "taylor(0,about=mean)+window(3)/sum"
+    )

@@ -125,6 +125,46 @@ def test_what_is_forgotten_cannot_be_rolled_back(notation):
         case.state().rollback(case.tensors["k"], case.tensors["v"])
 
 
+def test_states_of_different_batches_or_dtypes_do_not_merge():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(batch=3), 0)
+    state = case.state()
+    with pytest.raises(InputError, match="1 sequences cannot be followed by one of 3"):
+        state[0].merge(state)
+    with pytest.raises(InputError, match="differ in moments"):
+        state.merge(case.map(torch.Tensor.float).state())
+    with pytest.raises(InputError, match=r"need one in torch\.float32"):
+        case.map(torch.Tensor.float).output(state=state)
+
+
+def test_odd_indices_are_understood_or_refused():
+    state = random_tensors(parse("taylor(2)/sum"), Shape(batch=3), 0).state()
+    assert state[torch.tensor(1)].batch_size == 1
+    assert state[torch.tensor([True, False, True])].batch_size == 2
+    with pytest.raises(InputError, match="indexed by numbers"):
+        state[1.5]
+
+
+def test_no_more_tokens_are_dropped_than_there_are():
+    case = random_tensors(parse("taylor(2)/sum"), Shape(tokens=4), 0)
+    state = case.tokens(0, 2).state()
+    with pytest.raises(InputError, match="4 tokens cannot be dropped from a state of 2"):
+        state.rollback(case.tensors["k"], case.tensors["v"])
+    with pytest.raises(InputError, match="cannot be the last tokens"):
+        state.rollback(case.tensors["v"][:, :1], case.tensors["v"][:, :1])
+
+
+def test_a_running_sum_that_was_swamped_is_not_rolled_back():
+    case = random_tensors(parse("taylor(2)/running"), Shape(tokens=4), 0, torch.float32)
+    gates = case.tensors["denominator_gate"].clone()
+    gates[:, -1] = 30
+    last = case.with_tensors(denominator_gate=gates).tokens(3, 4)
+    state = case.with_tensors(denominator_gate=gates).state()
+    with pytest.raises(InputError, match="below rounding"):
+        state.rollback(
+            last.tensors["k"], last.tensors["v"], denominator_gate=last.tensors["denominator_gate"]
+        )
+
+
 def test_rollback_asks_for_the_gates_it_needs():
     case = random_tensors(parse("taylor(2)*in/running(floor=1)"), Shape(), 0)
     with pytest.raises(InputError, match="input_gate"):

@@ -18,6 +18,7 @@ from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, p
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.part import after_registration
 
 #: bytes a state may take unless the caller allows more
 STATE_BUDGET = 1 << 30
@@ -66,7 +67,8 @@ def attention(
         max_seqlen: the longest of them, if known; spares looking at cu_seqlens.
         key_padding_mask: bool [B, T], True for real tokens; the others weigh nothing anywhere and
             their outputs are 0.
-        form: "auto" (the cheapest), "parallel", "chunked" or "recurrent".
+        form: "auto" (the cheapest), "parallel", "blocked" (parallel, a block of queries at a time),
+            "chunked" or "recurrent".
         chunk_size: tokens per chunk; any size gives the same answer.
         tolerance: how far exp as a series may be from exp, relative to max|v|.
         score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
@@ -77,29 +79,25 @@ def attention(
     inputs = Inputs(q, k, v, input_gate, log_forget, output_gate, denominator_gate)
     call = _Call(spec, inputs, state, return_state, causal, cu_seqlens, max_seqlen, key_padding_mask, form)
     call.check()
-    scale = spec.kernel.default_scale(q.shape[3]) if scale is None else scale
+    scale = spec.kernel.default_scale(q.shape[3]) if scale is None else float(scale)
     certificate, longest_key = None, 0.0
     if call.needs_series:
-        series = as_series(
+        spec, certificate, longest_key = as_series(
             spec,
-            inputs,
+            call.masked_inputs(),
             scale=scale,
             tolerance=tolerance,
             score_bound=score_bound,
+            causal=causal,
             state=state,
             state_budget=state_budget,
         )
-        spec, certificate, longest_key = series
-        call = dataclasses.replace(call, spec=spec)
+        call = dataclasses.replace(call, spec=spec, inputs=inputs.map(torch.Tensor.double))
     _check_state_budget(call, state_budget)
     if state is not None:
-        check_state(spec, state, inputs, call.sequences)
-    plan_ = call.plan(chunk_size)
-    batches = call.batches()
-    if batches is None:
-        y, after = _run(plan_, inputs, scale, causal, state, return_state)
-    else:
-        y, after = _run_batches(plan_, inputs, batches, scale, causal, state, return_state)
+        check_state(spec, state, call.inputs, call.sequences)
+    y, after = call.run(scale, chunk_size)
+    y = y.to(q.dtype)
     if not return_state:
         return y
     assert after is not None
@@ -118,10 +116,15 @@ def plan(
     form: str = "auto",
     chunk_size: int | None = None,
 ) -> Plan:
-    """What `attention` would do for such a call, and why. Tensors may be on the meta device."""
+    """What `attention` would do for such a call, and why. Tensors may be on the meta device.
+
+    A call that runs exp as its series is planned for one step of it: the order, and with it the state,
+    follows from the scores.
+    """
     call = _Call(_resolved(spec), Inputs(q, k, v), state, return_state, causal, None, None, None, form)
     check_tensors(q, k, v)
-    return call.plan(chunk_size)
+    call.check_form()
+    return call.plan(call.inputs, chunk_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,14 +175,17 @@ class _Call:
             max_seqlen=self.max_seqlen,
             key_padding_mask=self.key_padding_mask,
         )
+        self.check_form()
+
+    def check_form(self) -> None:
+        """The form must exist for the spec and for what else is asked."""
         if self.asked_form is Form.RECURRENT or self.carries_state:
             require_recurrent(self.spec)
-        self._check_form()
-
-    def _check_form(self) -> None:
         form, q, k = self.asked_form, self.inputs.q, self.inputs.k
-        if form is Form.PARALLEL and self.carries_state:
-            raise InputError("the parallel form carries no state: use form='chunked', 'recurrent' or 'auto'.")
+        if form in (Form.PARALLEL, Form.BLOCKED) and self.carries_state:
+            raise InputError(
+                f"the {self.form} form carries no state: use form='chunked', 'recurrent' or 'auto'."
+            )
         one_to_one = form is Form.RECURRENT or (self.spec.has_finite_state and form is Form.CHUNKED)
         if q.shape[1] != k.shape[1] and (one_to_one or self.carries_state) and self.causal:
             raise InputError(
@@ -197,17 +203,59 @@ class _Call:
             part = "forget gate" if self.spec.forget_gate else "window"
             raise InputError(f"{self.spec} has a {part}, which has no meaning with causal=False.")
 
-    def plan(self, chunk_size: int | None) -> Plan:
-        if chunk_size is not None and chunk_size < 1:
-            raise InputError(f"chunk_size must be at least 1, got {chunk_size}.")
+    def plan(self, inputs: Inputs, chunk_size: int | None) -> Plan:
+        """How inputs of this shape are computed."""
+        if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+            raise InputError(f"chunk_size must be a whole number of at least 1, got {chunk_size}.")
         return make_plan(
             self.spec,
-            self.inputs,
+            inputs,
             form=self.asked_form,
             causal=self.causal,
             chunk_size=chunk_size,
             carries_state=self.carries_state,
         )
+
+    def run(self, scale: float, chunk_size: int | None) -> tuple[Tensor, State | None]:
+        """Output and state, by way of right-padded batches where there is padding or packing."""
+        batches = self.batches()
+        if batches is None:
+            return self._run_rows(self.inputs, self.state, scale, chunk_size)
+        outputs, states = [], []
+        for batch in batches:
+            rows = dataclasses.replace(self.inputs.map(batch.take), present=batch.present)
+            before = self.state
+            if before is not None and batch.sequences is not None:
+                before = before[batch.sequences]
+            y, after = self._run_rows(rows, before, scale, chunk_size)
+            outputs.append(y)
+            states.append(after)
+        y = put_back(batches, outputs, (self.inputs.q.shape[0], self.inputs.q.shape[1]))
+        return y, _in_order(batches, states) if self.return_state else None
+
+    def _run_rows(
+        self, inputs: Inputs, state: State | None, scale: float, chunk_size: int | None
+    ) -> tuple[Tensor, State | None]:
+        plan_ = self.plan(inputs, chunk_size)
+        if plan_.backend == "sdpa":
+            return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
+        return attend(
+            self.spec,
+            inputs,
+            plan_.form,
+            scale=scale,
+            causal=self.causal,
+            chunk=plan_.chunk_size,
+            state=state,
+            return_state=self.return_state,
+        )
+
+    def masked_inputs(self) -> Inputs:
+        """The inputs with zeros where padding stands, whatever was there."""
+        if self.key_padding_mask is None:
+            return self.inputs
+        batch = from_padding_mask(self.key_padding_mask)
+        return dataclasses.replace(self.inputs, q=batch.take(self.inputs.q), k=batch.take(self.inputs.k))
 
     def batches(self) -> list[Batch] | None:
         """How to bring padded or packed tokens to the layout of the forms; None if they have it."""
@@ -216,50 +264,13 @@ class _Call:
         return None if self.key_padding_mask is None else [from_padding_mask(self.key_padding_mask)]
 
 
-def _run(
-    plan_: Plan, inputs: Inputs, scale: float, causal: bool, state: State | None, return_state: bool
-) -> tuple[Tensor, State | None]:
-    if plan_.backend == "sdpa":
-        return flash_attend(plan_.spec, inputs, scale=scale, causal=causal), None
-    return attend(
-        plan_.spec,
-        inputs,
-        plan_.form,
-        scale=scale,
-        causal=causal,
-        chunk=plan_.chunk_size,
-        state=state,
-        return_state=return_state,
-    )
-
-
-def _run_batches(
-    plan_: Plan,
-    inputs: Inputs,
-    batches: list[Batch],
-    scale: float,
-    causal: bool,
-    state: State | None,
-    return_state: bool,
-) -> tuple[Tensor, State | None]:
-    """Each right-padded batch by itself, then outputs and states back in their places."""
-    outputs, states = [], []
-    for batch in batches:
-        fields = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-        taken = {name: batch.take(u) for name, u in fields.items()}
-        rows = Inputs(**{**taken, "present": batch.present})  # type: ignore[arg-type]
-        before = state if state is None or batch.sequences is None else state[batch.sequences]
-        y, after = _run(plan_, rows, scale, causal, before, return_state)
-        outputs.append(y)
-        states.append(after)
-    y = put_back(batches, outputs, (inputs.q.shape[0], inputs.q.shape[1]))
-    if not return_state:
-        return y, None
-    merged = State.stack(states)
-    if len(batches) > 1:
-        members = torch.cat([b.sequences for b in batches if b.sequences is not None])
-        merged = merged[torch.argsort(members)]
-    return y, merged
+def _in_order(batches: list[Batch], states: list[State | None]) -> State:
+    """The states of all batches as one, in the order of the packed sequences."""
+    merged = State.stack([s for s in states if s is not None])
+    if len(batches) == 1:
+        return merged
+    members = torch.cat([b.sequences for b in batches if b.sequences is not None])
+    return merged[torch.argsort(members)]
 
 
 def _check_state_budget(call: _Call, state_budget: int) -> None:
@@ -292,6 +303,9 @@ class _KnownSpecs:
 _known_specs = _KnownSpecs()
 
 
+after_registration(lambda: vars(_known_specs).clear())
+
+
 @untraced
 def _make_known(text: str) -> bool:
     """Parse outside the traced graph."""
@@ -303,5 +317,9 @@ def _make_known(text: str) -> bool:
 def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
     if isinstance(spec, AttentionSpec):
         return spec
+    if not isinstance(spec, str):
+        raise InputError(
+            f"spec must be an AttentionSpec, a notation such as 'exp/sum' or a catalogue name, not {spec!r}."
+        )
     _make_known(spec)
     return getattr(_known_specs, spec)

@@ -1,7 +1,7 @@
 """Which form and which program a call takes, why, and what the others would cost.
 
-A small cost model: floating-point operations, bytes moved and operations launched, over rates
-measured by `benchmarks/calibrate.py`. It decides between forms whose costs differ by factors, so
+A small cost model: floating-point operations, bytes moved and operations launched, over rates typical
+of a few CPU cores and of a data-centre GPU. It decides between forms whose costs differ by factors, so
 the rates need not be right to better than that.
 """
 
@@ -99,19 +99,28 @@ def make_plan(
     carries_state: bool,
 ) -> Plan:
     """The plan for these shapes; `form` None means the cheapest."""
-    d, e = inputs.k.shape[3], inputs.v.shape[3]
+    d = inputs.k.shape[3]
     chunk = chunk_size or (chunk_size_for(spec, d) if spec.has_finite_state else 256)
+    state_bytes = _state_bytes(spec, inputs)
     costs = _costs(spec, inputs, chunk, carries_state, causal)
     device = inputs.q.device.type
-    chosen = _cheapest(costs, device) if form is None else form
+    if form is None:
+        chosen = _cheapest(costs, device)
+    elif form is Form.CHUNKED and not spec.has_finite_state:
+        chosen = Form.BLOCKED
+    else:
+        chosen = form
     if chosen not in costs:
-        costs[chosen] = _parallel_cost(spec, inputs)
-    backend = "sdpa" if chosen is Form.PARALLEL and flash_serves(spec) and not carries_state else "torch"
-    state_bytes = None
-    if spec.has_finite_state:
-        itemsize = working_dtype(inputs.q.dtype).itemsize
-        state_bytes = inputs.k.shape[0] * inputs.k.shape[2] * spec.state_size(d, e) * itemsize
+        costs[chosen] = _blocked_cost(spec, inputs, chunk)
+    backend = "sdpa" if chosen is Form.PARALLEL and flash_serves(spec) else "torch"
     return Plan(spec, chosen, backend, chunk, costs, device, state_bytes, form is not None, carries_state)
+
+
+def _state_bytes(spec: AttentionSpec, inputs: Inputs) -> int | None:
+    if not spec.has_finite_state:
+        return None
+    numbers = spec.state_size(inputs.k.shape[3], inputs.v.shape[3])
+    return inputs.k.shape[0] * inputs.k.shape[2] * numbers * working_dtype(inputs.q.dtype).itemsize
 
 
 def _cheapest(costs: dict[Form, Cost], device: str) -> Form:
@@ -132,10 +141,9 @@ def _costs(
     costs: dict[Form, Cost] = {}
     if not carries_state:
         costs[Form.PARALLEL] = _parallel_cost(spec, inputs)
+        costs[Form.BLOCKED] = _blocked_cost(spec, inputs, chunk)
     same_length = inputs.q.shape[1] == inputs.k.shape[1]
-    if not spec.has_finite_state:
-        costs[Form.CHUNKED] = _blocked_cost(spec, inputs, chunk)
-    elif same_length or not causal:
+    if spec.has_finite_state and (same_length or not causal):
         costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
         if causal:
             costs[Form.RECURRENT] = _recurrent_cost(spec, inputs)
@@ -143,21 +151,33 @@ def _costs(
 
 
 def _parallel_cost(spec: AttentionSpec, inputs: Inputs) -> Cost:
-    batch, queries, heads, d = inputs.q.shape
-    keys, e = inputs.k.shape[1], inputs.v.shape[3]
-    weights = float(batch * heads * queries * keys)
-    flops = 2 * weights * (d + e)
     if flash_serves(spec):
-        return Cost(flops / 2, 0.0, 5, 0.0)
+        return Cost(_dense_flops(inputs) / 2, 0.0, 5, 0.0)
+    weights = float(inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.shape[1] * inputs.k.shape[1])
     width = working_dtype(inputs.q.dtype).itemsize
     passes = 8 + 2 * _polynomial_passes(spec)
-    return Cost(flops, weights * width * passes, 20, 3 * weights * width)
+    return Cost(_dense_flops(inputs), weights * width * passes, 20, 3 * weights * width)
+
+
+def _dense_flops(inputs: Inputs) -> float:
+    """Scores and their product with the values, for every pair."""
+    batch, queries, heads, d = inputs.q.shape
+    return 2.0 * batch * heads * queries * inputs.k.shape[1] * (d + inputs.v.shape[3])
 
 
 def _blocked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
-    whole = _parallel_cost(spec, inputs)
+    """Half of the pairs, since later keys are left out, and the weights of one block in memory."""
+    weights = float(inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.shape[1] * inputs.k.shape[1])
+    width = working_dtype(inputs.q.dtype).itemsize
     blocks = -(-inputs.q.shape[1] // chunk)
-    return Cost(whole.flops, whole.bytes, whole.launches * blocks, whole.peak_bytes / blocks)
+    passes = 8 + 2 * _polynomial_passes(spec)
+    halved = 0.5 + 0.5 / blocks
+    return Cost(
+        _dense_flops(inputs) * halved,
+        weights * width * passes * halved,
+        30 * blocks,
+        3 * weights * width / blocks,
+    )
 
 
 def _chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
@@ -175,7 +195,8 @@ def _chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
     if spec.window:
         flops += 2 * rows * (chunk + spec.window.size) * (d + e)
         moved += rows * (chunk + spec.window.size) * 8
-    share = min(1.0, SPAN_BUDGET / (rows * max(features, 1)))  # of the tokens that are in memory at once
+    least = 1 / chunks  # a span is one chunk at least
+    share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of the tokens in memory at once
     peak = ((rows + keys) * features + 2 * states + 2 * within) * share
     return Cost(flops, moved * width, 40 + 3 * d * max(spec.orders or (0,)), peak * width)
 

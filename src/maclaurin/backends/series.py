@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import warnings
 
-from maclaurin.errors import InputError, NoFiniteStateError, StateBudgetError
-from maclaurin.forms.attend import Inputs, working_dtype
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError, NoFiniteStateError, SpecError, StateBudgetError
+from maclaurin.forms.attend import Inputs
 from maclaurin.forms.certificate import Certificate, certified_order, output_error
 from maclaurin.forms.state import State
-from maclaurin.spec import AttentionSpec, Taylor
+from maclaurin.spec import AttentionSpec, Taylor, parse
 
 
 class SeriesNotice(UserWarning):
@@ -42,36 +46,33 @@ def as_series(
     scale: float,
     tolerance: float,
     score_bound: float | None,
+    causal: bool,
     state: State | None,
     state_budget: int,
 ) -> tuple[AttentionSpec, Certificate, float]:
     """(the spec with taylor(N) for exp, why N is enough, the longest key so far).
 
-    The bound is |scale|·max‖q‖·max‖k‖ of the tokens so far, or a larger one that the caller
-    promises for the tokens to come.
+    The bound is the largest |x| there is, or |scale|·max‖q‖·max‖k‖ where a state has keys that cannot
+    be seen any more, or a larger one that the caller promises for the tokens to come.
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance}.")
-    longest_key = _longest(inputs.k)
-    if state is not None:
-        longest_key = max(longest_key, state.key_bound)
-    bound = abs(scale) * _longest(inputs.q) * longest_key
+    q, k = inputs.q.detach().double(), inputs.k.detach().double()
+    longest_key = max(float(k.norm(dim=-1).amax()), state.key_bound if state else 0.0)
+    if state is None:
+        bound = _largest_score(q, k, causal) * abs(scale)
+    else:
+        bound = float(q.norm(dim=-1).amax()) * longest_key * abs(scale)
     if not math.isfinite(bound):
         raise InputError("q or k holds NaN or infinity, so no order of the series can be certified.")
     if score_bound is not None:
-        if score_bound < bound:
+        if score_bound < bound and state is None:
             raise InputError(
-                f"score_bound is {score_bound:.3g}, but these tokens have |x| up to {bound:.3g} "
-                "(scale·‖q‖·‖k‖): pass a larger one or leave it out."
+                f"score_bound is {score_bound:.3g}, but these tokens have |x| up to {bound:.3g}: pass a "
+                "larger one or leave it out."
             )
         bound = score_bound
-    if state is not None:
-        certificate = _still_certified(spec, state, bound, tolerance)
-    else:
-        try:
-            certificate = certified_order(bound, tolerance)
-        except OverflowError as problem:
-            raise StateBudgetError(f"{spec} in recurrent form: {problem}. {_alternatives(spec)}") from None
+    certificate = _certificate(spec, state, bound, tolerance)
     series = dataclasses.replace(spec, kernel=Taylor(certificate.order))
     _check_budget(spec, series, inputs, certificate, state_budget)
     if state is None:
@@ -79,17 +80,40 @@ def as_series(
     return series, certificate, longest_key
 
 
-def _still_certified(spec: AttentionSpec, state: State, bound: float, tolerance: float) -> Certificate:
+def _largest_score(q: Tensor, k: Tensor, causal: bool, block: int = 512) -> float:
+    """max |q·k| over the pairs that are visible, a block of queries at a time."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)
+    q = q.transpose(1, 2)
+    largest = 0.0
+    for start in range(0, q.shape[2], block):
+        scores = (q[:, :, start : start + block] @ k.mT).abs()
+        if causal:
+            scores = scores.tril(start + k.shape[2] - q.shape[2])
+        here = float(scores.amax())
+        if not math.isfinite(here):
+            return math.inf
+        largest = max(largest, here)
+    return largest
+
+
+def _certificate(spec: AttentionSpec, state: State | None, bound: float, tolerance: float) -> Certificate:
+    if state is None:
+        certificate = certified_order(bound, tolerance)
+        if certificate is None:
+            raise StateBudgetError(
+                f"{spec} in recurrent form: no order of its series is within {tolerance:.0e} for |x| up to "
+                f"{bound:.3g}, since its terms cancel by e^{2 * bound:.0f} in float64. {_alternatives(spec)}"
+            )
+        return certificate
     known = state.certificate
     if known is None:
         raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
     if output_error(known.order, bound) <= tolerance:
         return Certificate(known.order, max(bound, known.score_bound), tolerance)
-    needed = certified_order(bound, tolerance).order
     raise StateBudgetError(
         f"this state holds the series of exp up to order {known.order}, certified for "
-        f"|x| ≤ {known.score_bound:.3g}; these tokens have |x| up to {bound:.3g}, which needs order "
-        f"{needed} for a tolerance of {tolerance:.0e}.\nStart the text again with score_bound={bound:.3g} or "
+        f"|x| ≤ {known.score_bound:.3g}; these tokens may have |x| up to {bound:.3g} (scale·‖q‖·‖k‖), where "
+        f"that order is not within {tolerance:.0e}.\nStart the text again with score_bound={bound:.3g} or "
         "more in its first call, pass a larger tolerance, or use the parallel form."
     )
 
@@ -102,8 +126,7 @@ def _check_budget(
     state_budget: int,
 ) -> None:
     d, e, heads = inputs.k.shape[3], inputs.v.shape[3], inputs.k.shape[2]
-    itemsize = working_dtype(inputs.q.dtype).itemsize
-    needed = inputs.q.shape[0] * heads * series.state_size(d, e) * itemsize
+    needed = inputs.q.shape[0] * heads * series.state_size(d, e) * torch.float64.itemsize
     if needed > state_budget:
         raise StateBudgetError(
             f"{spec} in recurrent form needs its series up to order {certificate.order} for "
@@ -113,16 +136,17 @@ def _check_budget(
 
 
 def _alternatives(spec: AttentionSpec) -> str:
-    def variant(kernel: str) -> str:
-        return str(spec).replace("exp", kernel, 1)
-
+    """What would work, as specs that can be typed."""
     end = str(spec)[len("exp") :]
-    return (
-        f"Use a lower order ({variant('taylor(2)')}), expand about the row's mean "
-        f"({variant('taylor(2,about=mean)')}), keep a window exact "
-        f"(taylor(2,about=mean)+window(64,sinks=1){end}), or form='parallel'."
-    )
-
-
-def _longest(u: object) -> float:
-    return float(u.detach().double().norm(dim=-1).amax())  # type: ignore[attr-defined]
+    wanted = [
+        ("a lower order", f"taylor(2){end}"),
+        ("an expansion about the row's mean", f"taylor(2,about=mean){end}"),
+        ("an exact window beside it", f"taylor(2,about=mean)+window(64,sinks=1){end}"),
+        ("an exact window beside it", f"taylor(2)+window(64,sinks=1){end}"),
+    ]
+    found: dict[str, str] = {}
+    for what, notation in wanted:
+        with contextlib.suppress(SpecError):
+            found.setdefault(what, str(parse(notation)))
+    options = [f"{what} ({notation})" for what, notation in found.items()]
+    return f"Use {', '.join(options)}, or form='parallel'."

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
-from maclaurin.forms.attend import Inputs
+from maclaurin.forms.attend import Inputs, working_dtype
 from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
@@ -107,6 +107,8 @@ def check_layout(
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1], max_seqlen)
     mask = key_padding_mask
+    if mask is not None and not isinstance(mask, Tensor):
+        raise InputError(f"key_padding_mask must be a bool tensor, not {type(mask).__name__}.")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
         raise InputError(
             f"key_padding_mask must be bool {list(k.shape[:2])}, True for real tokens; got "
@@ -116,6 +118,8 @@ def check_layout(
 
 def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: int) -> None:
     """The state must be this spec's, for these heads and this many sequences."""
+    if not isinstance(state, State):
+        raise InputError(f"state must be one that attention returned, not {type(state).__name__}.")
     if state.spec != spec:
         raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
     batch, kv_heads = state.moments.shape[:2]
@@ -125,6 +129,15 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
         raise InputError(
             f"this state is for {batch} sequences and {kv_heads} key-value heads with moments "
             f"{_shape(state.moments)}; these inputs need {list(wanted)}."
+        )
+    if state.moments.dtype != working_dtype(inputs.q.dtype):
+        raise InputError(
+            f"this state is kept in {state.moments.dtype}, and inputs in {inputs.q.dtype} need one in "
+            f"{working_dtype(inputs.q.dtype)}: cast the inputs or begin again."
+        )
+    if state.running is not None and state.running.shape[1] != inputs.q.shape[2]:
+        raise InputError(
+            f"this state is for {state.running.shape[1]} query heads, and q has {inputs.q.shape[2]}."
         )
     if state.device != inputs.q.device:
         raise InputError(f"the state is on {state.device} and q on {inputs.q.device}: use state.to(…).")

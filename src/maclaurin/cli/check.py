@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +33,8 @@ def check(
     dtype: Annotated[str, typer.Option(help="float64, float32, float16 or bfloat16.")] = "float64",
     tokens: Annotated[int, typer.Option(min=1, help="Length of the random text.")] = 32,
     key_size: Annotated[int, typer.Option("--key-size", min=1, help="Size d of a key.")] = 4,
-    score_size: Annotated[float, typer.Option(help="Typical size of the scores.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    score_size: Annotated[float, typer.Option(min=0.0, help="Typical size of the scores.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random inputs.")] = 0,
     inputs: Annotated[
         Path | None,
         typer.Option(help="A safetensors file with q, k, v (and gates) to check on instead of random ones."),
@@ -151,9 +152,12 @@ def _print_json(
         "holds": holds,
         "forms": [{**dataclasses.asdict(row), "holds": row.holds} for row in rows],
         "softmax_against_torch": torch_errors,
-        "convergence": [dataclasses.asdict(point) for point in points],
+        "convergence": [
+            {n: x if math.isfinite(x) else None for n, x in dataclasses.asdict(point).items()}
+            for point in points
+        ],
     }
-    print(json.dumps(data, indent=2))
+    print(json.dumps(data, indent=2, allow_nan=False))
 
 
 def _print_tables(

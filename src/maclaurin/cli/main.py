@@ -12,6 +12,8 @@ import maclaurin
 from maclaurin.cli.check import check
 from maclaurin.cli.list import list_entries
 from maclaurin.cli.show import show
+from maclaurin.cli.sweep import make_sweep
+from maclaurin.cli.train import make_train
 from maclaurin.errors import MaclaurinError
 
 app = typer.Typer(
@@ -26,6 +28,8 @@ app = typer.Typer(
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(check)
+app.command("train")(make_train())
+app.command("sweep")(make_sweep())
 
 
 def _version(wanted: bool) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +23,10 @@ from maclaurin.spec import AttentionSpec, RunningSum
 
 
 class Form(enum.Enum):
-    """The three ways to compute one spec."""
+    """The ways to compute one spec; blocked is parallel with a block of queries at a time."""
 
     PARALLEL = "parallel"
+    BLOCKED = "blocked"
     CHUNKED = "chunked"
     RECURRENT = "recurrent"
 
@@ -40,6 +43,14 @@ class Inputs:
     output_gate: Tensor | None = None
     denominator_gate: Tensor | None = None
     present: Tensor | None = None  # [B, S]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same change to every tensor but the mask."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "present"]
+        changed: dict[str, Any] = {
+            n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names
+        }
+        return Inputs(**changed, present=self.present)
 
 
 #: a log forget gate below this forgets everything; −inf would make NaN of differences
@@ -83,13 +94,28 @@ def attend(
 
     The recurrent form, and any form with a state, needs a spec with a finite one.
     """
+    with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
+        return _attend(spec, inputs, form, scale, causal, chunk, state, return_state)
+
+
+def _attend(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    form: Form,
+    scale: float,
+    causal: bool,
+    chunk: int,
+    state: State | None,
+    return_state: bool,
+) -> tuple[Tensor, State | None]:
     stream = make_stream(spec, inputs, scale)
     heads = inputs.q.shape[2]
-    carries = state is not None or return_state
+    if spec.kernel.depends_on_row and state is None and not return_state:
+        stream = _with_centred_keys(stream)
     after = None
-    if form is Form.PARALLEL and not carries:
+    if form is Form.PARALLEL:
         rows = parallel_rows(spec, stream, causal=causal)
-    elif form is Form.CHUNKED and not spec.has_finite_state:
+    elif form is Form.BLOCKED:
         rows = blocked_rows(spec, stream, chunk, causal=causal)
     else:
         before = State.empty(spec, stream, heads) if state is None else state
@@ -105,6 +131,23 @@ def attend(
     if after is not None and return_state:
         after = dataclasses.replace(after, running=None if running is None else running[:, -1])
     return y.to(inputs.q.dtype), after if return_state else None
+
+
+def _with_centred_keys(stream: Stream) -> Stream:
+    """The mean key taken off every key, which kernels that look at their row do not see.
+
+    Their moments are then those of small scores: re-centring cancels less. A state must add up with
+    others, so it is made of the keys as they are.
+    """
+    present = stream.present
+    if present is None:
+        mean = stream.k.mean(-2, keepdim=True)
+    else:
+        real = present[:, None, :, None]
+        mean = torch.where(real, stream.k, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp(
+            min=1
+        )
+    return dataclasses.replace(stream, k=stream.k - mean.detach())
 
 
 def _rows_with_state(

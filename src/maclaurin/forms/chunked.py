@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.parallel import parallel_rows
-from maclaurin.forms.stream import Rows, Stream, decay_matrix, split_count, values_with_count
+from maclaurin.forms.stream import Rows, Stream, decay_matrix, running_totals, split_count, values_with_count
 from maclaurin.spec import AttentionSpec
 
 #: numbers that the features of one span may take
@@ -48,6 +48,11 @@ def chunked_rows(
     if not causal:
         return _all_keys_rows(spec, stream, columns, moments, chunk)
     tokens = stream.k.shape[-2]
+    if torch.compiler.is_compiling():  # lengths are symbols there, and a loop would fix their number
+        sums, statistics, moments = _span_sums(
+            spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk
+        )
+        return Rows(*split_count(spec, sums)), statistics, moments
     span = _span(spec, stream, chunk)
     features = stream.q[..., 0].numel() * spec.features(stream.key_size)
     again = torch.is_grad_enabled() and features > SPAN_BUDGET
@@ -79,7 +84,7 @@ def _span_sums(
     tokens, orders = k.shape[-2], spec.orders or ()
     chunk = min(chunk, tokens)
     q, k, values = (in_chunks(u, chunk) for u in (q, k, values))  # [B, K, (G), C, L, …]
-    total = None if log_forget is None else in_chunks(log_forget[..., None], chunk)[..., 0].cumsum(-1)
+    total = None if log_forget is None else running_totals(in_chunks(log_forget[..., None], chunk)[..., 0])
     states = _scan(symmetric_powers(k, orders), values, total, moments)
     before, after = states[:, :, None, :-1], states[:, :, -1]
 
@@ -88,8 +93,10 @@ def _span_sums(
         within: Tensor = torch.ones(chunk, chunk, dtype=x.dtype, device=x.device).tril()
         reach = None
     else:
-        within = decay_matrix(total)[:, :, None]
-        reach = total.exp()[:, :, None, ..., None]  # [B, K, 1, C, L, 1], decay since the chunk began
+        within = decay_matrix(total, x.dtype)[:, :, None]
+        reach = total.exp().to(x.dtype)[
+            :, :, None, ..., None
+        ]  # [B, K, 1, C, L, 1], decay since the chunk began
     features = symmetric_powers(q, orders)
     statistics = None
     if spec.kernel.depends_on_row:
@@ -112,13 +119,13 @@ def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tenso
     S_c = e^{P_c} S_0 + Σ_{c'<c} e^{P_c − P_{c'+1}} U_{c'},  P the decay up to the start of a chunk.
     """
     if total is not None:
-        values = values * (total[..., -1:] - total).exp()[..., None]
+        values = values * (total[..., -1:] - total).exp().to(values.dtype)[..., None]
     updates = features.mT @ values
     pieces = torch.cat([initial[:, :, None], updates], dim=2)
     if total is None:
         return pieces.cumsum(2)
     starts = torch.nn.functional.pad(total[..., -1].cumsum(-1), (1, 0))
-    return (decay_matrix(starts) @ pieces.flatten(-2)).unflatten(-1, pieces.shape[-2:])
+    return (decay_matrix(starts, pieces.dtype) @ pieces.flatten(-2)).unflatten(-1, pieces.shape[-2:])
 
 
 def _moments_of_state(features: Tensor, state: Tensor, d: int, orders: Sequence[int]) -> list[Tensor]:

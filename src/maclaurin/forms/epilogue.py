@@ -46,12 +46,14 @@ def divided(spec: AttentionSpec, rows: Rows, visible_keys: Tensor, running: Tens
         return rows.numerator / _row_sum(spec.denominator, rows)[..., None]
     y = rows.numerator
     log_gain = None if spec.ignores_row_scale else rows.log_scale
+    if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
+        log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads sees ratios only
     if isinstance(spec.denominator, VisibleKeys) or _counts_keys(spec):
         y = y / visible_keys.clamp(min=1)[:, None, None, :, None]
     if isinstance(spec.denominator, RunningSum):
         assert running is not None
         log_sum = running.transpose(1, 2).unflatten(1, y.shape[1:3])
-        if spec.denominator.floor is not None and spec.denominator.floor > 0:
+        if spec.denominator.floor is not None:
             log_sum = log_sum.clamp(min=math.log(spec.denominator.floor))
         log_sum = torch.where(log_sum > -torch.inf, log_sum, 0.0)
         log_gain = -log_sum if log_gain is None else log_gain - log_sum

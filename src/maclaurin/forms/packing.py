@@ -24,10 +24,8 @@ class Batch:
     lengths: Tensor  # [N]
     sequences: Tensor | None = None  # [N], which packed sequences the rows are; None for all
 
-    def take(self, u: Tensor | None) -> Tensor | None:
+    def take(self, u: Tensor) -> Tensor:
         """[B, T, …] → [N, M, …] with zeros for padding, whatever stood there."""
-        if u is None:
-            return None
         taken = u.flatten(0, 1)[self.tokens]
         absent = ~self.present
         return taken.masked_fill(absent.reshape(*absent.shape, *[1] * (taken.dim() - 2)), 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maclaurin.forms.stream import Rows, Stream, causal_mask
+from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
 from maclaurin.spec import AttentionSpec, Exp, Window
 
 
@@ -101,7 +101,7 @@ def _log_decay(stream: Stream) -> Tensor | None:
     """
     if stream.log_forget is None:
         return None
-    total = stream.log_forget.double().cumsum(-1)
+    total = running_totals(stream.log_forget)
     coarse = total.to(stream.q.dtype)
     fine = (total - coarse).to(stream.q.dtype)
     queries = stream.q.shape[-2]

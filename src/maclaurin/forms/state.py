@@ -108,9 +108,7 @@ class State:
 
     def __getitem__(self, batch: int | slice | list[int] | Tensor) -> State:
         """Some of its sequences: state[2], state[1:3], state[[0, 0, 2]] (as beam search does)."""
-        if isinstance(batch, int):
-            batch = [batch]
-        index = torch.as_tensor(batch, device=self.device) if isinstance(batch, list) else batch
+        index = batch if isinstance(batch, slice) else _as_indices(batch, self.device)
         return self.map(lambda t: t[index])
 
     reorder = __getitem__
@@ -133,6 +131,10 @@ class State:
         S = (Π f of the later) S_this + S_later
         """
         self.require_same_kind(later)
+        if self.batch_size != later.batch_size:
+            raise InputError(
+                f"a state of {self.batch_size} sequences cannot be followed by one of {later.batch_size}."
+            )
         decay = later.log_decay
         exact = None
         if self.exact is not None and later.exact is not None:
@@ -171,12 +173,20 @@ class State:
         `clone()` from before those tokens instead.
         """
         self._require_invertible()
+        self._require_holds(k, v)
         dropped = State.of(
             self.spec, k, v, input_gate=input_gate, denominator_gate=denominator_gate, like=self
         )
         running = None
         if self.running is not None and dropped.running is not None:
-            running = self.running + torch.log1p(-(dropped.running - self.running).exp())
+            share = (dropped.running - self.running).exp()
+            lost = bool((share > 1 - 1e3 * torch.finfo(share.dtype).eps).any())
+            if lost and int(self.count.max()) > k.shape[1]:
+                raise InputError(
+                    "the tokens to drop hold all but nothing of the running sum: what stood before them is "
+                    "below rounding. Keep state.clone() from before them and return to it."
+                )
+            running = self.running + torch.log1p(-share)
         return dataclasses.replace(
             self,
             moments=self.moments - dropped.moments,
@@ -222,10 +232,31 @@ class State:
             raise InputError(f"these are states of different specs: {self.spec} and {other.spec}.")
         for name, mine in self.tensors().items():
             theirs = other.tensors()[name]
-            if mine.shape[1:] != theirs.shape[1:]:
+            if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
                 raise InputError(
-                    f"these states differ in {name}: {list(mine.shape)} and {list(theirs.shape)}."
+                    f"these states differ in {name}: {mine.dtype} {list(mine.shape)} and {theirs.dtype} "
+                    f"{list(theirs.shape)}."
                 )
+
+    def _require_holds(self, k: Tensor, v: Tensor) -> None:
+        """Raise unless k and v can be the last tokens of this state."""
+        batch, kv_heads, features, columns = self.moments.shape
+        fits = (
+            k.dim() == v.dim() == 4
+            and k.shape[:3] == v.shape[:3]
+            and (k.shape[0], k.shape[2]) == (batch, kv_heads)
+            and self.spec.features(k.shape[3]) == features
+            and v.shape[3] + int(self.spec.needs_row_sum) == columns
+        )
+        if not fits:
+            raise InputError(
+                f"k {list(k.shape)} and v {list(v.shape)} cannot be the last tokens of a state with moments "
+                f"{list(self.moments.shape)}: pass k [{batch}, m, {kv_heads}, d] and v as they were."
+            )
+        if int(self.count.min()) < k.shape[1]:
+            raise InputError(
+                f"{k.shape[1]} tokens cannot be dropped from a state of {int(self.count.min())}."
+            )
 
     def _require_invertible(self) -> None:
         if self.spec.forget_gate or self.spec.window:
@@ -272,6 +303,14 @@ class State:
             **{n: tensors.get(n) for n in ("moments", "count", "log_decay", "running")},
             exact=ExactKeys(**exact) if exact else None,
         )
+
+
+def _as_indices(batch: object, device: torch.device) -> Tensor:
+    """Numbers of sequences, or a mask over them, as a tensor with one axis."""
+    index = torch.as_tensor(batch, device=device)
+    if index.dim() > 1 or index.is_floating_point():
+        raise InputError(f"a state is indexed by numbers of sequences, a slice or a mask, not by {batch!r}.")
+    return index.reshape(-1)
 
 
 def _is_running(spec: AttentionSpec) -> bool:

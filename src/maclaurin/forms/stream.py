@@ -94,11 +94,17 @@ def split_count(spec: AttentionSpec, sums: Tensor) -> tuple[Tensor, Tensor | Non
     return (sums[..., :-1], sums[..., -1]) if spec.needs_row_sum else (sums, None)
 
 
-def decay_matrix(totals: Tensor) -> Tensor:
-    """exp(L_t − L_s) for s ≤ t, else 0, from running totals L [..., S] of the log forget gate."""
+def running_totals(log_forget: Tensor) -> Tensor:
+    """L_t = Σ_{r≤t} ln f_r in float64: totals grow with the text, and only differences are used."""
+    return log_forget.double().cumsum(-1)
+
+
+def decay_matrix(totals: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(L_t − L_s) for s ≤ t, else 0, from running totals L [..., S]."""
     size = totals.shape[-1]
     visible = causal_mask(size, size, totals.device)
-    return torch.where(visible, totals[..., :, None] - totals[..., None, :], -torch.inf).exp()
+    difference = (totals[..., :, None] - totals[..., None, :]).to(dtype)
+    return torch.where(visible, difference, -torch.inf).exp()
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

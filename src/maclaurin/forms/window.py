@@ -20,7 +20,7 @@ from torch import Tensor
 from maclaurin.forms.chunked import in_chunks
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.parallel import rows_beside_tail
-from maclaurin.forms.stream import Rows, Stream, values_with_count
+from maclaurin.forms.stream import Rows, Stream, running_totals, values_with_count
 from maclaurin.spec import AttentionSpec, Window
 
 #: a polynomial form: (spec, stream, moments) → (rows, row statistics, moments)
@@ -112,7 +112,7 @@ class _Line:
         log_forget = decayed = None
         if stream.log_forget is not None and exact.recent_log_forget is not None:
             log_forget = torch.cat([exact.recent_log_forget, stream.log_forget], dim=-1)
-            decayed = log_forget.cumsum(-1)
+            decayed = running_totals(log_forget)
         position = torch.arange(size + tokens, device=k.device)
         index = count[:, None] - size + position  # of the token at each position, from the first
         held = index >= window.sinks
@@ -128,7 +128,7 @@ class _Line:
         sink_decay = None
         if decayed is not None and exact.sink_log_decay is not None:
             since_start = decayed[..., size - 1 : size] - _take(decayed[..., None], pick)[..., 0]
-            sink_decay = torch.where(is_old[:, None, :], exact.sink_log_decay, since_start)
+            sink_decay = torch.where(is_old[:, None, :], exact.sink_log_decay, since_start.to(k.dtype))
         return _Line(
             stream, k, v, decayed, held, sink_k, sink_v, sink_decay, sinks + size, lengths, log_forget
         )
@@ -141,7 +141,7 @@ class _Line:
             entering = entering & self.stream.present
         mass = None
         if self.decayed is not None:
-            mass = (self.decayed[..., window.size :] - self.decayed[..., :tokens]).exp()
+            mass = (self.decayed[..., window.size :] - self.decayed[..., :tokens]).exp().to(self.k.dtype)
         return Stream(
             self.stream.q,
             self.k[..., :tokens, :],
@@ -177,8 +177,8 @@ class _Line:
             here = in_chunks(self.decayed[..., size:, None], chunk)
             start = self.decayed[..., size - 1, None, None, None]
             to_band = here - bands(self.decayed[..., None]).mT
-            to_band = torch.where(near[:, None], to_band, 0.0)
-            to_sink = (here - start) + self.sink_decay[:, :, None, None, :]
+            to_band = torch.where(near[:, None], to_band.to(q.dtype), 0.0)
+            to_sink = (here - start).to(q.dtype) + self.sink_decay[:, :, None, None, :]
             to_sink = torch.where(first[:, None], to_sink, 0.0)
             logits = logits + torch.cat([to_band, to_sink], dim=-1)[:, :, None]
         return logits, torch.cat([near, first], dim=-1)[:, None, None], values
@@ -199,7 +199,7 @@ class _Line:
         sink_log_decay = None
         if self.sink_decay is not None and self.decayed is not None:
             since_start = self.decayed[..., -1:] - self.decayed[..., window.size - 1 : window.size]
-            sink_log_decay = self.sink_decay + since_start
+            sink_log_decay = self.sink_decay + since_start.to(self.sink_decay.dtype)
         return ExactKeys(recent_k, recent_v, self.sink_k, self.sink_v, recent_log_forget, sink_log_decay)
 
 

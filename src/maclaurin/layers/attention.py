@@ -114,5 +114,5 @@ class AttentionLayer(nn.Module):
         if "denominator_gate" in self.spec.gates:
             gates["denominator_gate"] = self.denominator_gate(hidden)
         if "output_gate" in self.spec.gates:
-            gates["output_gate"] = self.output_gate(hidden)
+            gates["output_gate"] = self.output_gate(hidden, layout.positions)
         return gates

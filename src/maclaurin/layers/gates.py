@@ -63,8 +63,7 @@ class InputGateLayer(nn.Module):
         if self.kind is InputGate.SIGMOID:
             return self.projection(hidden).sigmoid()
         if self.kind is InputGate.LENGTH_POWER:
-            length = (positions + 1).float()[..., None]
-            return (length ** -self.exponent.float().sigmoid()).expand(hidden.shape[0], -1, -1)
+            return _length_power(self.exponent, positions, hidden.shape[0])
         assert step_size is not None
         return step_size
 
@@ -115,13 +114,22 @@ class OutputGateLayer(nn.Module):
     def __init__(self, hidden_size: int, heads: int, head_size: int, kind: OutputGate) -> None:
         super().__init__()
         self.kind, self.heads = kind, heads
-        per_channel = kind is OutputGate.SILU
-        self.projection = nn.Linear(
-            hidden_size, heads * (head_size if per_channel else 1), bias=not per_channel
-        )
+        if kind is OutputGate.LENGTH_POWER:
+            self.exponent = nn.Parameter(torch.full((heads,), 0.5))
+        elif kind is OutputGate.SILU:
+            self.projection = nn.Linear(hidden_size, heads * head_size, bias=False)
+        else:
+            self.projection = nn.Linear(hidden_size, heads)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """From hidden states [B, T, hidden]."""
+    def reset(self) -> None:
+        """Begin with the exponent σ(0.5)."""
+        if self.kind is OutputGate.LENGTH_POWER:
+            nn.init.constant_(self.exponent, 0.5)
+
+    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """From hidden states [B, T, hidden] and positions [1 or B, T]."""
+        if self.kind is OutputGate.LENGTH_POWER:
+            return _length_power(self.exponent, positions, hidden.shape[0])
         raw = self.projection(hidden)
         if self.kind is OutputGate.SILU:
             return silu(raw).unflatten(-1, (self.heads, -1))
@@ -132,6 +140,12 @@ def needs_step_size(extras: LayerExtras, input_gate: bool, forget_gate: bool) ->
     """Whether dt is made: once for both gates that use it."""
     of_input = input_gate and extras.input_gate is InputGate.SOFTPLUS
     return of_input or (forget_gate and extras.forget_gate is ForgetGate.MAMBA)
+
+
+def _length_power(exponent: Tensor, positions: Tensor, batch: int) -> Tensor:
+    """t^−σ(p) [B, T, heads], t counting from 1."""
+    length = (positions + 1).float()[..., None]
+    return (length ** -exponent.float().sigmoid()).expand(batch, -1, -1)
 
 
 def _spread(low: float, high: float, number: int) -> Tensor:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from maclaurin.layers.attention import AttentionLayer, ResidualLinear
 from maclaurin.layers.convolution import ShortConvolution
-from maclaurin.layers.gates import ForgetGateLayer, GateLinear, InputGateLayer
+from maclaurin.layers.gates import ForgetGateLayer, GateLinear, InputGateLayer, OutputGateLayer
 from maclaurin.layers.layout import Layout
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.spec import AttentionSpec
@@ -75,7 +75,7 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
             self._init_matrix(module)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             module.reset_parameters()
-        elif isinstance(module, ShortConvolution | InputGateLayer | ForgetGateLayer):
+        elif isinstance(module, ShortConvolution | InputGateLayer | ForgetGateLayer | OutputGateLayer):
             module.reset()
         if isinstance(module, GateLinear):
             module.reset_bias()

@@ -36,6 +36,7 @@ class AttentionSpec:
     gate_after_norm: bool = False
 
     def __post_init__(self) -> None:
+        _refuse_wrong_types(self)
         _refuse_row_sum_that_changes_sign(self)
         _refuse_visible_shift(self)
         _refuse_window_without_exp(self)
@@ -70,6 +71,9 @@ class AttentionSpec:
         if unknown or "kernel" not in data:
             problem = f"unknown key {sorted(unknown)[0]!r}" if unknown else "no kernel"
             raise SpecError(f"a spec cannot have {problem}; it has {', '.join(cls.__slots__)}.")
+        for name in _FAMILIES:
+            if name in data and not isinstance(data[name], Mapping):
+                raise SpecError(f"{name} of a spec in JSON is an object with a name, not {data[name]!r}.")
         values: dict[str, Any] = {
             k: _part_from_dict(k, v) if isinstance(v, Mapping) else v for k, v in data.items()
         }
@@ -141,7 +145,10 @@ class AttentionSpec:
         return sum(number_of_multisets(d, n) for n in self.orders)
 
     def state_size(self, d: int, e: int) -> int:
-        """Numbers held per sequence and key-value head, for key size d and value size e."""
+        """Numbers held per sequence and key-value head, for key size d and value size e.
+
+        Moments and exact keys; beside them a state holds a count, and a number or so per gate.
+        """
         columns = e + int(self.needs_row_sum)
         exact = (self.window.size + self.window.sinks) * (d + e) if self.window else 0
         return self.features(d) * columns + exact
@@ -209,12 +216,29 @@ class AttentionSpec:
 def _part_from_dict(field: str, data: Mapping[str, Any]) -> Part:
     known = registered(field)
     name = data.get("name")
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise SpecError(f"there is no {field} {name!r}; known are {', '.join(sorted(known))}.")
     return known[name].from_dict(data)
 
 
 # ----------------------------------------------------------------------------------- validation
+
+_FAMILIES: dict[str, type[Part]] = {
+    "kernel": Kernel,
+    "window": Window,
+    "denominator": Denominator,
+    "norm": Norm,
+}
+
+
+def _refuse_wrong_types(spec: AttentionSpec) -> None:
+    for name in spec.__slots__:
+        value = getattr(spec, name)
+        family = _FAMILIES.get(name)
+        if family is None and not isinstance(value, bool):
+            raise SpecError(f"{name} of a spec is True or False, not {value!r}.")
+        if family is not None and not isinstance(value, family) and (name == "kernel" or value is not None):
+            raise SpecError(f"{name} of a spec is a {family.__name__}, not {value!r}.")
 
 
 def _refuse_row_sum_that_changes_sign(spec: AttentionSpec) -> None:
@@ -230,7 +254,8 @@ def _refuse_row_sum_that_changes_sign(spec: AttentionSpec) -> None:
     hints += [f"a norm: {kernel}/l2"]
     raise SpecError(
         f"{kernel}/{den} divides by a row sum that can be negative, so it can vanish.\n"
-        f"Use {' or '.join(hints)}."
+        f"Use {' or '.join(hints)}.",
+        place="denominator",
     )
 
 
@@ -245,7 +270,8 @@ def _refuse_visible_shift(spec: AttentionSpec) -> None:
     if isinstance(spec.denominator, RowSum):
         raise SpecError(
             f"{spec.kernel} drops the factor e^x̄ of its row, and /{spec.denominator} sees it.\n"
-            f"Use a plain row sum: {spec.kernel}/sum."
+            f"Use a plain row sum: {spec.kernel}/sum.",
+            place="denominator",
         )
     raise SpecError(
         f"{spec.kernel} drops the factor e^x̄ of its row, so it needs a row sum or a norm, "
@@ -260,11 +286,13 @@ def _refuse_window_without_exp(spec: AttentionSpec) -> None:
         raise SpecError(
             f"{spec.kernel} is exact for every key, so a window beside it changes nothing.\n"
             f"Use taylor(2,about=mean)+{spec.window}/sum, or poly(0)+{spec.window}/sum for the "
-            "window alone."
+            "window alone.",
+            place="window",
         )
     raise SpecError(
         f"+{spec.window} keeps keys at their exact weight e^x, and {spec.kernel} does not stand "
-        f"for e^x, so the two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail."
+        f"for e^x, so the two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
+        place="window",
     )
 
 
@@ -272,7 +300,8 @@ def _refuse_two_output_gates(spec: AttentionSpec) -> None:
     if spec.output_gate and spec.gate_after_norm:
         raise SpecError(
             f"{spec} has an output gate before and after the norm, and there is one output_gate.\n"
-            "The norm divides the first one out again: keep the one after it."
+            "The norm divides the first one out again: keep the one after it.",
+            place="output_gate",
         )
     if spec.gate_after_norm and spec.norm is None:
         raise SpecError("a gate after the norm needs a norm; without one write *out before it.")

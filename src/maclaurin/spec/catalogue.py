@@ -301,7 +301,7 @@ _FIELD_ROWS = (
         "exp*forget/sum",
         FOLLOW_UP,
         ("gated_softmax_plusplus_mamba", "gated_softmax_plusplus_mamba2"),
-        extras=LayerExtras(rotary=False, convolution=2, forget_gate=ForgetGate.SOFTPLUS),
+        extras=LayerExtras(rotary=False, forget_gate=ForgetGate.SOFTPLUS),
     ),
     Entry(
         "forgetting-transformer",
@@ -334,10 +334,10 @@ _FIELD_ROWS = (
     ),
     Entry(
         "cottention",
-        "linear(cosine)*in",
+        "linear(cosine)*out",
         "Mongaras et al. 2024",
-        note="the length power stands on the values here, as in linear-cosine",
-        extras=LayerExtras(input_gate=InputGate.LENGTH_POWER),
+        note="the length power divides the row, so it is an output gate t^−σ(p)",
+        extras=LayerExtras(output_gate=OutputGate.LENGTH_POWER),
     ),
     Entry(
         "sigmoid-attention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from maclaurin.spec.part import Part, flag, number, register
+from maclaurin.spec.part import Part, flag, positive, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class RowSum(Denominator):
     """
 
     notation: ClassVar[str] = "sum"
-    floor: float | None = number(default=None)
-    eps: float | None = number(default=None)
+    floor: float | None = positive(default=None)
+    eps: float | None = positive(default=None)
     detach: bool = flag()
 
     @property
@@ -51,5 +51,5 @@ class RunningSum(Denominator):
     """max(Σ_{r≤t} exp(g_r), floor), times t with `len`: a learned running sum of its own logits."""
 
     notation: ClassVar[str] = "running"
-    floor: float | None = number(default=None)
+    floor: float | None = positive(default=None)
     len: bool = flag()

@@ -31,6 +31,7 @@ class OutputGate(enum.Enum):
 
     SIGMOID = "o = σ(Wx + b), one number per head"
     SILU = "o = silu(Wx), one number per channel"
+    LENGTH_POWER = "o_t = t^−σ(p), p per head, initially 0.5"
 
 
 @final

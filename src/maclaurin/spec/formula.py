@@ -32,11 +32,19 @@ def _where_text(spec: AttentionSpec) -> list[str]:
             + (f" and the first {spec.window.sinks}" if spec.window.sinks else "")
             + f", else {spec.kernel.text('x_ts')}"
         )
+        lines.append(f"r_t = {_reference_text(spec)}")
     if spec.kernel.depends_on_row:
         lines.append("x̄ = mean of x_ts over " + ("the tail" if spec.window else "the visible keys"))
     if spec.forget_gate:
         lines.append("D_ts = Π_s<r≤t f_r")
     return lines
+
+
+def _reference_text(spec: AttentionSpec) -> str:
+    """Where the tail's expansion of e^(x − r) stands."""
+    if not spec.kernel.depends_on_row:
+        return "0"
+    return "x̄ + u/2, u the variance of x_ts over the tail" if spec.kernel.notation == "hermite" else "x̄"
 
 
 def _score_text(spec: AttentionSpec) -> str:
@@ -82,7 +90,31 @@ def latex_formula(spec: AttentionSpec) -> str:
         body = rf"\frac{{{body}}}{{{_latex_denominator(spec.denominator, row_sum)}}}"
     body = rf"o_t\, {body}" if spec.output_gate else body
     body = rf"\mathrm{{{_latex_norm(spec.norm)}}}\!\left({body}\right)" if spec.norm else body
-    return rf"y_t = o_t\, {body}" if spec.gate_after_norm else f"y_t = {body}"
+    body = rf"o_t\, {body}" if spec.gate_after_norm else body
+    return r",\quad ".join([f"y_t = {body}", *_where_latex(spec)])
+
+
+def _where_latex(spec: AttentionSpec) -> list[str]:
+    parts = [f"x_{{ts}} = {_score_latex(spec)}"]
+    if spec.window:
+        sinks = f" and the first {spec.window.sinks}" if spec.window.sinks else ""
+        parts.append(
+            rf"w_{{ts}} = e^{{x_{{ts}}-r_t}} \text{{ for the last {spec.window.size} keys{sinks}, else }} "
+            + spec.kernel.latex("x_{ts}")
+        )
+    if spec.forget_gate:
+        parts.append(r"D_{ts} = \prod_{s<r\le t} f_r")
+    return parts
+
+
+def _score_latex(spec: AttentionSpec) -> str:
+    kernel = spec.kernel
+    feature = kernel.feature_map
+    phi = "{u}" if feature is None else feature.latex
+    product = rf"{phi.format(u='q_t')} \cdot {phi.format(u='k_s')}"
+    if isinstance(kernel, Linear) and kernel.scale is not None:
+        return product if kernel.scale == 1 else rf"{written(kernel.scale)}\, {product}"
+    return rf"{product}/\sqrt d" if kernel.default_scale(4) == 0.5 else product
 
 
 def _latex_denominator(denominator: Denominator, row_sum: str) -> str:
@@ -107,10 +139,11 @@ def text_recurrence(spec: AttentionSpec) -> str:
     orders = "n = 0, 1, 2, … (truncated at a certified order)" if spec.orders is None else _orders(spec)
     forget = "f_t " if spec.forget_gate else ""
     gated = "(i_t v_t)ᵀ" if spec.input_gate else "v_tᵀ"
-    key = "k_t" if spec.kernel.feature_map is None else spec.kernel.feature_map.text.format(u="k_t")
+    feature = spec.kernel.feature_map
+    key = "k_t" if feature is None or feature.text == "{u}" else f"({feature.text.format(u='k_t')})"
     entering = "when k_t leaves the window: " if spec.window else ""
     lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {gated},   {orders}"]
-    if spec.needs_row_sum or spec.has_series:
+    if spec.needs_row_sum:
         lines.append(f"z_t⁽ⁿ⁾ = {forget}z_t₋₁⁽ⁿ⁾ + {key}^⊗n")
     lines.append("y_t reads Σ_n a_n ⟨q_t^⊗n, S_t⁽ⁿ⁾⟩, then the denominator, gates and norm as above")
     return "\n".join(lines)

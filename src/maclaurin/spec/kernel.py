@@ -24,6 +24,9 @@ from maclaurin.spec.sign import Sign, sign_of_polynomial
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: 171! is beyond float64
+HIGHEST_ORDER = 170
+
 #: coefficients a₀, a₁, … of a polynomial in the score: constants, or one tensor per row
 Coefficients = Sequence[Any]
 
@@ -165,12 +168,17 @@ class Taylor(Polynomial):
     """
 
     notation: ClassVar[str] = "taylor"
-    order: int = whole(at_least=0)
+    order: int = whole(at_least=0, at_most=HIGHEST_ORDER)
     about: str = choice("zero", "mean")
 
     @property
     def series(self) -> tuple[float, ...]:
         return tuple(1 / math.factorial(n) for n in range(self.order + 1))
+
+    @property
+    def orders(self) -> tuple[int, ...] | None:
+        """About the mean, order 1 is kept even for taylor(0): the mean is read off it."""
+        return tuple(range((max(self.order, 1) if self.depends_on_row else self.order) + 1))
 
     @property
     def row_sum_sign(self) -> Sign:
@@ -197,7 +205,9 @@ class Taylor(Polynomial):
         return horner(self.series, x - statistics if self.depends_on_row else x)
 
     def coefficients(self, statistics: Any = None) -> Coefficients:
-        return recentred(self.series, statistics) if self.depends_on_row else self.series
+        if not self.depends_on_row:
+            return self.series
+        return recentred(self.series, statistics) if self.order else (1.0, 0.0)
 
     def reference(self, statistics: Any = None) -> Any:
         return statistics if self.depends_on_row else 0.0
@@ -208,9 +218,6 @@ class Taylor(Polynomial):
     def latex(self, x: str) -> str:
         argument = rf"({x}-\bar x_t)" if self.depends_on_row else x
         return rf"\sum_{{n=0}}^{{{self.order}}} \frac{{{argument}^n}}{{n!}}"
-
-    def simplified(self) -> Kernel:
-        return Taylor(0) if self.order == 0 else self
 
 
 @register
@@ -225,7 +232,7 @@ class Hermite(Kernel):
     """
 
     notation: ClassVar[str] = "hermite"
-    order: int = whole(at_least=0)
+    order: int = whole(at_least=0, at_most=HIGHEST_ORDER)
 
     @property
     def orders(self) -> tuple[int, ...] | None:
@@ -302,7 +309,7 @@ class Power(Polynomial):
     """κ = xᵖ: one order alone. Nonnegative for even p."""
 
     notation: ClassVar[str] = "power"
-    exponent: int = whole(at_least=0)
+    exponent: int = whole(at_least=0, at_most=HIGHEST_ORDER)
 
     @property
     def series(self) -> tuple[float, ...]:
@@ -339,10 +346,14 @@ class Poly(Polynomial):
         return True
 
     def simplified(self) -> Kernel:
-        for known in (Taylor(len(self.series) - 1), Power(len(self.series) - 1)):
-            if self.series == known.series:
+        highest = max((n for n, a in enumerate(self.series) if a), default=0)
+        if highest > HIGHEST_ORDER:
+            return self
+        series = self.series[: highest + 1]
+        for known in (Taylor(highest), Power(highest)):
+            if series == known.series:
                 return known.simplified()
-        return self
+        return self if series == self.series else Poly(series)
 
 
 def _read_scale(text: str) -> float:
@@ -454,16 +465,25 @@ def _factorial(n: int) -> float:
 
 def _mean(moments: Sequence[Tensor]) -> Tensor:
     """z₁/z₀, and 0 where the row is empty."""
-    return moments[1] / (moments[0] + (moments[0] == 0)) if len(moments) > 1 else moments[0] * 0
+    return _per_key(moments[1], moments[0])
+
+
+#: a row whose keys have been forgotten down to this counts as empty: one over it is still finite
+_LEAST_MASS = 1e-30
+
+
+def _per_key(total: Tensor, mass: Tensor) -> Tensor:
+    """total/mass, and 0 (with a gradient of 0) where there is next to no mass."""
+    empty = mass <= _LEAST_MASS
+    return (total / mass.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
 
 def _central_moments(moments: Sequence[Tensor], mean: Tensor) -> list[Any]:
     """μₙ = Σ_s (x_s − x̄)ⁿ / z₀ from the raw moments, by the binomial theorem."""
-    inverse = 1 / (moments[0] + (moments[0] == 0))
     result: list[Any] = []
     for n in range(len(moments)):
         terms = (_choose(n, j) * moments[j] * (-mean) ** (n - j) for j in range(n + 1))
-        result.append(sum(terms) * inverse)
+        result.append(_per_key(sum(terms), moments[0]))  # type: ignore[arg-type]
     return result
 
 
@@ -485,4 +505,4 @@ def _text_of_series(series: Sequence[float], x: str) -> str:
         power = "" if n == 0 else x if n == 1 else f"({x})^{n}"
         factor = written(a) if n == 0 else "" if a == 1 else f"{written(a)}·"
         terms.append(factor + power)
-    return " + ".join(terms) or "0"
+    return " + ".join(terms).replace("+ -", "− ") or "0"

@@ -36,7 +36,13 @@ class Norm(Part):
 
 
 def _unit(y: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """y/‖y‖₂, and 0 where y = 0 (with a finite gradient there)."""
+    """y/‖y‖₂, and 0 where y = 0 (with a finite gradient there).
+
+    y is first divided by its largest entry, which the result does not see, so that no square
+    overflows or vanishes.
+    """
+    largest = y.detach().abs().amax(dims, keepdim=True)
+    y = y / (largest + (largest == 0))
     squared = y.square().sum(dims, keepdim=True)
     return y * (squared + (squared == 0)).rsqrt()
 

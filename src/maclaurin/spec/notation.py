@@ -8,7 +8,7 @@ part  := name ["(" argument {"," argument} ")"]
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from maclaurin.errors import NotationError, SpecError
@@ -21,10 +21,14 @@ _GATES = {"in": "input_gate", "forget": "forget_gate", "out": "output_gate"}
 
 def parse(text: str) -> AttentionSpec:
     """The spec that `text` is the notation of, so that parse(str(spec)) == spec."""
+    if not isinstance(text, str):
+        raise SpecError(f"a notation is a string such as 'exp/sum', not {text!r}.")
     reader = _Reader(text)
     values: dict[str, Any] = {"kernel": reader.part("kernel")}
+    places: dict[str, int] = {}
     while not reader.at_end:
         start, mark = reader.position, reader.mark("+*/")
+        known = set(values)
         if mark == "+":
             _put(reader, values, "window", reader.part("window"), start)
         elif mark == "*":
@@ -32,12 +36,13 @@ def parse(text: str) -> AttentionSpec:
         else:
             part = reader.part("denominator", "norm")
             _put(reader, values, part.family, part, start)
+        places |= dict.fromkeys(set(values) - known, start)
     try:
         return AttentionSpec(**values)
     except NotationError:
         raise
     except SpecError as problem:
-        raise NotationError(text, 0, str(problem)) from None
+        raise NotationError(text, places.get(problem.place or "", 0), str(problem)) from None
 
 
 def _put_gate(reader: _Reader, values: dict[str, Any], start: int) -> None:
@@ -74,6 +79,7 @@ class _Reader:
 
     text: str
     position: int = 0
+    written_at: dict[str, int] = field(default_factory=dict)  # arguments of the part just read
 
     def error(self, position: int, reason: str) -> NotationError:
         return NotationError(self.text, position, reason)
@@ -118,12 +124,13 @@ class _Reader:
         try:
             return known[name].from_arguments(positional, named)
         except SpecError as problem:
-            raise self.error(at, str(problem)) from None
+            raise self.error(self.written_at.get(problem.place or "", at), str(problem)) from None
 
     def arguments(self) -> tuple[list[str], dict[str, str]]:
         """What stands between parentheses, if any do."""
         positional: list[str] = []
         named: dict[str, str] = {}
+        self.written_at = {}
         if not self.text[self.position :].lstrip().startswith("("):
             return positional, named
         opened, _, _ = self.next()
@@ -133,6 +140,7 @@ class _Reader:
                 return positional, named
             if kind not in ("word", "number"):
                 raise self.error(at if kind != "end" else opened, self._bad_argument(kind, word))
+            self.written_at[word] = at
             following = self.text[self.position :].lstrip()
             if following.startswith("="):
                 self.next()
@@ -142,6 +150,7 @@ class _Reader:
                 if word in named:
                     raise self.error(at, f"{word} is given twice.")
                 named[word] = value
+                self.written_at[value] = value_at
             elif named and kind == "number":
                 raise self.error(at, "a number without a name comes before the named arguments.")
             else:

@@ -40,10 +40,12 @@ class Part(ABC):
         """A part made in Python obeys the same rules as one that was parsed."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.metadata.get("flag") and not isinstance(value, bool):
+                raise SpecError(f"{self.notation}: {field.name} is on or off, not {value!r}.")
             if field.metadata.get("flag") or (not _is_required(field) and value == field.default):
                 continue
             if field.metadata.get("variadic"):
-                checked: Any = tuple(_read(type(self), field, written(v)) for v in value)
+                checked: Any = tuple(_read(type(self), field, written(v)) for v in list(value))  # type: ignore
             else:
                 checked = _read(type(self), field, written(value))
             object.__setattr__(self, field.name, checked)
@@ -68,8 +70,12 @@ class Part(ABC):
             if name == "name":
                 continue
             if name in known and known[name].metadata.get("variadic"):
+                if not isinstance(value, list | tuple):
+                    raise SpecError(f"{cls.notation}: {name} is a list of numbers, not {value!r}.")
                 positional = [written(v) for v in value]
             elif name in known and known[name].metadata.get("flag"):
+                if not isinstance(value, bool):
+                    raise SpecError(f"{cls.notation}: {name} is true or false, not {value!r}.")
                 positional += [name] if value else []
             else:
                 named[name] = written(value)
@@ -85,9 +91,9 @@ class Part(ABC):
             values = _bind_positional(cls, list(fields.values()), positional)
         for name, text in named.items():
             if name not in fields:
-                raise SpecError(_unknown_option(cls, name))
+                raise SpecError(_unknown_option(cls, name), place=name)
             if name in values:
-                raise SpecError(f"{cls.notation} got {name} twice.")
+                raise SpecError(f"{cls.notation} got {name} twice.", place=name)
             values[name] = _read(cls, fields[name], text)
         missing = [n for n, f in fields.items() if n not in values and _is_required(f)]
         if missing:
@@ -101,21 +107,34 @@ class Part(ABC):
         return f"{cls.notation}({', '.join(shown)})" if shown else cls.notation
 
 
-def whole(default: Any = _REQUIRED, *, at_least: int = 0) -> Any:
-    """A field holding an integer ≥ at_least."""
+def whole(default: Any = _REQUIRED, *, at_least: int = 0, at_most: int | None = None) -> Any:
+    """A field holding an integer from at_least to at_most."""
 
     def read(text: str) -> int:
         value = int(text)
-        if value < at_least:
+        if value < at_least or (at_most is not None and value > at_most):
             raise ValueError
         return value
 
-    return _field(default, read, f"a whole number ≥ {at_least}")
+    limit = "" if at_most is None else f" and ≤ {at_most}"
+    return _field(default, read, f"a whole number ≥ {at_least}{limit}")
 
 
 def number(default: Any = _REQUIRED) -> Any:
     """A field holding a finite real number."""
     return _field(default, _finite, "a number")
+
+
+def positive(default: Any = _REQUIRED) -> Any:
+    """A field holding a positive real number."""
+
+    def read(text: str) -> float:
+        value = _finite(text)
+        if value <= 0:
+            raise ValueError
+        return value
+
+    return _field(default, read, "a positive number")
 
 
 def numbers() -> Any:
@@ -157,19 +176,37 @@ _registry: dict[str, dict[str, type[Part]]] = {}
 
 
 def register(part: PartType) -> PartType:
-    """Make a part reachable by its notation. Taken names are an error, not an overwrite."""
+    """Make a part reachable by its notation. Taken names are an error, not an overwrite.
+
+    The same class defined again, as when a notebook cell is run twice, takes its own place.
+    """
+    if not part.notation.isidentifier():
+        raise SpecError(
+            f"a part cannot be called {part.notation!r}: use letters, digits and _, as the notation reads."
+        )
     family = _registry.setdefault(part.family, {})
-    known = family.get(part.notation)
+    rivals = ("denominator", "norm") if part.family in ("denominator", "norm") else (part.family,)
+    known = next((_registry[f][part.notation] for f in rivals if part.notation in _registry.get(f, {})), None)
     if known is not None and (known.__module__, known.__qualname__) != (
         part.__module__,
         part.__qualname__,
     ):
         raise SpecError(
-            f"{part.notation} is already the {part.family} {known.__qualname__}; "
+            f"{part.notation} is already the {known.family} {known.__qualname__}; "
             "give the new one another notation."
         )
     family[part.notation] = part
+    for forget in _after_registration:
+        forget()
     return part
+
+
+_after_registration: list[Callable[[], None]] = []
+
+
+def after_registration(forget: Callable[[], None]) -> None:
+    """Have something forgotten whenever a part is registered: what texts meant may have changed."""
+    _after_registration.append(forget)
 
 
 def registered(family: str) -> dict[str, type[Part]]:
@@ -224,7 +261,9 @@ def _bind_positional(
             field = in_order.pop(0)
             values[field.name] = _read(cls, field, text)
         else:
-            raise SpecError(f"{cls.notation} does not take {text!r}; it is written {cls.usage()}.")
+            raise SpecError(
+                f"{cls.notation} does not take {text!r}; it is written {cls.usage()}.", place=text
+            )
     return values
 
 
@@ -234,8 +273,10 @@ def _read(cls: type[Part], field: dataclasses.Field[Any], text: str) -> Any:
     except SpecError:
         raise
     except ValueError:
+        near = nearest(text, field.metadata["expects"].split(" or "))
         raise SpecError(
-            f"{cls.notation}: {field.name} must be {field.metadata['expects']}, not {text!r}."
+            f"{cls.notation}: {field.name} must be {field.metadata['expects']}, not {text!r}.{near}",
+            place=text,
         ) from None
 
 

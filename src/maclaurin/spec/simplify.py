@@ -27,6 +27,13 @@ def _shorter_kernel(spec: AttentionSpec) -> AttentionSpec:
     return spec if spec.window and not kernel.expands_exp else _with(spec, kernel=kernel)
 
 
+def _constant_needs_no_point(spec: AttentionSpec) -> AttentionSpec:
+    """taylor(0) has no term that sees where it is expanded; beside a window the exact keys do."""
+    if spec.kernel == Taylor(0, "mean") and spec.window is None:
+        return _with(spec, kernel=Taylor(0))
+    return spec
+
+
 def _norm_divides_out(spec: AttentionSpec) -> AttentionSpec:
     """A norm per head ignores a positive factor per row: the denominator and the gate before it."""
     for part in spec.cancelled_parts:
@@ -57,6 +64,7 @@ def _with(spec: AttentionSpec, **changes: object) -> AttentionSpec:
 
 _RULES: tuple[Rule, ...] = (
     _shorter_kernel,
+    _constant_needs_no_point,
     _norm_divides_out,
     _first_hermite_is_centred_taylor,
     _constant_weights_sum_to_length,

@@ -19,7 +19,7 @@ from maclaurin.testing.tolerances import TOLERANCE, relative_error
 #: the forms compared with the parallel one
 OTHER_FORMS = ("chunked", "recurrent")
 #: how closely exp's series is asked to follow exp where it runs as a recurrence
-SERIES_TOLERANCE = 1e-12
+SERIES_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True)

@@ -403,8 +403,8 @@ FIELD_ROWS: dict[str, Row] = {
     "simple-gla": Row(IDENTITY, one, (FORGET, OUT_AFTER_NORM), RMS),
     # Σ (elu+1)(q)·(elu+1)(k) v / Σ (elu+1)(q)·(elu+1)(k)
     "elu-linear-attention": Row(ELU1, row_sum),
-    # Σ cos(q, k) i v, the input gate standing for the length power
-    "cottention": Row(COSINE, one, (IN,)),
+    # o Σ cos(q, k) v, the output gate standing for the length power
+    "cottention": Row(COSINE, one, (OUT,)),
     # Σ v / (1 + exp(-(x - 6.93)))
     "sigmoid-attention": Row(SIGMOID),
 }

@@ -1,0 +1,99 @@
+"""Which data, how it becomes rows; and the source that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from maclaurin.data.cache.place import Cache
+from maclaurin.data.corpora.naming import open_corpus
+from maclaurin.data.errors import DataError
+from maclaurin.data.nearest import did_you_mean
+from maclaurin.data.rows import LAYOUTS
+from maclaurin.data.source import Source
+from maclaurin.data.tasks.naming import TASK_NAMES, is_task, open_task
+from maclaurin.data.tasks.task_source import TaskSource
+from maclaurin.data.text_source import TextSource
+from maclaurin.data.tokenizing.naming import open_tokenizer
+from maclaurin.data.tokens.prepare import prepare_tokens
+
+
+@final
+@dataclass(frozen=True)
+class DataConfig:
+    """Everything that decides what a model is trained and tested on.
+
+    data             stdlib | stdlib:tests | path[:field] | hf:NAME[:CONFIG][@SPLIT] | fineweb | slimpajama |
+                     pile | mqar | induction | copy | parity | state, tasks with options:
+                     mqar:pairs=8,vocab=256,queries=8,distance=0.01,length=128
+    tokenizer        bytes | bpe:N | hf:NAME_OR_PATH; tasks need none
+    length           tokens of a row; a task's own length=… goes before it
+    rows             packed: documents one after the other, cut to length;
+                     documents: one document per row, cut at length and filled (the paper's way)
+    cross_documents  whether attention may look across documents of a row; False fills Batch.documents
+    test_fraction    share of documents, chosen by their hash, that is only tested on
+    seed             order of the training rows, content of tasks
+    limit_documents  only the first so many documents of the corpus
+    cache            folder for tokens and tokenizers; None: $MACLAURIN_CACHE or ~/.cache/maclaurin
+    """
+
+    data: str = "stdlib"
+    tokenizer: str = "bpe:4096"
+    length: int = 256
+    rows: str = "packed"
+    cross_documents: bool = True
+    test_fraction: float = 0.02
+    seed: int = 0
+    limit_documents: int | None = None
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise DataError("data is empty; data=stdlib is there on every machine.")
+        if self.length < 1:
+            raise DataError(f"length={self.length} leaves no token in a row. Use length=1 or more.")
+        if self.rows not in LAYOUTS:
+            raise DataError(
+                f"rows={self.rows!r} is no layout of rows; there are {' and '.join(LAYOUTS)}."
+                f"{did_you_mean(self.rows, LAYOUTS)}"
+            )
+        if not 0 < self.test_fraction < 1:
+            raise DataError(
+                f"test_fraction={self.test_fraction:g} must lie between 0 and 1, so that there are documents "
+                "to train on and others to test on; 0.02 is usual."
+            )
+        if self.limit_documents is not None and self.limit_documents < 1:
+            raise DataError(
+                f"limit_documents={self.limit_documents} leaves no document. Use 1 or more, or None for all."
+            )
+
+
+def open_source(config: DataConfig, *, progress: bool = True) -> Source:
+    """The source, preparing what is not in the cache yet (text is read and tokenized once)."""
+    if is_task(config.data):
+        return TaskSource(config.data, open_task(config.data, config.length), config.seed)
+    return _open_text(config, progress)
+
+
+def _open_text(config: DataConfig, progress: bool) -> TextSource:
+    cache = Cache.at(config.cache)
+    corpus = open_corpus(
+        config.data,
+        limit=config.limit_documents,
+        memory=cache.corpora,
+        other_names=TASK_NAMES,
+        progress=progress,
+    )
+    tokenizer = open_tokenizer(
+        config.tokenizer, corpus, config.test_fraction, cache.tokenizers, progress=progress
+    )
+    prepared = prepare_tokens(corpus, tokenizer, config.test_fraction, cache.tokens, progress=progress)
+    return TextSource(
+        corpus.name,
+        tokenizer,
+        prepared,
+        config.length,
+        config.rows,
+        config.cross_documents,
+        config.seed,
+    )

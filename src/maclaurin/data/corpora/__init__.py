@@ -1,0 +1,1 @@
+"""Where text comes from: the standard library, files, data sets of the Hugging Face hub."""

@@ -1,0 +1,1 @@
+"""Small worlds with a right answer, made up on the fly."""

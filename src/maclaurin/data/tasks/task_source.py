@@ -1,0 +1,83 @@
+"""A task as a source."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from maclaurin.data.batch import Row
+from maclaurin.data.fingerprint import digest
+from maclaurin.data.source import Source
+from maclaurin.data.tasks.draws import Draws
+from maclaurin.data.tasks.task import Task
+
+TRAIN_SIDE, TEST_SIDE = 0, 1
+TEST_ROWS = 1024
+
+
+@final
+@dataclass(frozen=True)
+class TaskSource(Source):
+    """Rows that never end for training, and 1024 for testing, made from other random numbers.
+
+    Where a task has few possible rows at all (parity of a few bits), the same one can come up on both sides.
+    """
+
+    written: str
+    task: Task
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """As the user wrote it."""
+        return self.written
+
+    @property
+    def vocab_size(self) -> int:
+        """The task's."""
+        return self.task.vocab_size
+
+    @property
+    def length(self) -> int:
+        """The task's."""
+        return self.task.length
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the task, its options and the seed."""
+        return digest({"kind": "task", "row": self._key, "test_rows": TEST_ROWS, "version": 1})
+
+    @property
+    def scores_accuracy(self) -> bool:
+        """Right answers are what counts."""
+        return True
+
+    @property
+    def tokens_per_epoch(self) -> None:
+        """There is always another row."""
+        return
+
+    @property
+    def test_rows(self) -> int:
+        """Enough for an accuracy to one or two percent."""
+        return TEST_ROWS
+
+    def train_row_numbers(self, first: int, count: int) -> np.ndarray:
+        """Rows are made in their order."""
+        return first + np.arange(count)
+
+    def train_row(self, number: int) -> Row:
+        """From the counters of training."""
+        return self.task.row(Draws(self._key, TRAIN_SIDE, number))
+
+    def test_row(self, number: int) -> Row:
+        """From the counters of testing."""
+        return self.task.row(Draws(self._key, TEST_SIDE, number))
+
+    @cached_property
+    def _key(self) -> str:
+        return digest([self.task.notation, dataclasses.asdict(self.task), self.seed])

@@ -1,0 +1,1 @@
+"""Text ⇄ tokens: bytes, pairs learned from the corpus, or any Hugging Face tokenizer."""

@@ -1,0 +1,1 @@
+"""A compact loop on plain PyTorch: config → run directory with records, checkpoints and a model."""

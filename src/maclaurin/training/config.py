@@ -1,0 +1,180 @@
+"""Everything a run depends on, as one flat frozen record: the same keys in TOML and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from maclaurin.errors import InputError
+from maclaurin.spec.part import nearest
+
+
+def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
+    metadata = {"help": help_}
+    return (
+        field(default_factory=default, metadata=metadata)
+        if factory
+        else field(default=default, metadata=metadata)
+    )
+
+
+@final
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. `resolved` fills in what follows from the size and the preset."""
+
+    attention: tuple[str, ...] = _key(("exp/sum",), "Notation or catalogue name; several for one per layer.")
+    size: str = _key("nano", "nano, micro, mini, small or large.")
+    kv_heads: int | None = _key(None, "Key-value heads; as many as query heads by default.")
+    initialization: str = _key("scaled", "scaled, or torch for the paper's accidental default.")
+    data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")
+    tokenizer: str = _key("bpe:1024", "bytes, bpe:N, or hf:NAME_OR_PATH.")
+    length: int | None = _key(None, "Tokens per row; the size's own by default.")
+    rows: str = _key("packed", "packed, or documents for one document per row.")
+    cross_documents: bool = _key(True, "Whether attention may cross documents of a packed row.")
+    limit_documents: int | None = _key(None, "Use only this many documents.")
+    steps: int = _key(400, "Optimizer steps.")
+    batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
+    accumulate: int = _key(1, "Parts a step's batch is computed in.")
+    lr: float = _key(1e-3, "Peak learning rate.")
+    schedule: str = _key("cosine", "cosine, linear or constant, after the warm-up.")
+    warmup: int = _key(20, "Steps of linear warm-up.")
+    decay_steps: int | None = _key(None, "Where the schedule ends; the number of steps by default.")
+    final_lr: float = _key(0.1, "Learning rate at its end, relative to the peak.")
+    weight_decay: float = _key(0.1, "Of matrices only: norms, biases and gate parameters have none.")
+    beta1: float = _key(0.9, "AdamW.")
+    beta2: float = _key(0.95, "AdamW.")
+    clip: float | None = _key(1.0, "Largest norm of the gradient; 0 for no clipping.")
+    precision: str = _key("fp32", "fp32, or bf16 for autocast.")
+    compile: bool = _key(False, "torch.compile the model.")
+    gradient_checkpointing: bool = _key(False, "Recompute blocks in the backward pass.")
+    parallel: str = _key("ddp", "Under torchrun: ddp or fsdp.")
+    device: str = _key("auto", "auto, cpu or cuda.")
+    seed: int = _key(0, "Of initialisation and of the order of the samples.")
+    eval_every: int = _key(100, "Steps between evaluations; 0 for only at the end.")
+    eval_rows: int | None = _key(None, "Test rows per evaluation before the last; all by default.")
+    checkpoint_every: int = _key(100, "Steps between checkpoints; 0 for only at the end.")
+    keep: int = _key(2, "Checkpoints kept beside the best.")
+    log_every: int = _key(10, "Steps between looks at the losses; each step is recorded all the same.")
+    largest_loss: float = _key(30.0, "A loss above this, or not a number, stops the run.")
+    overfit_one_batch: bool = _key(False, "Train on the first batch alone: its loss must vanish.")
+    trackers: tuple[str, ...] = _key((), "tensorboard, wandb.")
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """The same run with some keys changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+#: the paper's optimiser settings (§4 of ../shared/MATH.md tells where they come from)
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "lr": 1e-4,
+        "schedule": "linear",
+        "warmup": 10_000,
+        "decay_steps": 1_000_000,
+        "final_lr": 0.0,
+        "weight_decay": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "clip": None,
+        "precision": "bf16",
+        "batch_size": 36,
+        "steps": 100_000,
+        "initialization": "torch",
+        "rows": "documents",
+    },
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "initialization": ("scaled", "torch"),
+    "rows": ("packed", "documents"),
+    "schedule": ("cosine", "linear", "constant"),
+    "precision": ("fp32", "bf16"),
+    "parallel": ("ddp", "fsdp"),
+    "device": ("auto", "cpu", "cuda"),
+}
+
+
+def load_config(file: Path | None, preset: str | None, given: Mapping[str, Any]) -> TrainConfig:
+    """Defaults, then the preset, then the file, then what was given; unknown keys are errors."""
+    values: dict[str, Any] = {}
+    if preset is not None:
+        if preset not in PRESETS:
+            raise InputError(f"there is no preset {preset!r}; known are {', '.join(PRESETS)}.")
+        values |= PRESETS[preset]
+    if file is not None:
+        values |= _read_toml(file)
+    values |= given
+    return config_from(values)
+
+
+def config_from(values: Mapping[str, Any]) -> TrainConfig:
+    """A checked config from plain values."""
+    known = {f.name: f for f in dataclasses.fields(TrainConfig)}
+    for name in values:
+        if name not in known:
+            raise InputError(f"there is no key {name!r} in a training config." + nearest(name, list(known)))
+    checked = {name: _checked(name, known[name], value) for name, value in values.items()}
+    config = TrainConfig(**checked)
+    _check_numbers(config)
+    return config
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise InputError(f"there is no config file {file}.") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise InputError(f"{file} is not TOML: {problem}.") from None
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "str": (str,),
+    "tuple[str, ...]": (str, list, tuple),
+}
+
+
+def _checked(name: str, known: dataclasses.Field[Any], value: Any) -> Any:
+    """The value in the field's type, or an error that says what the key takes."""
+    kind = str(known.type)
+    base = kind.removesuffix(" | None")
+    if value is None:
+        if base == kind:
+            raise InputError(f"{name} must be {kind}, got nothing.")
+        return None
+    is_bool_for_number = isinstance(value, bool) and base != "bool"
+    if not isinstance(value, _KINDS[base]) or is_bool_for_number:
+        raise InputError(f"{name} must be {kind}, got {value!r}.")
+    if name in CHOICES and value not in CHOICES[name]:
+        raise InputError(f"{name} must be one of {', '.join(CHOICES[name])}, got {value!r}.")
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    if base == "tuple[str, ...]":
+        return (value,)
+    return float(value) if base == "float" else value
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    for name in ("steps", "batch_size", "accumulate", "keep", "log_every"):
+        if getattr(config, name) < 1:
+            raise InputError(f"{name} must be at least 1, got {getattr(config, name)}.")
+    for name in ("lr", "final_lr", "weight_decay", "warmup", "eval_every", "checkpoint_every"):
+        if getattr(config, name) < 0:
+            raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
+    if config.batch_size % config.accumulate:
+        raise InputError(
+            f"a batch of {config.batch_size} rows cannot be computed in {config.accumulate} equal parts."
+        )

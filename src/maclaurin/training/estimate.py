@@ -1,0 +1,129 @@
+"""What a run would take, before it begins: `maclaurin train --dry-run`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.spec import AttentionSpec
+from maclaurin.training.config import TrainConfig
+
+#: the share of a plain matrix product's speed that training steps usually reach
+ASSUMED_UTILISATION = 0.4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Counts are exact; bytes and seconds are estimates."""
+
+    parameters: int
+    tokens: int
+    flops: float
+    state_bytes: int | None
+    memory_bytes: float
+    matmul_flops_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """At the assumed utilisation of the measured matrix speed."""
+        return self.flops / (ASSUMED_UTILISATION * self.matmul_flops_per_second)
+
+    def __str__(self) -> str:
+        state = (
+            "grows with the text" if self.state_bytes is None else f"{self.state_bytes:,} bytes a sequence"
+        )
+        return "\n".join(
+            [
+                f"parameters  {self.parameters:,}",
+                f"tokens      {self.tokens:,}",
+                f"operations  {self.flops:.3g} FLOP",
+                f"state       {state}",
+                f"memory      about {self.memory_bytes / 2**30:.2f} GiB with gradients, AdamW, activations",
+                f"time        about {_duration(self.seconds)} here, at {ASSUMED_UTILISATION:.0%} of the "
+                f"{self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s just measured on a matrix product",
+            ]
+        )
+
+
+def estimate(
+    config: TrainConfig, model_config: MaclaurinConfig, length: int, device: torch.device
+) -> Estimate:
+    """Count on the meta device; measure one matrix product."""
+    with torch.device("meta"):
+        model = MaclaurinForCausalLM(model_config)
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = config.steps * config.batch_size * length
+    width = 2 if config.precision == "bf16" else 4
+    rows = config.batch_size // config.accumulate
+    activations = (
+        rows
+        * length
+        * (
+            model_config.num_hidden_layers * 34 * model_config.hidden_size * width
+            + model_config.vocab_size * 8
+        )
+    )
+    return Estimate(
+        parameters,
+        tokens,
+        tokens * flops_per_token(model, model_config, length),
+        _state_bytes(model_config),
+        16.0 * parameters + activations,
+        _matmul_speed(device, torch.bfloat16 if config.precision == "bf16" else torch.float32),
+    )
+
+
+def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> float:
+    """Forward and backward: 6 per matrix parameter, and attention's own products three times."""
+    embedding = config.vocab_size * config.hidden_size
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - embedding
+    attention = sum(_attention_flops(spec, config, length) for spec, _ in config.layer_attention())
+    return 6.0 * matrices + 3.0 * attention
+
+
+def _attention_flops(spec: AttentionSpec, config: MaclaurinConfig, length: int) -> float:
+    """Per token and layer, forward: half a row of scores and values, or the state if that is less."""
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    parallel = 2.0 * length * size
+    if spec.has_finite_state:
+        parallel = min(parallel, 4.0 * spec.features(size) * size)
+    return parallel * config.num_attention_heads
+
+
+def _state_bytes(config: MaclaurinConfig) -> int | None:
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    heads = config.num_key_value_heads or config.num_attention_heads
+    total = 0
+    for spec, extras in config.layer_attention():
+        if not spec.has_finite_state:
+            return None
+        total += 4 * heads * spec.state_size(extras.feature_size or size, size)
+    return total
+
+
+def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
+    size = 4096 if device.type == "cuda" else 512
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    count, begun = 0, 0.0
+    for warm in (True, False):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        begun, count = time.perf_counter(), 0
+        while time.perf_counter() - begun < (0.05 if warm else 0.2):
+            torch.mm(a, a)
+            count += 1
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    return 2.0 * size**3 * count / (time.perf_counter() - begun)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.0f} hours" if seconds < 200_000 else f"{seconds / 86400:.0f} days"

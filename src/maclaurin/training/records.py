@@ -1,0 +1,119 @@
+"""records.jsonl: one line per step and per evaluation, and the same to trackers where asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from maclaurin.errors import InputError
+
+
+class Tracker(Protocol):
+    """Something that also wants to know."""
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One record."""
+        ...
+
+    def close(self) -> None:
+        """The end."""
+        ...
+
+
+class Records:
+    """The run's lines on disk. After a resume, lines beyond the checkpoint are taken back first."""
+
+    def __init__(self, path: Path, resume_at: int | None, trackers: list[Tracker]) -> None:
+        if resume_at is None:
+            path.write_text("")
+        else:
+            _cut_behind(path, resume_at)
+        self._file = path.open("a")
+        self._trackers = trackers
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record."""
+        self._file.write(json.dumps(record) + "\n")
+        for tracker in self._trackers:
+            tracker.write(record)
+
+    def flush(self) -> None:
+        """To the disk, so that nothing behind a checkpoint is lost."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and end."""
+        self.flush()
+        self._file.close()
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; one that was cut off by a crash is left out."""
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def _cut_behind(path: Path, step: int) -> None:
+    kept = [r for r in read_records(path) if r["step"] <= step] if path.is_file() else []
+    partial = path.with_suffix(".part")
+    partial.write_text("".join(json.dumps(r) + "\n" for r in kept))
+    partial.replace(path)
+
+
+def make_trackers(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -> list[Tracker]:
+    """TensorBoard and Weights & Biases, where they are installed."""
+    makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
+    for name in names:
+        if name not in makers:
+            raise InputError(f"there is no tracker {name!r}; known are {', '.join(makers)}.")
+    return [makers[name](folder, config) for name in names]
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("the tracker tensorboard needs: pip install tensorboard.") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, record: dict[str, Any]) -> None:
+        for name, value in _numbers(record):
+            self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandB:
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found]
+        except ImportError:
+            raise InputError("the tracker wandb needs: pip install wandb.") from None
+        self._run = wandb.init(project="maclaurin", name=folder.name, dir=str(folder), config=config)
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._run.log(dict(_numbers(record)), step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _numbers(record: dict[str, Any]) -> list[tuple[str, float]]:
+    kind = record["kind"]
+    return [
+        (f"{kind}/{n}", v)
+        for n, v in record.items()
+        if isinstance(v, int | float) and n not in ("step", "kind")
+    ]

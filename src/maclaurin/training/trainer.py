@@ -1,0 +1,320 @@
+"""The loop: batches → losses → steps, with everything written down and nothing lost.
+
+The loss of a step is Σ losses / Σ scored tokens over the whole batch, whatever number of processes and
+accumulated parts it is computed in. The batch is a function of seed and step, so a run that was killed
+goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maclaurin.data.batch import Batch
+from maclaurin.data.source import Source
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.training.checkpoint import CheckpointStore, Progress
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.display import Display
+from maclaurin.training.evaluation import Evaluation, evaluate, losses_of
+from maclaurin.training.health import Diverged, is_healthy, layer_statistics
+from maclaurin.training.optimizer import make_optimizer
+from maclaurin.training.processes import Processes
+from maclaurin.training.records import Records, make_trackers
+from maclaurin.training.run_folder import RunFolder
+from maclaurin.training.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    finished: bool
+    evaluation: Evaluation | None
+    tokens_per_second: float
+
+
+def model_config(config: TrainConfig, source: Source) -> MaclaurinConfig:
+    """The Hugging Face configuration of a run."""
+    attention = config.attention[0] if len(config.attention) == 1 else list(config.attention)
+    return MaclaurinConfig.of_size(
+        size_named(config.size),
+        attention,
+        source.vocab_size,
+        num_key_value_heads=config.kv_heads,
+        initialization=config.initialization,
+    )
+
+
+class Trainer:
+    """One run from its first step, or from its last checkpoint, to its end."""
+
+    def __init__(self, config: TrainConfig, source: Source, folder: Path, processes: Processes) -> None:
+        self.config, self.source, self.processes = config, source, processes
+        self.folder = RunFolder(folder)
+        if config.batch_size % (processes.world * config.accumulate):
+            raise InputError(
+                f"a batch of {config.batch_size} rows cannot be split over {processes.world} processes and "
+                f"{config.accumulate} accumulated parts."
+            )
+        torch.manual_seed(config.seed)
+        self.plain_model = MaclaurinForCausalLM(model_config(config, source))
+        self.plain_model.to(processes.device)  # type: ignore[arg-type]
+        if config.gradient_checkpointing:
+            self.plain_model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model = _distributed(self.plain_model, config, processes)
+        self.optimizer = make_optimizer(self.model, config)
+        self.store = CheckpointStore(self.folder.checkpoints, processes, config.keep)
+        self.best_loss: float | None = None
+        self.test_loss: float | None = None
+        self._stop = threading.Event()
+
+    # ---------------------------------------------------------------------------------- the run
+
+    def run(self, *, resume: bool = False) -> Outcome:
+        """Train to the last step; a signal to stop saves and returns early."""
+        start = self._begin(resume)
+        trackers = (
+            make_trackers(self.config.trackers, self.folder.path, self.config.to_dict())
+            if self.processes.is_first
+            else []
+        )
+        records = (
+            Records(self.folder.records, start if resume else None, trackers)
+            if self.processes.is_first
+            else None
+        )
+        title = " | ".join(self.config.attention[:1])
+        display = Display(title, self.config.steps, start, visible=self.processes.is_first)
+        self.model.train()
+        with display, _stopped_by_signals(self._stop):
+            try:
+                return self._steps(start, records, display)
+            finally:
+                if records is not None:
+                    records.close()
+
+    def _begin(self, resume: bool) -> int:
+        """The step to begin with; files of the run are made or checked."""
+        if not resume:
+            if self.processes.is_first:
+                facts = {"name": self.source.name, "fingerprint": self.source.fingerprint}
+                self.folder.start(self.config, facts)
+            self.processes.wait()
+            return 0
+        if not self.folder.config.exists():
+            raise InputError(f"{self.folder.path} holds no run to resume: leave --resume out to begin one.")
+        self.folder.check_same(self.config, self.source.fingerprint)
+        latest = self.store.latest()
+        if latest is None:
+            return 0
+        progress = self.store.load(latest, self.model, self.optimizer)
+        self.best_loss, self.test_loss = progress.best_loss, progress.test_loss
+        return progress.step
+
+    def _steps(self, start: int, records: Records | None, display: Display) -> Outcome:
+        pending: list[tuple[int, float, Tensor, Tensor]] = []  # what the device has not been asked for yet
+        since, counted, speed, evaluation = time.perf_counter(), start, 0.0, None
+        for step in range(start, self.config.steps):
+            rate = learning_rate(self.config, step)
+            loss, norm = self._step(step, rate)
+            pending.append((step, rate, loss, norm))
+            done = step + 1
+            stopping = self.processes.any(self._stop.is_set()) if self._may_stop(done) else False
+            due = self._due(done, stopping)
+            if due or done % self.config.log_every == 0:
+                last = self._write_losses(pending, records)
+                now = time.perf_counter()
+                speed = (done - counted) * self.config.batch_size * self.source.length / (now - since)
+                since, counted = now, done
+                display.step(done, last, speed)
+            if due:
+                evaluation = self._pause(done, due, records, display) or evaluation
+                since, counted = time.perf_counter(), done
+            if stopping:
+                display.say(f"stopped after step {done}, saved; go on with --resume")
+                return Outcome(done, False, evaluation, speed)
+        if start >= self.config.steps:  # everything was done, and the end may have been cut short
+            evaluation = self._evaluate(self.config.steps, None)
+        self._save_model()
+        return Outcome(self.config.steps, True, evaluation, speed)
+
+    def _step(self, step: int, rate: float) -> tuple[Tensor, Tensor]:
+        """One optimizer step: (loss, gradient norm), left on the device."""
+        config, world = self.config, self.processes.world
+        parts = [b.to(self.processes.device, non_blocking=True) for b in self._batches(step)]
+        scored = self.processes.total(sum((b.targets != -100).sum() for b in parts).float())  # type: ignore[union-attr]
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        total = torch.zeros((), device=self.processes.device)
+        for number, batch in enumerate(parts):
+            with self._autocast(), self._no_sync(number < len(parts) - 1):
+                losses, _ = losses_of(self.model, batch)
+                loss = losses.sum() / scored
+                (loss * world).backward()  # gradients are averaged over processes
+            total += loss.detach()
+        limit = config.clip if config.clip else float("inf")
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        full = getattr(norm, "full_tensor", None)
+        return self.processes.total(total), (full() if full else norm).detach()
+
+    def _batches(self, step: int) -> list[Batch]:
+        """This process's share of the step's batch, in the parts it is computed in."""
+        step = 0 if self.config.overfit_one_batch else step
+        whole = self.source.train_batch(
+            step, self.config.batch_size, rank=self.processes.rank, world=self.processes.world
+        )
+        size = whole.tokens.shape[0] // self.config.accumulate
+        return [
+            Batch(
+                whole.tokens[i : i + size],
+                whole.targets[i : i + size],
+                None if whole.documents is None else whole.documents[i : i + size],
+            )
+            for i in range(0, whole.tokens.shape[0], size)
+        ]
+
+    # ------------------------------------------------------------------------ what comes between
+
+    def _due(self, done: int, stopping: bool) -> set[str]:
+        config, last = self.config, done == self.config.steps
+
+        def every(steps: int) -> bool:
+            return last or (steps > 0 and done % steps == 0)
+
+        due = {"evaluate"} if every(config.eval_every) else set()
+        return due | ({"save"} if stopping or every(config.checkpoint_every) else set())
+
+    def _may_stop(self, done: int) -> bool:
+        """With several processes, ask each other only now and then."""
+        return self.processes.world == 1 or done % self.config.log_every == 0
+
+    def _pause(
+        self, done: int, due: set[str], records: Records | None, display: Display
+    ) -> Evaluation | None:
+        evaluation = None
+        if "evaluate" in due:
+            evaluation = self._evaluate(done, records)
+            display.say(f"step {done}: test loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.3f}")
+        if records is not None:
+            records.flush()
+        if "save" in due:
+            progress = Progress(done, self.test_loss, self.best_loss, self.source.fingerprint)
+            self.store.save(progress, self.model, self.optimizer)
+        return evaluation
+
+    def _evaluate(self, done: int, records: Records | None) -> Evaluation:
+        last = done == self.config.steps
+        share = {"rank": self.processes.rank, "world": self.processes.world}
+        with self._autocast():
+            if self.config.overfit_one_batch:
+                batches: Iterator[Batch] = iter(self._batches(0))
+            else:
+                limit = None if last else self.config.eval_rows
+                batches = self.source.test_batches(self.config.batch_size, limit, **share)
+            found = evaluate(self.model, batches, self.processes, self.source.length)
+        self.test_loss = found.loss
+        self.best_loss = found.loss if self.best_loss is None else min(self.best_loss, found.loss)
+        if records is not None:
+            record: dict[str, Any] = {
+                "kind": "test",
+                "step": done,
+                "loss": found.loss,
+                "perplexity": found.perplexity,
+                "accuracy": found.accuracy,
+                "tokens": found.tokens,
+            }
+            records.write({**record, "loss_by_position": found.loss_by_position} if last else record)
+        return found
+
+    def _write_losses(
+        self, pending: list[tuple[int, float, Tensor, Tensor]], records: Records | None
+    ) -> float:
+        """Ask the device for the losses so far, stop if one is ill, write them down."""
+        losses = torch.stack([loss for _, _, loss, _ in pending]).cpu()
+        norms = torch.stack([norm for _, _, _, norm in pending]).cpu()
+        if not is_healthy(losses, self.config.largest_loss):
+            ill = next(i for i, x in enumerate(losses) if not is_healthy(x, self.config.largest_loss))
+            raise Diverged(
+                pending[ill][0] + 1,
+                float(losses[ill]),
+                self.config.largest_loss,
+                layer_statistics(self.plain_model),
+                self.store.latest(),
+            )
+        if records is not None:
+            for (step, rate, _, _), loss, norm in zip(pending, losses.tolist(), norms.tolist(), strict=True):
+                records.write(
+                    {"kind": "train", "step": step + 1, "loss": loss, "lr": rate, "gradient_norm": norm}
+                )
+        pending.clear()
+        return float(losses[-1])
+
+    def _save_model(self) -> None:
+        """The final weights as an ordinary model folder."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = get_model_state_dict(self.model, options=options)
+        if self.processes.is_first:
+            self.plain_model.save_pretrained(self.folder.model, state_dict=weights)
+        self.processes.wait()
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.config.precision == "bf16":
+            return torch.autocast(self.processes.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _no_sync(self, more_to_come: bool) -> contextlib.AbstractContextManager[Any]:
+        """Gradients are exchanged with the last part of a batch only."""
+        no_sync = getattr(self.model, "no_sync", None)
+        return no_sync() if more_to_come and no_sync is not None else contextlib.nullcontext()
+
+
+def _distributed(model: MaclaurinForCausalLM, config: TrainConfig, processes: Processes) -> nn.Module:
+    """The model as the processes share it."""
+    whole: nn.Module = model
+    if processes.world > 1 and config.parallel == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.model.layers:
+            fully_shard(block)
+        fully_shard(model)
+    elif processes.world > 1:
+        devices = [processes.device] if processes.device.type == "cuda" else None
+        whole = nn.parallel.DistributedDataParallel(model, device_ids=devices)
+    return torch.compile(whole) if config.compile else whole  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C ask the loop to save and end; a second Ctrl-C ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,168 @@
+"""kill -9, SIGTERM, damage, NaN, a full disk, changed data: nothing is lost, and the numbers are the same."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from tests.e2e.training import COMMAND, arguments, environment, records, train, weights
+
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(out)
+    return out
+
+
+def assert_same_run(out, whole):
+    assert records(out) == records(whole)
+    expected = weights(whole)
+    found = weights(out)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def start(out):
+    flags = ["--resume"] if (out / "config.json").exists() else []
+    return subprocess.Popen(
+        [*COMMAND, *arguments(out, *flags)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
+
+
+def wait_for(condition, process, seconds=120):
+    """Whether the condition came true before the process ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def is_writing(out):
+    return any(out.glob("checkpoints/.step-*.part/*"))
+
+
+def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
+    out = tmp_path / "run"
+    dice = random.Random(0)
+    kills = during_write = 0
+    while kills < KILLS:
+        process = start(out)
+        before = set((out / "checkpoints").glob("step-*")) if out.exists() else set()
+        if kills % 2 == 0:  # in the middle of writing a checkpoint
+            if wait_for(lambda: is_writing(out), process):
+                during_write += 1
+        else:  # at any moment after the run got further than last time
+            wait_for(lambda: set((out / "checkpoints").glob("step-*")) - before, process)  # noqa: B023
+            time.sleep(dice.uniform(0, 0.3))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        if kills == KILLS // 2:
+            shutil.copytree(out, tmp_path / "half")
+    assert kills >= 5, "the run ended before it could be killed often enough"
+    assert during_write >= 2
+    if (out / "model").exists():
+        shutil.rmtree(out)
+        shutil.copytree(tmp_path / "half", out)
+    train(out, "--resume")
+    assert_same_run(out, whole)
+
+
+def test_sigterm_saves_and_ends_cleanly(tmp_path, whole):
+    out = tmp_path / "run"
+    process = start(out)
+    assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    assert not (out / "model").exists()
+    train(out, "--resume")
+    assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path, whole, damage):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    last = sorted(out.glob("checkpoints/step-*"))[-1]
+    file = last / "__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    else:
+        file.unlink()
+    shutil.rmtree(out / "model")
+    result = train(out, "--resume")
+    assert f"step {int(last.name[5:])} is damaged" in result.stderr
+    assert_same_run(out, whole)
+
+
+def test_a_finished_run_resumed_is_finished(tmp_path, whole):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    train(out, "--resume")
+    assert_same_run(out, whole)
+
+
+def test_a_loss_that_explodes_names_step_layers_and_checkpoint(tmp_path):
+    result = train(tmp_path / "run", lr=1e6, warmup=0, clip=0, largest_loss=8, expect=2)
+    assert "the loss is" in result.stderr
+    assert "last good checkpoint" in result.stderr or "no checkpoint" in result.stderr
+    assert "|gradient|" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_other_settings_or_other_data_cannot_go_on(tmp_path, whole):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    assert "lr: 0.001 → 0.002" in train(out, "--resume", lr=0.002, expect=2).stderr
+    facts = json.loads((out / "machine.json").read_text())
+    facts["data"]["fingerprint"] = "0" * 64
+    (out / "machine.json").write_text(json.dumps(facts))
+    assert "the data have changed" in train(out, "--resume", expect=2).stderr
+
+
+def test_a_folder_with_a_run_is_not_overwritten(whole):
+    before = records(whole)
+    assert "--resume" in train(whole, expect=2).stderr
+    assert records(whole) == before
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    assert "no run to resume" in train(tmp_path / "nothing", "--resume", expect=2).stderr
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(tmp_path):
+    """On a file system of its own that is too small for the second checkpoint."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=False)
+    if mount.returncode:
+        pytest.skip("mounting a small file system needs privileges this user does not have")
+    try:
+        result = train(disk / "run", keep=9, expect=2)
+        assert "the disk is full" in result.stderr
+        assert "is whole" in result.stderr
+        assert list((disk / "run" / "checkpoints").glob("step-*"))
+        assert not list((disk / "run" / "checkpoints").glob(".*part"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
