@@ -7,10 +7,19 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM, MaclaurinModel
+from maclaurin.models.saving import save_quietly
 from maclaurin.models.sizes import SIZES, Size, size_named
 
 AutoConfig.register("maclaurin", MaclaurinConfig)
 AutoModel.register(MaclaurinConfig, MaclaurinModel)
 AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
 
-__all__ = ["SIZES", "MaclaurinConfig", "MaclaurinForCausalLM", "MaclaurinModel", "Size", "size_named"]
+__all__ = [
+    "SIZES",
+    "MaclaurinConfig",
+    "MaclaurinForCausalLM",
+    "MaclaurinModel",
+    "Size",
+    "save_quietly",
+    "size_named",
+]

@@ -88,16 +88,18 @@ class CheckpointStore:
         self, folder: Path, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         weights, moments = get_state_dict(model, optimizer)
-        save_tensors(
-            {"model": weights, "optimizer": moments},
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            no_dist=self.processes.world == 1,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            self._save_tensors(folder, {"model": weights, "optimizer": moments})
         torch.save(_random_states(), folder / f"rng-{self.processes.rank}.pt")
         self.processes.wait()
         if self.processes.is_first:
             (folder / "progress.json").write_text(json.dumps(progress.__dict__))
             _write_manifest(folder)
+
+    def _save_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
+        writer = FileSystemWriter(folder, sync_files=True)
+        save_tensors(tensors, storage_writer=writer, no_dist=self.processes.world == 1)
 
     def _unwritable(self, problem: Exception) -> CheckpointError:
         root: BaseException | None = problem

@@ -1,6 +1,6 @@
 """A run's folder: resolved config, machine, records, checkpoints, the final model.
 
-runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/
+runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/  summary.json
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class RunFolder:
         self.records = path / "records.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.summary = path / "summary.json"
 
     def start(self, config: TrainConfig, data: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is not overwritten."""

@@ -8,7 +8,9 @@ goes on bit for bit.
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -23,10 +25,11 @@ from torch import Tensor, nn
 from maclaurin.data.batch import Batch
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.display import Display
+from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.evaluation import Evaluation, evaluate, losses_of
 from maclaurin.training.health import Diverged, is_healthy, layer_statistics
 from maclaurin.training.optimizer import make_optimizer
@@ -80,6 +83,7 @@ class Trainer:
         self.best_loss: float | None = None
         self.test_loss: float | None = None
         self._stop = threading.Event()
+        self._speeds: list[float] = []
 
     # ---------------------------------------------------------------------------------- the run
 
@@ -138,6 +142,7 @@ class Trainer:
                 last = self._write_losses(pending, records)
                 now = time.perf_counter()
                 speed = (done - counted) * self.config.batch_size * self.source.length / (now - since)
+                self._speeds.append(speed)
                 since, counted = now, done
                 display.step(done, last, speed)
             if due:
@@ -149,7 +154,9 @@ class Trainer:
         if start >= self.config.steps:  # everything was done, and the end may have been cut short
             evaluation = self._evaluate(self.config.steps, None)
         self._save_model()
-        return Outcome(self.config.steps, True, evaluation, speed)
+        outcome = Outcome(self.config.steps, True, evaluation, self._median_speed())
+        self._write_summary(outcome)
+        return outcome
 
     def _step(self, step: int, rate: float) -> tuple[Tensor, Tensor]:
         """One optimizer step: (loss, gradient norm), left on the device."""
@@ -271,8 +278,33 @@ class Trainer:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         weights = get_model_state_dict(self.model, options=options)
         if self.processes.is_first:
-            self.plain_model.save_pretrained(self.folder.model, state_dict=weights)
+            save_quietly(self.plain_model, self.folder.model, weights)
         self.processes.wait()
+
+    def _median_speed(self) -> float:
+        """Tokens per second, as most stretches between two looks at the losses had it."""
+        return statistics.median(self._speeds) if self._speeds else 0.0
+
+    def _write_summary(self, outcome: Outcome) -> None:
+        """What a table of runs needs of this one; speeds are in no record, so that those stay the same."""
+        if not self.processes.is_first or outcome.evaluation is None:
+            return
+        found = outcome.evaluation
+        cuda = self.processes.device.type == "cuda"
+        summary = {
+            "step": outcome.step,
+            "test_loss": found.loss,
+            "perplexity": found.perplexity,
+            "accuracy": found.accuracy,
+            "tokens": found.tokens,
+            "parameters": sum(p.numel() for p in self.plain_model.parameters()),
+            "tokens_per_second": outcome.tokens_per_second,
+            "flops_per_token": flops_per_token(
+                self.plain_model, model_config(self.config, self.source), self.source.length
+            ),
+            "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        }
+        self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.config.precision == "bf16":
