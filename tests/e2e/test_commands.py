@@ -73,7 +73,9 @@ def test_check_of_some_specs_as_table_json_and_plot(tmp_path):
     errors = [point["about_zero"] for point in data["convergence"]]
     assert errors[0] > 0.1
     assert errors[-1] < 1e-9
-    assert all(p["about_zero"] <= p["certificate"] or p["about_zero"] < 1e-14 for p in data["convergence"])
+    bounded = [p for p in data["convergence"] if p["certificate"] is not None]
+    assert len(bounded) > 3
+    assert all(p["about_zero"] <= p["certificate"] for p in bounded)
     assert all(error < 1e-9 for error in data["softmax_against_torch"].values())
 
 
