@@ -10,6 +10,7 @@ from maclaurin import SeriesNotice
 
 settings.register_profile("steady", derandomize=True, database=None)
 settings.load_profile("steady")
+torch.set_num_threads(1)  # the tests themselves run side by side
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
@@ -70,7 +71,7 @@ class CheckpointStore:
         self.processes.wait()
         try:
             self._fill(partial, progress, model, optimizer)
-        except Exception as problem:
+        except (Exception, CheckpointException) as problem:  # torch's own is no Exception
             error = self._unwritable(problem)
             if self.processes.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -101,7 +102,7 @@ class CheckpointStore:
         writer = FileSystemWriter(folder, sync_files=True)
         save_tensors(tensors, storage_writer=writer, no_dist=self.processes.world == 1)
 
-    def _unwritable(self, problem: Exception) -> CheckpointError:
+    def _unwritable(self, problem: BaseException) -> CheckpointError:
         root: BaseException | None = problem
         while root is not None and not isinstance(root, OSError):
             root = root.__cause__ or root.__context__

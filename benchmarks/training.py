@@ -1,0 +1,119 @@
+"""Training speed on this CPU, as ratios within one run: against Llama, and of the loop over a bare one.
+
+    python benchmarks/training.py
+
+nano, rows of 256 tokens, batch of 16. Results go to benchmarks/results/training.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import stamp
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from maclaurin.data.config import DataConfig, open_source
+from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.optimizer import make_optimizer
+from maclaurin.training.processes import Processes
+from maclaurin.training.trainer import Trainer
+
+RESULTS = Path(__file__).parent / "results" / "training.json"
+LENGTH, ROWS, VOCABULARY = 256, 16, 1024
+SPECS = ["exp/sum", "exp/l2", "exp/len*out", "taylor(2)/sum", "linear(elu1)/sum", "power(2)*forget/sum"]
+
+
+def forward_backward(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
+    def run() -> None:
+        logits = model(input_ids=tokens).logits
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        model.zero_grad()
+
+    return run
+
+
+def seconds_in_turns(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, timed in turns so that the machine's moods hit all."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def against_llama() -> dict[str, float]:
+    """Tokens per second over those of transformers' Llama with SDPA."""
+    size, tokens = SIZES["nano"], torch.randint(0, VOCABULARY, (ROWS, LENGTH))
+    llama = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=size.hidden,
+        intermediate_size=size.ffn,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=LENGTH,
+        attn_implementation="sdpa",  # type: ignore[call-arg]
+    )
+    runs = {"llama": forward_backward(LlamaForCausalLM(llama), tokens)}
+    for spec in SPECS:
+        model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size, spec, VOCABULARY))
+        runs[spec] = forward_backward(model, tokens)
+    seconds = seconds_in_turns(runs, 5)
+    return {spec: seconds["llama"] / seconds[spec] for spec in SPECS}
+
+
+def loop_overhead(steps: int = 30) -> float:
+    """Seconds of the trainer's loop over those of a bare one with the same model, batches and optimizer."""
+    data = DataConfig("mqar:pairs=8,vocab=256", length=LENGTH)
+    config = TrainConfig(
+        steps=steps, batch_size=ROWS, length=LENGTH, data=data.data, eval_every=0, checkpoint_every=0
+    )
+    source = open_source(data)
+    alone = Processes(0, 1, torch.device("cpu"))
+    ratios = []
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(config, source, Path(folder) / "run", alone)
+            model = MaclaurinForCausalLM(trainer.plain_model.config)  # type: ignore[arg-type]
+            bare = bare_seconds(model, source, config)
+            begun = time.perf_counter()
+            for step in range(steps):
+                trainer._step(step, config.lr)
+            ratios.append((time.perf_counter() - begun) / bare)
+    return statistics.median(ratios)
+
+
+def bare_seconds(model: nn.Module, source: Any, config: TrainConfig) -> float:
+    optimizer = make_optimizer(model, config)
+    begun = time.perf_counter()
+    for step in range(config.steps):
+        batch = source.train_batch(step, config.batch_size)
+        logits = model(input_ids=batch.tokens).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    figures = {"tokens per second over llama's": against_llama(), "loop over bare loop": loop_overhead()}
+    RESULTS.write_text(json.dumps({"machine": stamp(), **figures}, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
