@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class MaclaurinError(ValueError):
     """Base of every error this library raises on purpose."""
@@ -37,3 +40,9 @@ class NoFiniteStateError(MaclaurinError):
 
 class StateBudgetError(MaclaurinError):
     """The recurrent state would be larger than the caller allows."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' for a word close to known ones, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

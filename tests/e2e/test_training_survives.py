@@ -68,19 +68,14 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
                 during_write += 1
         else:  # at any moment after the run got further than last time
             wait_for(lambda: set((out / "checkpoints").glob("step-*")) - before, process)  # noqa: B023
-            time.sleep(dice.uniform(0, 0.3))
+            time.sleep(dice.uniform(0, 0.1))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
         process.wait()
         kills += 1
-        if kills == KILLS // 2:
-            shutil.copytree(out, tmp_path / "half")
-    assert kills >= 5, "the run ended before it could be killed often enough"
+    assert kills == KILLS, "the run ended before it was killed often enough"
     assert during_write >= 2
-    if (out / "model").exists():
-        shutil.rmtree(out)
-        shutil.copytree(tmp_path / "half", out)
     train(out, "--resume")
     assert_same_run(out, whole)
 

@@ -239,16 +239,17 @@ class _Call:
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
-        return attend(
-            self.spec,
-            inputs,
-            plan_.form,
-            scale=scale,
-            causal=self.causal,
-            chunk=plan_.chunk_size,
-            state=state,
-            return_state=self.return_state,
-        )
+        with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
+            return attend(
+                self.spec,
+                inputs,
+                plan_.form,
+                scale=scale,
+                causal=self.causal,
+                chunk=plan_.chunk_size,
+                state=state,
+                return_state=self.return_state,
+            )
 
     def masked_inputs(self) -> Inputs:
         """The inputs with zeros where padding stands, whatever was there."""

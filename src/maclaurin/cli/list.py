@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.errors import MaclaurinError
+from maclaurin.errors import MaclaurinError, did_you_mean
 from maclaurin.spec.catalogue import Entry, catalogue
-from maclaurin.spec.part import nearest
 
 
 def list_entries(
@@ -36,7 +35,7 @@ def list_entries(
     if not chosen:
         asked = " ".join(words or [])
         raise MaclaurinError(
-            f"no entry of the catalogue has {asked!r} in it." + nearest(asked, catalogue.names())
+            f"no entry of the catalogue has {asked!r} in it." + did_you_mean(asked, catalogue.names())
         )
     if as_json:
         print(json.dumps([_as_data(entry) for entry in chosen], indent=2, ensure_ascii=False))

@@ -8,7 +8,6 @@ from typing import final
 from maclaurin.data.cache.place import Cache
 from maclaurin.data.corpora.naming import open_corpus
 from maclaurin.data.errors import DataError
-from maclaurin.data.nearest import did_you_mean
 from maclaurin.data.rows import LAYOUTS
 from maclaurin.data.source import Source
 from maclaurin.data.tasks.naming import TASK_NAMES, is_task, open_task
@@ -16,6 +15,7 @@ from maclaurin.data.tasks.task_source import TaskSource
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.tokenizing.naming import open_tokenizer
 from maclaurin.data.tokens.prepare import prepare_tokens
+from maclaurin.errors import did_you_mean
 
 
 @final

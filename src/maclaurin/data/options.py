@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from maclaurin.data.errors import DataError
-from maclaurin.data.nearest import did_you_mean
+from maclaurin.errors import did_you_mean
 
 Options = TypeVar("Options")
 

@@ -94,20 +94,6 @@ def attend(
 
     The recurrent form, and any form with a state, needs a spec with a finite one.
     """
-    with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
-        return _attend(spec, inputs, form, scale, causal, chunk, state, return_state)
-
-
-def _attend(
-    spec: AttentionSpec,
-    inputs: Inputs,
-    form: Form,
-    scale: float,
-    causal: bool,
-    chunk: int,
-    state: State | None,
-    return_state: bool,
-) -> tuple[Tensor, State | None]:
     stream = make_stream(spec, inputs, scale)
     heads = inputs.q.shape[2]
     if spec.kernel.depends_on_row and state is None and not return_state:

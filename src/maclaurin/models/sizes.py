@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from maclaurin.errors import InputError
-from maclaurin.spec.part import nearest
+from maclaurin.errors import InputError, did_you_mean
 
 
 @final
@@ -39,6 +38,6 @@ def size_named(name: str) -> Size:
     """The size of that name, or an error with the known ones."""
     if name not in SIZES:
         raise InputError(
-            f"there is no size {name!r}; known are {', '.join(SIZES)}." + nearest(name, list(SIZES))
+            f"there is no size {name!r}; known are {', '.join(SIZES)}." + did_you_mean(name, list(SIZES))
         )
     return SIZES[name]

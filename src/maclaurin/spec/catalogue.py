@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from maclaurin.errors import MaclaurinError, NotationError
+from maclaurin.errors import MaclaurinError, NotationError, did_you_mean
 from maclaurin.spec.attention_spec import AttentionSpec
 from maclaurin.spec.extras import ForgetGate, InputGate, LayerExtras, OutputGate
 from maclaurin.spec.notation import parse
-from maclaurin.spec.part import nearest
 
 #: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective"
 PAPER = "arXiv 2507.23632"
@@ -73,7 +72,7 @@ class Catalogue:
         if name not in self._by_name:
             raise MaclaurinError(
                 f"the catalogue has no {name!r}; `maclaurin list` shows it."
-                + nearest(name, list(self._by_name))
+                + did_you_mean(name, list(self._by_name))
             )
         return self._by_name[name]
 
@@ -92,7 +91,7 @@ def resolve(text: str) -> AttentionSpec:
     except NotationError as problem:
         if any(mark in name for mark in "(/*+"):
             raise
-        near = nearest(name, catalogue.names())
+        near = did_you_mean(name, catalogue.names())
         reason = f"{problem.reason} It is no name of the catalogue either.{near}"
         raise NotationError(text, problem.position, reason) from None
 

@@ -10,8 +10,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.errors import SpecError
-from maclaurin.spec.part import Part, nearest, register, registered
+from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.spec.part import Part, register, registered
 from maclaurin.spec.sign import Sign
 
 if TYPE_CHECKING:
@@ -109,6 +109,6 @@ def read_feature_map(text: str) -> FeatureMap:
     if text not in known:
         raise SpecError(
             f"there is no feature map {text!r}; known are {', '.join(sorted(known))}."
-            + nearest(text, list(known))
+            + did_you_mean(text, list(known))
         )
     return known[text]()  # type: ignore[return-value]

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from maclaurin.errors import NotationError, SpecError
+from maclaurin.errors import NotationError, SpecError, did_you_mean
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.part import Part, nearest, registered
+from maclaurin.spec.part import Part, registered
 
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>[-+]?[0-9.][0-9.eE+-]*)|(?P<mark>.))")
 _GATES = {"in": "input_gate", "forget": "forget_gate", "out": "output_gate"}
@@ -49,7 +49,8 @@ def _put_gate(reader: _Reader, values: dict[str, Any], start: int) -> None:
     at, name = reader.word("a gate")
     if name not in _GATES:
         raise reader.error(
-            at, f"there is no gate {name!r}; the gates are in, forget and out." + nearest(name, [*_GATES])
+            at,
+            f"there is no gate {name!r}; the gates are in, forget and out." + did_you_mean(name, [*_GATES]),
         )
     after_norm = name == "out" and "norm" in values
     _put(reader, values, "gate_after_norm" if after_norm else _GATES[name], True, start)
@@ -118,7 +119,7 @@ class _Reader:
             raise self.error(
                 at,
                 f"there is no {' or '.join(families)} {name!r}; known are "
-                f"{', '.join(sorted(known))}." + nearest(name, list(known)),
+                f"{', '.join(sorted(known))}." + did_you_mean(name, list(known)),
             )
         positional, named = self.arguments()
         try:

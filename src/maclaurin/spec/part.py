@@ -15,14 +15,13 @@ from the class alone:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
-from maclaurin.errors import SpecError
+from maclaurin.errors import SpecError, did_you_mean
 
 Reader = Callable[[str], Any]
 PartType = TypeVar("PartType", bound="type[Part]")
@@ -214,12 +213,6 @@ def registered(family: str) -> dict[str, type[Part]]:
     return dict(_registry.get(family, {}))
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """' Did you mean …?' for a typo, or nothing."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
 # ------------------------------------------------------------------------------------- details
 
 
@@ -273,7 +266,7 @@ def _read(cls: type[Part], field: dataclasses.Field[Any], text: str) -> Any:
     except SpecError:
         raise
     except ValueError:
-        near = nearest(text, field.metadata["expects"].split(" or "))
+        near = did_you_mean(text, field.metadata["expects"].split(" or "))
         raise SpecError(
             f"{cls.notation}: {field.name} must be {field.metadata['expects']}, not {text!r}.{near}",
             place=text,
@@ -282,7 +275,7 @@ def _read(cls: type[Part], field: dataclasses.Field[Any], text: str) -> Any:
 
 def _unknown_option(cls: type[Part], name: str) -> str:
     known = [f.name for f in dataclasses.fields(cls)]
-    return f"{cls.notation} has no option {name!r}; it is written {cls.usage()}." + nearest(name, known)
+    return f"{cls.notation} has no option {name!r}; it is written {cls.usage()}." + did_you_mean(name, known)
 
 
 def _written_fields(part: Part) -> Iterator[str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError
-from maclaurin.spec.part import nearest
+from maclaurin.errors import InputError, did_you_mean
 
 
 def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
@@ -122,7 +121,9 @@ def config_from(values: Mapping[str, Any]) -> TrainConfig:
     known = {f.name: f for f in dataclasses.fields(TrainConfig)}
     for name in values:
         if name not in known:
-            raise InputError(f"there is no key {name!r} in a training config." + nearest(name, list(known)))
+            raise InputError(
+                f"there is no key {name!r} in a training config." + did_you_mean(name, list(known))
+            )
     checked = {name: _checked(name, known[name], value) for name, value in values.items()}
     config = TrainConfig(**checked)
     _check_numbers(config)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from maclaurin.data.corpora.compression import COMPRESSIONS, open_stream
 from maclaurin.data.errors import DataError
 from maclaurin.data.extra import load_extra
-from maclaurin.data.nearest import did_you_mean
+from maclaurin.errors import did_you_mean
 
 PIECE = 1 << 14
 """A long .txt file becomes documents of about this many characters, so that it can be split and streamed."""

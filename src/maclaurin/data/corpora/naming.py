@@ -11,7 +11,7 @@ from maclaurin.data.corpora.hub import HubDataset
 from maclaurin.data.corpora.presets import PRESETS
 from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.errors import DataError
-from maclaurin.data.nearest import did_you_mean
+from maclaurin.errors import did_you_mean
 
 
 def open_corpus(

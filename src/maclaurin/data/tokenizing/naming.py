@@ -6,11 +6,11 @@ from pathlib import Path
 
 from maclaurin.data.corpora.corpus import Corpus
 from maclaurin.data.errors import DataError
-from maclaurin.data.nearest import did_you_mean
 from maclaurin.data.tokenizing.bpe import open_byte_pairs
 from maclaurin.data.tokenizing.byte_tokenizer import Bytes
 from maclaurin.data.tokenizing.hub_tokenizer import open_hub_tokenizer
 from maclaurin.data.tokenizing.tokenizer import Tokenizer
+from maclaurin.errors import did_you_mean
 
 
 def open_tokenizer(
