@@ -81,7 +81,7 @@ class CheckpointStore:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
             _flush_folder(self.folder)
-            self._drop_old(progress)
+            self._drop_old()
         self.processes.wait()
         return final
 
@@ -116,11 +116,9 @@ class CheckpointStore:
             "Make room and run the same command with --resume."
         )
 
-    def _drop_old(self, progress: Progress) -> None:
+    def _drop_old(self) -> None:
         """Keep the last few and the best."""
-        losses = {step: self._test_loss(step) for step in self.steps()}
-        measured = {step: loss for step, loss in losses.items() if loss is not None}
-        best = min(measured, key=lambda s: measured[s]) if measured else None
+        best = self.best()
         for step in self.steps()[: -self.keep]:
             if step != best:
                 shutil.rmtree(self._path(step), ignore_errors=True)

@@ -25,7 +25,7 @@ def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
 @final
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run. `resolved` fills in what follows from the size and the preset."""
+    """One training run."""
 
     attention: tuple[str, ...] = _key(("exp/sum",), "Notation or catalogue name; several for one per layer.")
     size: str = _key("nano", "nano, micro, mini, small or large.")
@@ -73,7 +73,7 @@ class TrainConfig:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
-#: the paper's optimiser settings (§4 of ../shared/MATH.md tells where they come from)
+#: the paper's optimiser settings (arXiv 2507.23632)
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "lr": 1e-4,
