@@ -35,7 +35,7 @@ bench: $(READY)  ## speed and memory on this CPU, as ratios within one run
 	$(BIN)/python benchmarks/cpu.py
 
 golden: $(READY)  ## rewrite the golden files after a change that is meant
-	$(BIN)/python -m pytest tests/golden --rewrite-golden
+	$(BIN)/python -m pytest tests/golden tests/unit/test_models.py -k golden --rewrite-golden
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

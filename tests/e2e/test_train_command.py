@@ -29,7 +29,6 @@ def test_a_run_leaves_config_machine_records_and_summary(tmp_path):
 def test_unknown_options_and_values_are_told(tmp_path):
     assert "there is no size" in train(tmp_path / "a", size="nanno", expect=2).stderr
     assert "Did you mean" in train(tmp_path / "b", attention="softmx", expect=2).stderr
-    assert "known are tensorboard" in train(tmp_path / "c", trackers="paper", expect=2).stderr
 
 
 def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path):

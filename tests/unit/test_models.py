@@ -39,7 +39,7 @@ def count(model):
 
 
 def test_parameter_counts_are_the_golden_ones(request):
-    vocabularies = {"nano": 1024, "micro": 4096, "mini": 4096, "small": 32000, "large": 32000}
+    vocabularies = {"pico": 512, "nano": 1024, "micro": 4096, "mini": 4096, "small": 32000, "large": 32000}
     with torch.device("meta"):
         counts = {
             name: {
@@ -153,7 +153,7 @@ def test_forget_gates_begin_with_horizons_from_4_to_1024_tokens():
 
 
 def test_an_unknown_size_gets_the_known_ones():
-    with pytest.raises(InputError, match="known are nano"):
+    with pytest.raises(InputError, match="known are pico"):
         size_named("nanno")
 
 

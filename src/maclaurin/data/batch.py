@@ -55,19 +55,6 @@ class Batch:
         """How many places are scored: the weight of this batch in a token-weighted mean."""
         return int((self.targets != NOT_SCORED).sum())
 
-    @property
-    def cu_seqlens(self) -> Tensor:
-        """0 = c₀ < c₁ < … < c_n = B·T: where documents (or rows, if they may be crossed) begin and end."""
-        import torch
-
-        rows, length = self.tokens.shape
-        begins = torch.zeros(rows, length, dtype=torch.bool, device=self.tokens.device)
-        begins[:, 0] = True
-        if self.documents is not None:
-            begins[:, 1:] |= self.documents[:, 1:] != self.documents[:, :-1]
-        starts = begins.flatten().nonzero().flatten()
-        return torch.cat([starts, starts.new_tensor([rows * length])]).to(torch.int32)
-
     def to(self, device: str | object, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
         moved = [

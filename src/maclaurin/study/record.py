@@ -159,7 +159,8 @@ def run_from_json(data: Mapping[str, Any]) -> RunRecord:
 
 
 def _experiment(data: Mapping[str, Any]) -> ExperimentRecord:
-    return ExperimentRecord(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+    return ExperimentRecord(**values)
 
 
 def _forms(data: Mapping[str, Any] | None) -> FormsRecord | None:

@@ -28,7 +28,7 @@ class TrainConfig:
     """One training run."""
 
     attention: tuple[str, ...] = _key(("exp/sum",), "Notation or catalogue name; several for one per layer.")
-    size: str = _key("nano", "nano, micro, mini, small or large.")
+    size: str = _key("nano", "pico, nano, micro, mini, small or large.")
     kv_heads: int | None = _key(None, "Key-value heads; as many as query heads by default.")
     initialization: str = _key("scaled", "scaled, or torch for the paper's accidental default.")
     data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,22 +72,34 @@ def _cut_behind(path: Path, step: int) -> None:
     partial.replace(path)
 
 
-def make_trackers(names: tuple[str, ...], folder: Path, config: dict[str, Any]) -> list[Tracker]:
-    """TensorBoard and Weights & Biases, where they are installed."""
-    makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
+#: tracker → the module it needs
+TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}
+
+
+def require_trackers(names: tuple[str, ...]) -> None:
+    """Raise before anything is written if a tracker is unknown or not installed."""
     for name in names:
-        if name not in makers:
-            raise InputError(f"there is no tracker {name!r}; known are {', '.join(makers)}.")
-    return [makers[name](folder, config) for name in names]
+        if name not in TRACKERS:
+            raise InputError(f"there is no tracker {name!r}; known are {', '.join(TRACKERS)}.")
+        if importlib.util.find_spec(TRACKERS[name]) is None:
+            raise InputError(f"the tracker {name} needs: pip install {TRACKERS[name]}.")
+
+
+def make_trackers(
+    names: tuple[str, ...], folder: Path, config: dict[str, Any], resume_at: int | None
+) -> list[Tracker]:
+    """TensorBoard and Weights & Biases; a resumed run goes on in the same curves."""
+    makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
+    return [makers[name](folder, config, resume_at) for name in names]
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise InputError("the tracker tensorboard needs: pip install tensorboard.") from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+    def __init__(self, folder: Path, config: dict[str, Any], resume_at: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1
+        )
 
     def write(self, record: dict[str, Any]) -> None:
         for name, value in _numbers(record):
@@ -96,12 +110,20 @@ class _TensorBoard:
 
 
 class _WandB:
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb  # type: ignore[import-not-found]
-        except ImportError:
-            raise InputError("the tracker wandb needs: pip install wandb.") from None
-        self._run = wandb.init(project="maclaurin", name=folder.name, dir=str(folder), config=config)
+    def __init__(self, folder: Path, config: dict[str, Any], resume_at: int | None) -> None:
+        import wandb  # type: ignore[import-not-found]
+
+        name = folder / "wandb_id.txt"
+        if resume_at is None or not name.is_file():
+            name.write_text(secrets.token_hex(4))
+        self._run = wandb.init(
+            project="maclaurin",
+            name=folder.name,
+            dir=str(folder),
+            config=config,
+            id=name.read_text(),
+            resume="allow",
+        )
 
     def write(self, record: dict[str, Any]) -> None:
         self._run.log(dict(_numbers(record)), step=record["step"])

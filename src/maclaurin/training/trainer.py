@@ -34,7 +34,7 @@ from maclaurin.training.evaluation import Evaluation, evaluate, losses_of
 from maclaurin.training.health import Diverged, is_healthy, layer_statistics
 from maclaurin.training.optimizer import make_optimizer
 from maclaurin.training.processes import Processes
-from maclaurin.training.records import Records, make_trackers
+from maclaurin.training.records import Records, make_trackers, require_trackers
 from maclaurin.training.run_folder import RunFolder
 from maclaurin.training.schedule import learning_rate
 
@@ -89,17 +89,9 @@ class Trainer:
 
     def run(self, *, resume: bool = False) -> Outcome:
         """Train to the last step; a signal to stop saves and returns early."""
+        require_trackers(self.config.trackers)
         start = self._begin(resume)
-        trackers = (
-            make_trackers(self.config.trackers, self.folder.path, self.config.to_dict())
-            if self.processes.is_first
-            else []
-        )
-        records = (
-            Records(self.folder.records, start if resume else None, trackers)
-            if self.processes.is_first
-            else None
-        )
+        records = self._records(start if resume else None) if self.processes.is_first else None
         title = " | ".join(self.config.attention[:1])
         display = Display(title, self.config.steps, start, visible=self.processes.is_first)
         self.model.train()
@@ -109,6 +101,11 @@ class Trainer:
             finally:
                 if records is not None:
                     records.close()
+
+    def _records(self, resume_at: int | None) -> Records:
+        """The run's lines on disk, and the trackers that want them too."""
+        trackers = make_trackers(self.config.trackers, self.folder.path, self.config.to_dict(), resume_at)
+        return Records(self.folder.records, resume_at, trackers)
 
     def _begin(self, resume: bool) -> int:
         """The step to begin with; files of the run are made or checked."""

@@ -1,9 +1,7 @@
-"""Batches: what is counted in them and where documents begin."""
+"""Batches: what is counted in them."""
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, Batch
 from maclaurin.data.batch import Row
@@ -23,14 +21,3 @@ def test_rows_become_tensors_of_the_promised_types():
 
 def test_rows_without_documents_give_a_batch_without():
     assert Batch.of_rows([Row(np.array([1]), np.array([2]))]).documents is None
-
-
-@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_cu_seqlens_are_the_sizes_of_the_documents_added_up(sizes):
-    length = max(map(sum, sizes))
-    sizes = [[*row, length - sum(row)] if sum(row) < length else row for row in sizes]
-    documents = torch.tensor([[d for d, size in enumerate(row) for _ in range(size)] for row in sizes])
-    batch = Batch(torch.zeros_like(documents), torch.zeros_like(documents), documents)
-    assert batch.cu_seqlens.diff().tolist() == [size for row in sizes for size in row]
-    whole_rows = Batch(batch.tokens, batch.targets)
-    assert whole_rows.cu_seqlens.tolist() == [length * i for i in range(len(sizes) + 1)]
