@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench golden clean
+.PHONY: help study test check format bench golden gpu-test clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,6 +20,7 @@ study: $(READY)  ## the main job: show that the forms agree and the series conve
 
 test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
 	$(BIN)/python -m pytest -n 2
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -33,6 +34,9 @@ format: $(READY)  ## rewrite the code in the house style
 
 bench: $(READY)  ## speed and memory on this CPU, as ratios within one run
 	$(BIN)/python benchmarks/cpu.py
+
+gpu-test: $(READY)  ## kernels and forms on this machine's GPU; the result is kept under benchmarks/results
+	$(BIN)/python benchmarks/gpu_tests.py
 
 golden: $(READY)  ## rewrite the golden files after a change that is meant
 	$(BIN)/python -m pytest tests/golden tests/unit/test_models.py -k golden --rewrite-golden

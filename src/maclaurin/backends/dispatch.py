@@ -9,11 +9,13 @@ from torch import Tensor
 
 from maclaurin.backends.flash import flash_attend
 from maclaurin.backends.plan import Plan, make_plan
+from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
 from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
 from maclaurin.errors import InputError, StateBudgetError
-from maclaurin.forms.attend import Form, Inputs, attend, working_dtype
+from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.compiling import untraced
+from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
@@ -239,6 +241,8 @@ class _Call:
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
+        if plan_.backend == "triton":
+            return fused_attend(self.spec, inputs, scale=scale, causal=self.causal), None
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             return attend(
                 self.spec,

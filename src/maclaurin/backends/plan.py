@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maclaurin.backends.flash import flash_serves
-from maclaurin.forms.attend import Form, Inputs, working_dtype
+from maclaurin.backends.polynomial import fused_serves
+from maclaurin.forms.attend import Form
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
+from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec
 
 
@@ -112,8 +114,15 @@ def make_plan(
         chosen = form
     if chosen not in costs:
         costs[chosen] = _blocked_cost(spec, inputs, chunk)
-    backend = "sdpa" if chosen is Form.PARALLEL and flash_serves(spec) else "torch"
+    backend = _backend(spec, inputs, causal) if chosen is Form.PARALLEL else "torch"
     return Plan(spec, chosen, backend, chunk, costs, device, state_bytes, form is not None, carries_state)
+
+
+def _backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
+    """Which program computes the parallel form."""
+    if flash_serves(spec, inputs, causal):
+        return "sdpa"
+    return "triton" if fused_serves(spec, inputs, causal) else "torch"
 
 
 def _state_bytes(spec: AttentionSpec, inputs: Inputs) -> int | None:
@@ -140,7 +149,7 @@ def _costs(
     """The forms this call could take. The parallel form carries no state."""
     costs: dict[Form, Cost] = {}
     if not carries_state:
-        costs[Form.PARALLEL] = _parallel_cost(spec, inputs)
+        costs[Form.PARALLEL] = _parallel_cost(spec, inputs, causal)
         costs[Form.BLOCKED] = _blocked_cost(spec, inputs, chunk)
     same_length = inputs.q.shape[1] == inputs.k.shape[1]
     if spec.has_finite_state and (same_length or not causal):
@@ -150,8 +159,8 @@ def _costs(
     return costs
 
 
-def _parallel_cost(spec: AttentionSpec, inputs: Inputs) -> Cost:
-    if flash_serves(spec):
+def _parallel_cost(spec: AttentionSpec, inputs: Inputs, causal: bool) -> Cost:
+    if _backend(spec, inputs, causal) != "torch":
         return Cost(_dense_flops(inputs) / 2, 0.0, 5, 0.0)
     weights = float(inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.shape[1] * inputs.k.shape[1])
     width = working_dtype(inputs.q.dtype).itemsize

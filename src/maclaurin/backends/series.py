@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError, NoFiniteStateError, SpecError, StateBudgetError
-from maclaurin.forms.attend import Inputs
 from maclaurin.forms.certificate import Certificate, certified_order, output_error
+from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec, Taylor, parse
 

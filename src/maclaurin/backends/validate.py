@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
-from maclaurin.forms.attend import Inputs, working_dtype
+from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec

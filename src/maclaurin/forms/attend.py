@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
+from maclaurin.forms.divisors import log_running_sum, visible_keys
 from maclaurin.forms.epilogue import finish
+from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream
 from maclaurin.forms.window import window_rows
-from maclaurin.spec import AttentionSpec, RunningSum
+from maclaurin.spec import AttentionSpec
 
 
 class Form(enum.Enum):
@@ -31,35 +30,8 @@ class Form(enum.Enum):
     RECURRENT = "recurrent"
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Tensors as the user gives them, [B, T, heads, …], padding on the right."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    input_gate: Tensor | None = None
-    log_forget: Tensor | None = None
-    output_gate: Tensor | None = None
-    denominator_gate: Tensor | None = None
-    present: Tensor | None = None  # [B, S]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change to every tensor but the mask."""
-        names = [f.name for f in dataclasses.fields(self) if f.name != "present"]
-        changed: dict[str, Any] = {
-            n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names
-        }
-        return Inputs(**changed, present=self.present)
-
-
 #: a log forget gate below this forgets everything; −inf would make NaN of differences
 _LOWEST_LOG_FORGET = -200.0
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """fp64 stays, everything else is computed and kept in fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
@@ -106,11 +78,11 @@ def attend(
     else:
         before = State.empty(spec, stream, heads) if state is None else state
         rows, after = _rows_with_state(spec, stream, form, before, chunk, causal)
-    running = _running_denominator(spec, inputs, None if state is None else state.running, causal)
+    running = log_running_sum(spec, inputs, None if state is None else state.running, causal)
     y = finish(
         spec,
         rows,
-        visible_keys=_visible_keys(stream, None if state is None else state.count, causal),
+        visible_keys=visible_keys(inputs, None if state is None else state.count, causal),
         running=running,
         output_gate=None if inputs.output_gate is None else inputs.output_gate.to(stream.q.dtype),
     )
@@ -152,7 +124,7 @@ def _rows_with_state(
         for t in range(stream.q.shape[-2]):
             token = stream.tokens(t, t + 1)
             part, moments, exact = window_rows(spec, token, count, moments, exact, recurrent_rows, 1)
-            count = count + _lengths(token)
+            count = count + token.lengths
             parts.append(part)
         rows = Rows.concatenate(parts)
     else:
@@ -161,42 +133,5 @@ def _rows_with_state(
     log_decay = state.log_decay
     if log_decay is not None and stream.log_forget is not None:
         log_decay = log_decay + stream.log_forget.sum(-1)
-    count = state.count + _lengths(stream)
+    count = state.count + stream.lengths
     return rows, dataclasses.replace(state, moments=moments, count=count, log_decay=log_decay, exact=exact)
-
-
-def _lengths(stream: Stream) -> Tensor:
-    """How many real tokens each row has, [B]."""
-    if stream.present is not None:
-        return stream.present.sum(-1)
-    return torch.full((stream.k.shape[0],), stream.k.shape[-2], device=stream.k.device)
-
-
-def _visible_keys(stream: Stream, before: Tensor | None, causal: bool) -> Tensor:
-    """The number of keys each query sees, [B, T] in the working dtype."""
-    queries, keys = stream.q.shape[-2], stream.k.shape[-2]
-    if not causal:
-        number = _lengths(stream)[:, None].expand(-1, queries)
-    else:
-        number = torch.arange(keys - queries + 1, keys + 1, device=stream.q.device)[None]
-        number = number.expand(stream.k.shape[0], -1)
-        if stream.present is not None:
-            number = torch.minimum(number, _lengths(stream)[:, None])
-    return (number if before is None else number + before[:, None]).to(stream.q.dtype)
-
-
-def _running_denominator(
-    spec: AttentionSpec, inputs: Inputs, before: Tensor | None, causal: bool
-) -> Tensor | None:
-    """ln Σ_{r≤t} e^{g_r} for every query, [B, T, H]."""
-    if not isinstance(spec.denominator, RunningSum) or inputs.denominator_gate is None:
-        return None
-    logs = inputs.denominator_gate.to(working_dtype(inputs.q.dtype))
-    if inputs.present is not None:
-        logs = torch.where(inputs.present[..., None], logs, -torch.inf)
-    if before is not None:
-        logs = torch.cat([before[:, None], logs], dim=1)
-    queries = inputs.q.shape[1]
-    if not causal:
-        return logs.logsumexp(1, keepdim=True).expand(-1, queries, -1)
-    return logs.logcumsumexp(1)[:, -queries:]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from maclaurin.forms.divisors import counts_keys, floored
 from maclaurin.forms.stream import Rows
-from maclaurin.spec import AttentionSpec, RowSum, RunningSum, VisibleKeys
+from maclaurin.spec import AttentionSpec, RowSum, RunningSum
 
 
 def finish(
@@ -48,14 +47,11 @@ def divided(spec: AttentionSpec, rows: Rows, visible_keys: Tensor, running: Tens
     log_gain = None if spec.ignores_row_scale else rows.log_scale
     if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
         log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads sees ratios only
-    if isinstance(spec.denominator, VisibleKeys) or _counts_keys(spec):
+    if counts_keys(spec):
         y = y / visible_keys.clamp(min=1)[:, None, None, :, None]
     if isinstance(spec.denominator, RunningSum):
         assert running is not None
-        log_sum = running.transpose(1, 2).unflatten(1, y.shape[1:3])
-        if spec.denominator.floor is not None:
-            log_sum = log_sum.clamp(min=math.log(spec.denominator.floor))
-        log_sum = torch.where(log_sum > -torch.inf, log_sum, 0.0)
+        log_sum = floored(spec.denominator, running).transpose(1, 2).unflatten(1, y.shape[1:3])
         log_gain = -log_sum if log_gain is None else log_gain - log_sum
     return y if log_gain is None else y * log_gain.exp()[..., None]
 
@@ -72,7 +68,3 @@ def _row_sum(denominator: RowSum, rows: Rows) -> Tensor:
     if denominator.detach:
         total = total.detach()
     return torch.where(total == 0, 1.0, total)
-
-
-def _counts_keys(spec: AttentionSpec) -> bool:
-    return isinstance(spec.denominator, RunningSum) and spec.denominator.len

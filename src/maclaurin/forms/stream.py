@@ -36,6 +36,13 @@ class Stream:
     def value_size(self) -> int:
         return self.v.shape[-1]
 
+    @property
+    def lengths(self) -> Tensor:
+        """How many real tokens each row has, [B]."""
+        if self.present is not None:
+            return self.present.sum(-1)
+        return torch.full((self.k.shape[0],), self.k.shape[-2], device=self.k.device)
+
     def tokens(self, start: int, stop: int) -> Stream:
         """Queries and keys start … stop−1 (a stream with as many queries as keys)."""
         return dataclasses.replace(self.keys_until(stop, start), q=self.q[..., start:stop, :])

@@ -25,6 +25,8 @@ class FeatureMap(Part):
     family: ClassVar[str] = "feature map"
     #: what is known about the sign of φ(q)·φ(k)
     sign: ClassVar[Sign] = Sign.INDEFINITE
+    #: whether φ(u) is exact in the dtype of u, so that a program may multiply in low precision
+    keeps_digits: ClassVar[bool] = False
     #: φ in text and in LaTeX, with {u} for the argument
     text: ClassVar[str]
     latex: ClassVar[str]
@@ -45,6 +47,7 @@ class Identity(FeatureMap):
     """φ(u) = u"""
 
     notation: ClassVar[str] = "identity"
+    keeps_digits: ClassVar[bool] = True
     text: ClassVar[str] = "{u}"
     latex: ClassVar[str] = "{u}"
 
@@ -77,6 +80,7 @@ class Relu(FeatureMap):
     """φ(u) = max(u, 0)"""
 
     notation: ClassVar[str] = "relu"
+    keeps_digits: ClassVar[bool] = True
     sign: ClassVar[Sign] = Sign.NONNEGATIVE
     text: ClassVar[str] = "relu({u})"
     latex: ClassVar[str] = r"\mathrm{{relu}}({u})"

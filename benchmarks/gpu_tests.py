@@ -1,0 +1,44 @@
+"""Run the tests that need a GPU and keep their result with date and machine.
+
+    python benchmarks/gpu_tests.py        (or: make gpu-test)
+
+Results go to benchmarks/results/gpu_tests.json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from machine import stamp
+
+RESULTS = Path(__file__).parent / "results" / "gpu_tests.json"
+FOLDERS = ["tests/gpu", "tests/kernels", "tests/unit/test_models.py"]
+
+
+def main() -> int:
+    root = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", *FOLDERS, f"--junitxml={report}", *sys.argv[1:]]
+        code = subprocess.run(command, cwd=root, check=False).returncode
+        suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    data = {"machine": stamp(), "folders": FOLDERS, **counts, "failed": failed}
+    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+    print(json.dumps(data, indent=1))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

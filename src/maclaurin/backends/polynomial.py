@@ -1,0 +1,156 @@
+"""Polynomial kernels through the fused quadratic program (backends/triton/polynomial_quadratic.py).
+
+The program divides by the row sum or by the number of visible keys; what is left of a spec (other
+factors per row, gates, norms) follows on its rows. Registered as custom operators, so torch.compile
+keeps them whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends import triton as programs
+from maclaurin.forms.divisors import visible_keys
+from maclaurin.forms.epilogue import gated_and_normed
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
+
+#: Horner's rule is unrolled, and no higher order was measured
+HIGHEST_FUSED_ORDER = 12
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def fused_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
+    """Whether the fused program computes this spec for such tensors."""
+    if _rounds_features(spec, inputs):
+        return False
+    return _spec_is_served(spec) and _tensors_are_served(inputs, causal)
+
+
+def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
+    """y [B, T, H, e] in the dtype of q."""
+    q, k, v = _inner(spec, inputs)
+    row_sum = spec.denominator if isinstance(spec.denominator, RowSum) else None
+    y, _ = polynomial_attention(
+        q,
+        k,
+        v,
+        [float(c) * scale**n for n, c in enumerate(spec.kernel.coefficients())],
+        row_sum is not None,
+        0.0 if row_sum is None or row_sum.eps is None else row_sum.eps,
+        causal,
+    )
+    if spec.denominator is None and not spec.ignores_row_scale:
+        y = y * visible_keys(inputs, None, causal)[..., None, None]
+    gate = inputs.output_gate
+    return gated_and_normed(spec, y, None if gate is None else gate.to(y.dtype)).to(inputs.q.dtype)
+
+
+def _spec_is_served(spec: AttentionSpec) -> bool:
+    kernel, denominator = spec.kernel, spec.denominator
+    if spec.orders is None or max(spec.orders, default=0) > HIGHEST_FUSED_ORDER or not spec.orders:
+        return False
+    if kernel.depends_on_row or spec.forget_gate or spec.window is not None:
+        return False
+    if isinstance(denominator, RowSum):
+        return denominator.floor is None and not denominator.detach
+    return denominator is None or isinstance(denominator, VisibleKeys)
+
+
+def _rounds_features(spec: AttentionSpec, inputs: Inputs) -> bool:
+    """Whether φ(q) and φ(k) would lose digits in the dtype the program multiplies in."""
+    feature_map = spec.kernel.feature_map
+    return feature_map is not None and not feature_map.keeps_digits and inputs.q.dtype != torch.float32
+
+
+def _tensors_are_served(inputs: Inputs, causal: bool) -> bool:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    aligned = q.shape[1] == k.shape[1] and (causal or inputs.present is None)
+    small = max(q.shape[3], v.shape[3]) <= 128 and q.shape[1] > 0
+    same = q.dtype == k.dtype == v.dtype
+    return aligned and small and same and q.dtype in _DTYPES and programs.runs_on(q.device)
+
+
+def _inner(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """φ and the input gate applied, rounded to the dtype the program multiplies in."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)
+    if feature_map is not None:
+        q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
+    if inputs.input_gate is not None:
+        v = (v.to(dtype) * inputs.input_gate.to(dtype)[..., None]).to(v.dtype)
+    return tuple(u if u.stride(-1) == 1 else u.contiguous() for u in (q, k, v))  # type: ignore[return-value]
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@torch.library.custom_op("maclaurin::polynomial_attention", mutates_args=())
+def polynomial_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Sequence[float],
+    divide_by_sum: bool,
+    eps: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ."""
+    from maclaurin.backends.triton import polynomial_quadratic as program
+
+    return program.forward(q, k, v, program.Call(tuple(coefficients), divide_by_sum, eps, causal))
+
+
+@torch.library.custom_op("maclaurin::polynomial_attention_backward", mutates_args=())
+def polynomial_attention_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    z: Tensor,
+    coefficients: Sequence[float],
+    divide_by_sum: bool,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    from maclaurin.backends.triton import polynomial_quadratic as program
+
+    call = program.Call(tuple(coefficients), divide_by_sum, 0.0, causal)
+    return program.backward(dy, q, k, v, y, z, call)
+
+
+@polynomial_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, tokens, heads, _size = q.shape
+    y = v.new_empty(batch, tokens, heads, v.shape[3], dtype=torch.float32)
+    return y, q.new_empty(batch, heads, tokens, dtype=torch.float32)
+
+
+@polynomial_attention_backward.register_fake
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.coefficients, ctx.divide_by_sum, _, ctx.causal = inputs
+    y, z = output
+    ctx.save_for_backward(q, k, v, y, z)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
+    """The divisor z is for this pass only: nothing of a spec reads it."""
+    q, k, v, y, z = ctx.saved_tensors
+    if dy is None:
+        return (None,) * 7
+    call = (ctx.coefficients, ctx.divide_by_sum, ctx.causal)
+    dq, dk, dv = polynomial_attention_backward(dy, q, k, v, y, z, *call)
+    return dq, dk, dv, None, None, None, None
+
+
+polynomial_attention.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,317 @@
+"""Attention with a polynomial of the score for a weight, every pair once, nothing of size T² in memory.
+
+    w_ts = Σ_n c_n s_ts^n,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
+
+Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with
+δ_t = Σ dy∘y (0 where D is t):
+
+    dv_s = Σ_t (w_ts/D_t) dy_t,    ds_ts = (dy_t·v_s − δ_t) w′_ts / D_t,    dq = ds K,    dk = dsᵀ Q
+
+Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor.
+
+    coefficients    c₀ … c_N of s, the score without its scale
+    divide_by_sum   D = row sum + eps; else the number of visible keys
+    """
+
+    coefficients: tuple[float, ...]
+    divide_by_sum: bool
+    eps: float
+    causal: bool
+
+
+@triton.jit
+def _polynomial(s, C: tl.constexpr):
+    """Σ c_n sⁿ by Horner's rule."""
+    w = tl.full(s.shape, C[len(C) - 1], tl.float32)
+    for i in tl.static_range(1, len(C)):
+        w = w * s + C[len(C) - 1 - i]
+    return w
+
+
+@triton.jit
+def _slope(s, C: tl.constexpr):
+    """Σ n c_n sⁿ⁻¹."""
+    w = tl.zeros(s.shape, tl.float32)
+    for i in tl.static_range(0, len(C) - 1):
+        w = w * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
+    return w
+
+
+@triton.jit
+def _rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
+    """A tile [rows, columns] with zeros beyond T and SIZE."""
+    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
+    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the sums of a tile of queries."""
+    w = _polynomial(tl.dot(q, tl.trans(k), input_precision=PRECISION), C)
+    if MASKED:
+        seen = (n < T)[None, :]
+        if CAUSAL:
+            seen = seen & (n[None, :] <= m[:, None])
+        w = tl.where(seen, w, 0.0)
+    w = w.to(v.dtype)
+    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    return tl.dot(w, v, acc, input_precision=PRECISION), z
+
+
+@triton.jit
+def _forward(
+    Q, K, V, Y, Z,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    T, H, eps,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, BY_SUM: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = _rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    acc = tl.zeros((BM, BE), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, False, CAUSAL, PRECISION)
+    for start in range(whole, end, BN):
+        n = start + tl.arange(0, BN)
+        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, True, CAUSAL, PRECISION)
+    if BY_SUM:
+        divisor = z + eps
+    else:
+        divisor = (m + 1).to(tl.float32) if CAUSAL else tl.zeros((BM,), tl.float32) + T
+    divisor = tl.where(divisor == 0, 1.0, divisor)
+    y = acc / divisor[:, None]
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    tl.store(Y + b * y_b + h * y_h + m[:, None] * y_t + e[None, :], y, mask=inside)
+    tl.store(Z + (b * H + h) * T + m, divisor, mask=m < T)
+
+
+@triton.jit
+def _score_gradient(s, dw, delta, inverse, seen, C: tl.constexpr, MASKED: tl.constexpr):
+    """ds = (dy·v − δ) w′(s)/D."""
+    ds = (dw - delta) * inverse * _slope(s, C)
+    if MASKED:
+        ds = tl.where(seen, ds, 0.0)
+    return ds
+
+
+@triton.jit
+def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C: tl.constexpr, MASKED: tl.constexpr,
+                 CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries]."""
+    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    w = _polynomial(s, C) * inverse[None, :]
+    seen = (m < T)[None, :] & (n < T)[:, None]
+    if CAUSAL:
+        seen = seen & (n[:, None] <= m[None, :])
+    if MASKED:
+        w = tl.where(seen, w, 0.0)
+    dv = tl.dot(w.to(dy.dtype), dy, dv, input_precision=PRECISION)
+    dw = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
+    ds = _score_gradient(s, dw, delta[None, :], inverse[None, :], seen, C, MASKED)
+    return tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION), dv
+
+
+@triton.jit
+def _backward_keys(
+    Q, K, V, DY, Z, DELTA, DK, DV,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BN
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    n = first + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    k = _rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = _rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    begin = first // BM * BM if CAUSAL else 0
+    whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
+    inner_end = tl.maximum(whole, T // BM * BM)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, dy_at = Q + b * q_b + h * q_h, DY + b * y_b + h * y_h
+        rows_at = (b * H + h) * T
+        for start in range(begin, tl.minimum(whole, T), BM):
+            m = start + tl.arange(0, BM)
+            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
+            delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
+        for start in range(whole, inner_end, BM):
+            m = start + tl.arange(0, BM)
+            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            inverse = 1.0 / tl.load(Z + rows_at + m)
+            delta = tl.load(DELTA + rows_at + m)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, False, CAUSAL, PRECISION)
+        for start in range(inner_end, T, BM):
+            m = start + tl.arange(0, BM)
+            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
+            delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
+    inside_d = (n < T)[:, None] & (d < D)[None, :]
+    inside_e = (n < T)[:, None] & (e < E)[None, :]
+    tl.store(
+        DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :], dk.to(DK.dtype.element_ty), mask=inside_d
+    )
+    tl.store(
+        DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
+    )
+
+
+@triton.jit
+def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C: tl.constexpr, MASKED: tl.constexpr,
+                       CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the gradient of a tile of queries."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dw = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
+    seen = (m < T)[:, None] & (n < T)[None, :]
+    if CAUSAL:
+        seen = seen & (n[None, :] <= m[:, None])
+    ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, MASKED)
+    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+
+
+@triton.jit
+def _backward_queries(
+    Q, K, V, DY, Z, DELTA, DQ,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
+    T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = _rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    dy = _rows(DY + b * y_b + h * y_h, y_t, m, e, T, E)
+    rows_at = (b * H + h) * T
+    inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
+    delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    dq = tl.zeros((BM, BD), tl.float32)
+    whole = first // BN * BN if CAUSAL else T // BN * BN
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, False, CAUSAL, PRECISION)
+    for start in range(whole, end, BN):
+        n = start + tl.arange(0, BN)
+        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, True, CAUSAL, PRECISION)
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    tl.store(
+        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
+    )
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """y [B, T, H, e] and D [B, H, T], both in fp32: δ = Σ dy∘y must not see y rounded."""
+    batch, tokens, heads, _ = q.shape
+    y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
+    z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    tile = _tiles(q, v, 128, 64)
+    _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, y, z,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        tokens, heads, call.eps,
+        **_sizes(q, k, v), **tile, C=_floats(call), BY_SUM=call.divide_by_sum, CAUSAL=call.causal,
+    )  # fmt: skip
+    return y, z
+
+
+def backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, z: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the dtypes of q, k, v."""
+    batch, tokens, heads, _ = q.shape
+    kv_heads = k.shape[2]
+    if call.divide_by_sum:
+        delta = (dy * y).sum(-1).transpose(1, 2).contiguous()
+    else:
+        delta = torch.zeros_like(z)
+    dy = dy.to(v.dtype)
+    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    common = {**_sizes(q, k, v), "C": _floats(call), "CAUSAL": call.causal}
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
+    tile = _tiles(q, v, 64, 128) if max(q.shape[3], v.shape[3]) <= 64 else _tiles(q, v, 64, 64)
+    _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
+        q, k, v, dy, z, delta, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        tokens, heads, **common, **tile,
+    )  # fmt: skip
+    tile = _tiles(q, v, 128, 64) if max(q.shape[3], v.shape[3]) <= 64 else _tiles(q, v, 64, 64)
+    _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, dy, z, delta, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
+    )
+    return dq, dk, dv
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int | str]:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": d,
+        "E": e,
+        "BD": max(16, triton.next_power_of_2(d)),
+        "BE": max(16, triton.next_power_of_2(e)),
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+
+
+def _tiles(q: Tensor, v: Tensor, queries: int, keys: int) -> dict[str, int]:
+    """Tile sizes and launch options; fp32 tiles take twice the room, and short texts need no long ones."""
+    if q.dtype == torch.float32:
+        queries, keys = min(queries, 64), min(keys, 32)
+    longest = max(16, triton.next_power_of_2(q.shape[1]))
+    wide = max(q.shape[3], v.shape[3]) > 64
+    return {
+        "BM": min(queries, longest),
+        "BN": min(keys, longest),
+        "num_warps": 8 if wide else 4,
+        "num_stages": 2 if wide else 3,
+    }
+
+
+def _floats(call: Call) -> tuple[float, ...]:
+    return tuple(float(c) for c in call.coefficients)

@@ -1,0 +1,42 @@
+"""Tensors as a caller hands them over."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors as the user gives them, [B, T, heads, …], padding on the right."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    input_gate: Tensor | None = None
+    log_forget: Tensor | None = None
+    output_gate: Tensor | None = None
+    denominator_gate: Tensor | None = None
+    present: Tensor | None = None  # [B, S], False for padding
+
+    def with_values(self, v: Tensor) -> Inputs:
+        """The same call on other values."""
+        return dataclasses.replace(self, v=v)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same change to every tensor but the mask."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "present"]
+        changed: dict[str, Any] = {
+            n: None if getattr(self, n) is None else change(getattr(self, n)) for n in names
+        }
+        return Inputs(**changed, present=self.present)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp64 stays, everything else is computed and kept in fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,69 @@
+"""A fused program is judged by the plain form's own error in the same dtype, around float64."""
+
+import torch
+
+from maclaurin import plan
+from maclaurin.forms.attend import Form, attend
+from maclaurin.forms.inputs import Inputs
+from maclaurin.testing import random_tensors, relative_error
+
+#: how much larger than the plain form's an error may be
+SLACK = 1.5
+#: the same where an input gate is multiplied into the values first: a stock program takes those rounded
+SLACK_OF_GATED_VALUES = 2.0
+#: what storing a log-sum-exp or a result in the dtype costs; errors below it are not compared
+ROUNDING = {torch.float32: 1.2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+
+
+def plain(case, dtype, *, causal=True):
+    """The parallel form in plain torch."""
+    tensors = {**case.tensors}
+    q, k, v = (tensors.pop(name) for name in "qkv")
+    scale = case.spec.kernel.default_scale(q.shape[3])
+    y, _ = attend(
+        case.spec,
+        Inputs(q, k, v, **tensors),
+        Form.PARALLEL,
+        scale=scale,
+        causal=causal,
+        chunk=64,
+        state=None,
+        return_state=False,
+    )
+    return y
+
+
+def outputs_and_gradients(case, run, direction):
+    leaves = case.with_gradients()
+    y = run(leaves)
+    gradients = leaves.gradients((y.to(direction.dtype) * direction).sum())
+    return {"output": y.detach(), **gradients}
+
+
+def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0):
+    """Per tensor: error of the fused program over what it may be."""
+    case = random_tensors(spec, shape, seed, dtype, device=device, size=size)
+    tensors = [case.tensors[name] for name in "qkv"]
+    found_backend = plan(*tensors, spec, causal=causal, form="parallel").backend
+    assert found_backend == backend, f"{spec} runs on {found_backend}"
+    wide = case.map(torch.Tensor.double)
+    direction = torch.randn(
+        shape.batch, shape.tokens, shape.heads, shape.e, dtype=torch.float64, device=device
+    )
+    gold = outputs_and_gradients(wide, lambda c: plain(c, torch.float64, causal=causal), direction)
+    known = outputs_and_gradients(case, lambda c: plain(c, dtype, causal=causal), direction)
+    found = outputs_and_gradients(case, lambda c: c.output(form="parallel", causal=causal), direction)
+    largest = max(float(g.norm()) for name, g in gold.items() if name != "output")
+    result = {}
+    for name, reference in gold.items():
+        floor = 1e-3 if name == "output" else max(1e-3, largest / 100)
+        error = relative_error(found[name], reference, floor)
+        allowed = max(relative_error(known[name], reference, floor), ROUNDING[dtype])
+        result[name] = error / allowed
+    return result
+
+
+def assert_as_right_as_plain(*arguments, **options):
+    found = ratios(*arguments, **options)
+    slack = SLACK_OF_GATED_VALUES if "input_gate" in found else SLACK
+    assert max(found.values()) <= slack, {name: round(value, 2) for name, value in found.items()}

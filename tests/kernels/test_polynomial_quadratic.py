@@ -1,0 +1,81 @@
+"""The fused quadratic program for polynomial kernels, judged against float64."""
+
+import pytest
+import torch
+
+from maclaurin import parse
+from maclaurin.backends.polynomial import polynomial_attention
+from maclaurin.testing import Shape
+from tests.kernels.conftest import ON_GPU
+from tests.kernels.judging import assert_as_right_as_plain
+
+LENGTHS = [1, 63, 64, 65, 1000, 4097] if ON_GPU else [1, 15, 33, 65]
+SPECS = [
+    "taylor(2)/sum",
+    "taylor(4)/sum",
+    "taylor(3)/l2",
+    "taylor(1)/rms",
+    "power(2)/sum(eps=0.001)",
+    "poly(1,0.5,0.25)/len*out",
+    "linear(identity)",
+    "linear(relu)/sum(eps=1e-08)",
+    "linear(relu)*in/len",
+]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_length(length, dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=length, kv_heads=1, group=1, d=64 if ON_GPU else 16, e=64 if ON_GPU else 16)
+    assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton")
+
+
+@pytest.mark.parametrize("notation", SPECS)
+def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=130 if ON_GPU else 37, kv_heads=2, group=2, d=24, e=40)
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton")
+
+
+def test_feature_maps_that_would_be_rounded_run_fused_in_fp32_only(device):
+    shape = Shape(batch=1, tokens=20, kv_heads=1, group=1, d=16, e=16)
+    for notation in ("linear(elu1)/sum", "linear(cosine)"):
+        assert_as_right_as_plain(parse(notation), shape, torch.float32, device, "triton")
+        assert_as_right_as_plain(parse(notation), shape, torch.float16, device, "torch")
+
+
+def test_without_a_causal_mask(dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=45, kv_heads=1, group=2, d=16, e=8)
+    assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton", causal=False)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.parametrize("d", [16, 64, 128])
+def test_head_sizes(d, dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=515, kv_heads=2, group=1, d=d, e=d)
+    assert_as_right_as_plain(parse("taylor(4)/sum"), shape, dtype, device, "triton")
+
+
+def test_large_scores_of_a_scale_invariant_spec(device):
+    shape = Shape(batch=1, tokens=40, kv_heads=1, group=1, d=16, e=16)
+    assert_as_right_as_plain(parse("taylor(2)/l2"), shape, torch.float32, device, "triton", size=20.0)
+
+
+def test_operator_is_registered_as_torch_wants_it(device):
+    q, k, v = (torch.randn(1, 9, 2, 16, device=device, requires_grad=True) for _ in range(3))
+    torch.library.opcheck(polynomial_attention, (q, k, v, [1.0, 0.25, 0.03], True, 0.0, True))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")
+def test_compiles_whole(device):
+    import maclaurin
+
+    q, k, v = (torch.randn(1, 65, 2, 32, device=device, requires_grad=True) for _ in range(3))
+
+    def run(q, k, v):
+        return maclaurin.attention(q, k, v, "taylor(2)/sum", form="parallel")
+
+    compiled = torch.compile(run, fullgraph=True)
+    y, direction = run(q, k, v), torch.randn(1, 65, 2, 32, device=device)
+    torch.testing.assert_close(compiled(q, k, v), y)
+    known = torch.autograd.grad(y, (q, k, v), direction)
+    found = torch.autograd.grad(compiled(q, k, v), (q, k, v), direction)
+    torch.testing.assert_close(found, known, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,52 @@
+"""Denominators of exp as a gain on a stock softmax, judged against float64."""
+
+import pytest
+import torch
+
+from maclaurin import parse
+from maclaurin.testing import Shape
+from tests.kernels.conftest import ON_GPU
+from tests.kernels.judging import assert_as_right_as_plain
+
+SPECS = [
+    "exp/len",
+    "exp",
+    "exp/len*out",
+    "exp*in/len",
+    "exp/sum(floor=5)",
+    "exp/sum(eps=1)",
+    "exp/sum(floor=9,eps=1,detach)",
+    "exp/running(floor=1,len)",
+    "exp/running",
+    "exp/l2",
+    "exp/layer",
+]
+
+
+@pytest.fixture(params=["float32", *(["float16", "bfloat16"] if ON_GPU else [])])
+def stock_dtype(request):
+    return getattr(torch, request.param)
+
+
+@pytest.mark.parametrize("notation", SPECS)
+def test_every_denominator(notation, stock_dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=130 if ON_GPU else 37, kv_heads=2, group=2, d=24, e=40)
+    assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa")
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1000] if ON_GPU else [1, 2, 33])
+def test_every_length(length, stock_dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=64, e=64)
+    assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa")
+
+
+def test_without_a_causal_mask(stock_dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=45, kv_heads=1, group=2, d=16, e=8)
+    assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa", causal=False)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="CPUs have one program for all sizes")
+@pytest.mark.parametrize("d", [8, 64, 128, 256])
+def test_head_sizes(d, stock_dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=200, kv_heads=2, group=1, d=d, e=d)
+    assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa")
