@@ -25,7 +25,7 @@ class Size:
 SIZES = {
     size.name: size
     for size in (
-        Size("pico", 64, 172, 4, 2, 128, "0.16M with a vocabulary of 512: seconds on one core"),
+        Size("pico", 64, 172, 2, 2, 128, "0.16M with a vocabulary of 512: seconds on one core"),
         Size("nano", 128, 344, 4, 4, 256, "about 1M with a small vocabulary, for a CPU"),
         Size("micro", 256, 688, 4, 6, 512, "about 7M at a vocabulary of 4096"),
         Size("mini", 384, 1024, 6, 6, 512, "13.8M at a vocabulary of 4096; minutes on one GPU"),
