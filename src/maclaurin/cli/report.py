@@ -1,0 +1,48 @@
+"""`maclaurin report RUNS…`: what the runs of a study say."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of studies, or their records.json.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder for the report; 'report' beside the first study by default."
+        ),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+) -> None:
+    """Tables, figures and one self-contained page from the records of studies.
+
+    Writes index.html (works offline), runs.csv, summary.csv, tables.md, and figures/ as SVG and PDF.
+    A study that is still running gives a page too.
+
+    [bold]Examples[/]
+
+        maclaurin report runs/mini --open
+
+        maclaurin report runs/mini runs/interactions --out reports/both
+
+        maclaurin report studies/paper-h200/records.json --out docs/paper-h200
+    """
+    from maclaurin.report import write_report
+
+    written = write_report(runs, out)
+    console = Console(highlight=False)
+    for line in written.findings:
+        console.print(line, markup=False, soft_wrap=True)
+    if written.missing:
+        console.print(written.missing, markup=False, soft_wrap=True)
+    console.print(str(written.page), markup=False, soft_wrap=True)
+    if open_page:
+        webbrowser.open(written.page.resolve().as_uri())

@@ -1,0 +1,99 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+from maclaurin.report.statistics import Estimate
+
+NOTHING = "–"
+
+
+def plain(value: float | None, decimals: int = 3) -> str:
+    """2.345, −0.120; a dash for nothing."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def signed(value: float, decimals: int = 3) -> str:
+    """+0.120, −0.120."""
+    text = plain(value, decimals)
+    return text if text.startswith("−") or text == NOTHING or not text.strip("0.") else f"+{text}"
+
+
+def interval(estimate: Estimate | None, decimals: int = 3) -> str:
+    """[low, high], or nothing where there is none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{plain(estimate.low, decimals)}, {plain(estimate.high, decimals)}]"
+
+
+def power(value: float | None) -> str:
+    """1.2e−15, 0.62; for errors."""
+    if value is None:
+        return NOTHING
+    return f"{value:.2g}" if 0.01 <= value < 100 else f"{value:.1e}".replace("e-", "e−").replace("e+", "e")
+
+
+def chance(p: float) -> str:
+    """The p of a test, no more precise than it is."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def ratio(f: float | None) -> str:
+    """The F of a test."""
+    return NOTHING if f is None else f"{f:,.0f}" if f >= 100 else f"{f:.2g}" if f < 10 else f"{f:.0f}"
+
+
+def share(fraction: float) -> str:
+    """37 %."""
+    percent = 100 * fraction
+    return "< 1 %" if 0 < percent < 0.95 else f"{percent:.0f} %"
+
+
+def size(count: float | None) -> str:
+    """1.5 MiB."""
+    if count is None:
+        return NOTHING
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def many(count: float | None) -> str:
+    """13.8M, 412k."""
+    if count is None:
+        return NOTHING
+    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(count) >= limit:
+            scale = 1e3 if letter == "k" else limit
+            return f"{count / scale:.3g}{letter}"
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """41 s, 3 min 20 s, 2 h 05 min."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def listed(names: list[str]) -> str:
+    """a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def counted(number: int, word: str) -> str:
+    """1 run, 2 runs."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
