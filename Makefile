@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-study: $(READY)  ## the main job: show that the forms agree and the series converges to softmax
-	$(BIN)/maclaurin check
+study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
+	$(BIN)/maclaurin study mini
 
 test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
 	$(BIN)/python -m pytest -n 2

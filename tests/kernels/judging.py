@@ -56,7 +56,7 @@ def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0
     largest = max(float(g.norm()) for name, g in gold.items() if name != "output")
     result = {}
     for name, reference in gold.items():
-        floor = 1e-3 if name == "output" else max(1e-3, largest / 100)
+        floor = 1e-3 if name == "output" else max(1e-3, largest / 10)
         error = relative_error(found[name], reference, floor)
         allowed = max(relative_error(known[name], reference, floor), ROUNDING[dtype])
         result[name] = error / allowed

@@ -11,7 +11,9 @@ from rich.console import Console
 import maclaurin
 from maclaurin.cli.check import check
 from maclaurin.cli.list import list_entries
+from maclaurin.cli.report import report
 from maclaurin.cli.show import show
+from maclaurin.cli.study import study
 from maclaurin.cli.sweep import make_sweep
 from maclaurin.cli.train import make_train
 from maclaurin.errors import MaclaurinError
@@ -30,6 +32,8 @@ app.command()(show)
 app.command()(check)
 app.command("train")(make_train())
 app.command("sweep")(make_sweep())
+app.command("report")(report)
+app.command()(study)
 
 
 def _version(wanted: bool) -> None:

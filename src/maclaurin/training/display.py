@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -12,7 +12,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Display:
+class Display(Protocol):
+    """Something that is told how a run gets on, between its begin and its end."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def step(self, done: int, loss: float, tokens_per_second: float) -> None:
+        """So many steps are done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """One line."""
+        ...
+
+
+class TerminalDisplay:
     """Silent in every process but the first."""
 
     def __init__(self, title: str, steps: int, start: int, *, visible: bool) -> None:

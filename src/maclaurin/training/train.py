@@ -8,6 +8,7 @@ from maclaurin.data.config import DataConfig, open_source
 from maclaurin.data.source import Source
 from maclaurin.models.sizes import size_named
 from maclaurin.training.config import TrainConfig
+from maclaurin.training.display import Display
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.trainer import Outcome, Trainer
 
@@ -35,11 +36,11 @@ def open_data(config: TrainConfig, processes: Processes) -> Source:
     return open_source(data_config(config), progress=False)
 
 
-def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Outcome:
+def train(config: TrainConfig, out: Path, *, resume: bool = False, display: Display | None = None) -> Outcome:
     """Run it in `out`; with `resume`, from the last whole checkpoint there."""
     processes = join(config.device)
     try:
         source = open_data(config, processes)
-        return Trainer(config, source, out, processes).run(resume=resume)
+        return Trainer(config, source, out, processes).run(resume=resume, display=display)
     finally:
         leave()

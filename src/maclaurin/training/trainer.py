@@ -28,7 +28,7 @@ from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.display import Display
+from maclaurin.training.display import Display, TerminalDisplay
 from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.evaluation import Evaluation, evaluate, losses_of
 from maclaurin.training.health import Diverged, is_healthy, layer_statistics
@@ -87,13 +87,17 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------- the run
 
-    def run(self, *, resume: bool = False) -> Outcome:
-        """Train to the last step; a signal to stop saves and returns early."""
+    def run(self, *, resume: bool = False, display: Display | None = None) -> Outcome:
+        """Train to the last step; a signal to stop saves and returns early.
+
+        `display` is told how it gets on; by default that is the terminal.
+        """
         require_trackers(self.config.trackers)
         start = self._begin(resume)
         records = self._records(start if resume else None) if self.processes.is_first else None
-        title = " | ".join(self.config.attention[:1])
-        display = Display(title, self.config.steps, start, visible=self.processes.is_first)
+        if display is None:
+            title = " | ".join(self.config.attention[:1])
+            display = TerminalDisplay(title, self.config.steps, start, visible=self.processes.is_first)
         self.model.train()
         with display, _stopped_by_signals(self._stop):
             try:

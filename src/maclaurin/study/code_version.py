@@ -1,0 +1,30 @@
+"""Which code decided the numbers: digest of the rooms a run depends on, and of no other."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import maclaurin
+
+#: editing these may change a number; editing commands, studies or reports may not
+ROOMS = ("spec", "forms", "backends", "layers", "models", "data", "training", "errors.py")
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The version of the installed package."""
+    return digest_of_source(Path(maclaurin.__file__).parent)
+
+
+def digest_of_source(package: Path) -> str:
+    """SHA-256 over names and contents of the Python files of the rooms."""
+    total = hashlib.sha256()
+    for room in ROOMS:
+        place = package / room
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        for file in files:
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            total.update(f"{file.relative_to(package).as_posix()} {content}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,101 @@
+"""How well the forms agree, measured once per version of the code, in a process beside the runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, final
+
+from maclaurin.data.cache.whole_file import write_whole_file
+from maclaurin.study.code_version import code_version
+from maclaurin.study.record import FormsRecord
+
+#: one of each kind of part
+SPECS = (
+    "exp/sum", "exp/l2", "exp/rms", "exp*out", "exp/len", "exp*in*forget/l2",
+    "linear(elu1)/sum", "linear(relu)/sum", "taylor(1)/l2", "taylor(2)/sum", "taylor(4)/sum",
+    "taylor(2,about=mean)/sum", "power(2)/sum", "hermite(2)/sum",
+)  # fmt: skip
+ORDERS = tuple(range(0, 17, 2))
+TOKENS, KEY_SIZE = 24, 4
+
+
+def measure_forms() -> FormsRecord:
+    """Largest relative errors in float64: of each form, and of the series at each order."""
+    import torch
+
+    from maclaurin.spec.catalogue import resolve
+    from maclaurin.testing.agreement import agreement, convergence
+    from maclaurin.testing.cases import Shape, random_tensors
+
+    torch.set_num_threads(1)
+    shape = Shape(batch=1, tokens=TOKENS, kv_heads=1, group=2, d=KEY_SIZE, e=KEY_SIZE + 1)
+    rows: list[dict[str, Any]] = []
+    for text in SPECS:
+        case = random_tensors(resolve(text), shape, 0, torch.float64)
+        rows += [
+            {"spec": found.spec, "form": found.form, "error": found.value_error}
+            for found in agreement(case, chunk_size=8)
+            if found.value_error is not None
+        ]
+    points = convergence(shape, list(ORDERS), 0, 1.0)
+    return FormsRecord(
+        agreement=tuple(rows),
+        series=tuple({"order": point.order, "error": point.about_zero} for point in points),
+    )
+
+
+def read_forms(path: Path) -> FormsRecord | None:
+    """What was measured with this version of the code, if it was."""
+    try:
+        data = json.loads(path.read_text())
+        if data["code"] != code_version():
+            return None
+        return FormsRecord(agreement=tuple(data["agreement"]), series=tuple(data["series"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+@final
+class FormsCheck:
+    """The measurement, under way or done."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._process: BaseProcess | None = None
+
+    def start(self) -> None:
+        """Measure, unless it was done before."""
+        if read_forms(self._path) is None:
+            context = multiprocessing.get_context("forkserver")
+            self._process = context.Process(target=_measure_to, args=(str(self._path),), daemon=True)
+            self._process.start()
+
+    def result(self) -> FormsRecord | None:
+        """As far as it is there."""
+        return read_forms(self._path)
+
+    def wait(self, seconds: float) -> FormsRecord | None:
+        """The result, waiting for it a while."""
+        if self._process is not None:
+            self._process.join(seconds)
+        return self.result()
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def _measure_to(path: str) -> None:
+    import signal
+    import warnings
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    found = measure_forms()
+    data = {"code": code_version(), "agreement": found.agreement, "series": found.series}
+    write_whole_file(Path(path), json.dumps(data).encode())

@@ -1,0 +1,180 @@
+"""Runs as tasks of a Ray cluster, on any node; a run whose node dies is run again elsewhere.
+
+Nodes need the same maclaurin, and need not share a disk with the study: a worker that does not see the pool
+trains in a folder of its node, and the record travels back as data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, final
+
+from maclaurin.errors import MaclaurinError
+from maclaurin.study.executor import Result
+from maclaurin.study.job import Job
+from maclaurin.study.pool import Pool
+from maclaurin.study.progress import RunProgress
+from maclaurin.study.record import run_from_json, run_to_json
+
+#: how often a run is begun again after its node or process was lost
+RETRIES = 5
+SECONDS_TO_ANSWER = 10.0
+
+
+def require_ray() -> Any:
+    """The module, or how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MaclaurinError("--executor ray needs ray: pip install 'maclaurin[ray]'.") from None
+    return ray
+
+
+@final
+class RayExecutor:
+    """Connects to the cluster at `address`, to the one $RAY_ADDRESS names, or starts one on this machine."""
+
+    def __init__(self, address: str | None, workers: int | None, on_gpu: bool) -> None:
+        self._ray = ray = require_ray()
+        _refuse_unreachable(address or os.environ.get("RAY_ADDRESS"))
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            options["include_dashboard"] = False
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, ValueError, RuntimeError) as problem:
+            first = (str(problem).splitlines() or [type(problem).__name__])[0]
+            raise MaclaurinError(f"no Ray cluster answers at {address or 'this machine'}: {first}") from None
+        total = ray.cluster_resources()
+        cores = max(1, int(total.get("CPU", 1)))
+        places = max(1, int(total.get("GPU", 1))) if on_gpu else cores
+        self._workers = workers or places
+        self.threads: int | None = max(1, cores // self._workers)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        board = ray.remote(num_cpus=0, max_concurrency=8)(Board)
+        self._board = board.options(scheduling_strategy=here).remote()
+        self._task = ray.remote(max_calls=1, max_retries=RETRIES, retry_exceptions=False)(train_task).options(
+            num_cpus=1 if on_gpu else self.threads, num_gpus=1 if on_gpu else 0
+        )
+        self._running: dict[Any, tuple[str, Job]] = {}
+
+    @property
+    def workers(self) -> int:
+        """Runs at once."""
+        return self._workers
+
+    def free(self) -> int:
+        """Places without a run."""
+        return self._workers - len(self._running)
+
+    def submit(self, job: Job) -> None:
+        """One more task."""
+        assert job.key is not None
+        values = dataclasses.replace(job, study_lock=None).to_json()
+        self._running[self._task.remote(values, self._board)] = (job.key, job)
+
+    def poll(self, seconds: float) -> list[Result]:
+        """Those whose task has ended; what came back is written to the pool here."""
+        if not self._running:
+            time.sleep(seconds)
+            return []
+        ready, _ = self._ray.wait(list(self._running), timeout=seconds, num_returns=1)
+        return [self._result(reference) for reference in ready]
+
+    def progress(self) -> dict[str, RunProgress]:
+        """As the tasks told the board."""
+        try:
+            news = self._ray.get(self._board.news.remote(), timeout=2)
+        except self._ray.exceptions.RayError:
+            return {}
+        at_work = {key for key, _ in self._running.values()}
+        return {key: RunProgress(**values) for key, values in news.items() if key in at_work}
+
+    def stop(self, seconds: float) -> None:
+        """Interrupt the tasks, which save and end; then end their processes."""
+        for reference in self._running:
+            self._ray.cancel(reference, force=False)
+        if self._running:
+            count = len(self._running)
+            _, late = self._ray.wait(list(self._running), timeout=seconds, num_returns=count)
+            for reference in late:
+                self._ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """Leave the cluster; what is still at work there is ended by it."""
+        self._ray.shutdown()
+
+    def _result(self, reference: Any) -> Result:
+        key, job = self._running.pop(reference)
+        try:
+            answer = self._ray.get(reference)
+        except self._ray.exceptions.TaskCancelledError:
+            return Result(key)
+        except self._ray.exceptions.RayError as problem:
+            return Result(key, problem=f"the run was lost {RETRIES + 1} times: {problem}")
+        if answer["record"] is None:
+            return Result(key, problem=answer["problem"])
+        record = run_from_json(answer["record"])
+        entry = Pool(Path(job.pool)).entry(key)
+        if entry.record() is None:  # trained on another disk
+            entry.write(record)
+        return Result(key, record)
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # auto, local, or none
+        return
+    try:
+        socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
+    except OSError as problem:
+        raise MaclaurinError(f"no Ray cluster answers at {address}: {problem}.") from None
+
+
+class Board:
+    """An actor beside the study that keeps the last news of each run."""
+
+    def __init__(self) -> None:
+        self._news: dict[str, dict[str, Any]] = {}
+
+    def tell(self, key: str, news: dict[str, Any]) -> None:
+        """The last news of a run."""
+        self._news[key] = news
+
+    def news(self) -> dict[str, dict[str, Any]]:
+        """Of all runs."""
+        return self._news
+
+
+def train_task(values: dict[str, Any], board: Any) -> dict[str, Any]:
+    """What a node does: the record as data; neither record nor problem if it was stopped."""
+    from maclaurin.study.worker import work
+
+    job = Job(**values)
+    if not Pool(Path(job.pool)).is_marked(job.marker):
+        job = dataclasses.replace(job, pool=str(Path(tempfile.gettempdir()) / "maclaurin-pool"))
+
+    def tell(news: RunProgress) -> None:
+        with contextlib.suppress(Exception):  # news are worth no run
+            board.tell.remote(job.key, dataclasses.asdict(news))
+
+    try:
+        record = work(job, tell)
+    except KeyboardInterrupt:
+        return {"record": None, "problem": None}
+    except MaclaurinError as problem:
+        return {"record": None, "problem": f"error: {problem}"}
+    except Exception:
+        return {"record": None, "problem": traceback.format_exc(limit=-6)}
+    return {"record": None if record is None else run_to_json(record), "problem": None}

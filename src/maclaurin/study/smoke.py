@@ -1,0 +1,106 @@
+"""`--smoke`: every run of a study for a few steps at tiny width, with stand-ins for data sets of the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from maclaurin.data.corpora.presets import PRESETS
+from maclaurin.data.extra import load_extra
+from maclaurin.data.tasks.naming import is_task
+from maclaurin.models.sizes import size_named
+from maclaurin.study.attention_facts import attention_facts
+from maclaurin.study.plan import PlannedRun
+from maclaurin.training.config import TrainConfig
+
+STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300
+
+#: columns beside `text`, as the data sets of the paper have them
+COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "HuggingFaceFW/fineweb": lambda n: {
+        "id": f"<urn:uuid:{n}>",
+        "dump": "CC-MAIN-2024-51",
+        "url": f"https://example.org/{n}",
+        "date": "2024-12-01T00:00:00Z",
+        "file_path": "none",
+        "language": "en",
+        "language_score": 0.9,
+        "token_count": 100,
+    },
+    "cerebras/SlimPajama-627B": lambda n: {"meta": {"redpajama_set_name": "RedPajamaCommonCrawl"}},
+    "monology/pile-uncopyrighted": lambda n: {"meta": {"pile_set_name": "Pile-CC"}},
+    "EleutherAI/the_pile_deduplicated": lambda n: {},
+}
+
+
+def smoke_runs(runs: Sequence[PlannedRun], out: Path, world: int) -> list[PlannedRun]:
+    """The same runs, each over in seconds."""
+    return [_tiny(run, out / "data", world) for run in runs]
+
+
+def _tiny(run: PlannedRun, folder: Path, world: int) -> PlannedRun:
+    config = run.config
+    own = size_named(SIZE)
+    heads = config.kv_heads if config.kv_heads and own.heads % config.kv_heads == 0 else None
+    many = len(config.attention) > 1
+    small = config.replace(
+        attention=(config.attention * own.layers)[: own.layers] if many else config.attention,
+        size=SIZE,
+        kv_heads=heads,
+        batch_size=-(-BATCH // world) * world,
+        accumulate=1,
+        steps=STEPS,
+        warmup=1,
+        decay_steps=STEPS,
+        precision="fp32",
+        compile=False,
+        eval_every=0,
+        eval_rows=BATCH * world,
+        checkpoint_every=0,
+        log_every=1,
+        trackers=(),
+        **_small_data(config, folder),
+    )
+    return dataclasses.replace(run, config=small, facts=attention_facts(small))
+
+
+def _small_data(config: TrainConfig, folder: Path) -> dict[str, Any]:
+    if is_task(config.data):
+        return {}
+    return {
+        "data": _stand_in(PRESETS.get(config.data, config.data), folder),
+        "tokenizer": "bytes" if config.tokenizer == "bytes" else "bpe:512",
+        "length": LENGTH,
+        "limit_documents": DOCUMENTS,
+    }
+
+
+def _stand_in(data: str, folder: Path) -> str:
+    """A folder with one small file in the layout of the data set, read the way the hub's is."""
+    if not data.startswith("hf:"):
+        return data
+    name = data.removeprefix("hf:").partition("@")[0].partition(":")[0]
+    place = folder.absolute() / re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    file = place / "train.parquet"
+    if not file.exists():
+        _write_parquet(file, COLUMNS.get(name, lambda n: {"id": str(n)}))
+    return f"hf:{place}"
+
+
+def _write_parquet(file: Path, columns: Callable[[int], dict[str, Any]]) -> None:
+    arrow = load_extra("pyarrow", "a stand-in for a data set of the hub", "use data=stdlib")
+    parquet = load_extra("pyarrow.parquet", "a stand-in for a data set of the hub", "use data=stdlib")
+    dice = random.Random(0)
+    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(500)]
+    rows = [
+        {"text": " ".join(dice.choices(words, k=dice.randint(20, 120))) + ".", **columns(n)}
+        for n in range(DOCUMENTS)
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".part")
+    parquet.write_table(arrow.Table.from_pylist(rows), partial)
+    partial.replace(file)
