@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench golden gpu-test clean
+.PHONY: help study test check format bench docs golden gpu-test clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -34,6 +34,12 @@ format: $(READY)  ## rewrite the code in the house style
 
 bench: $(READY)  ## speed and memory on this CPU, as ratios within one run
 	$(BIN)/python benchmarks/cpu.py
+
+docs: $(READY)  ## the reports in docs/reports again, from the records of the studies
+	for study in mini paper_h200; do \
+		$(BIN)/maclaurin report studies/$$study/records.json --out docs/reports/$$study; \
+		rm -f docs/reports/$$study/figures/*.pdf docs/reports/$$study/runs.csv; \
+	done
 
 gpu-test: $(READY)  ## kernels and forms on this machine's GPU; the result is kept under benchmarks/results
 	$(BIN)/python benchmarks/gpu_tests.py

@@ -1,6 +1,7 @@
 """How do the parts interact? A full factorial over kernel, normaliser and gates."""
 
 from maclaurin.study import Experiment, Study, grid
+from maclaurin.study.settings import PICO_TEXT
 
 AXES = {
     "kernel": {"exp": "exp", "order 4": "taylor(4)", "order 2": "taylor(2)", "linear elu": "linear(elu1)"},
@@ -29,17 +30,7 @@ study = Study(
             name="language",
             title="Next token of Python's standard library, 0.6M tokens of training",
             metric="test_loss",
-            common={
-                "size": "pico",
-                "data": "stdlib",
-                "tokenizer": "bpe:512",
-                "steps": 300,
-                "batch_size": 16,
-                "lr": 4e-3,
-                "eval_every": 100,
-                "eval_rows": 128,
-                "checkpoint_every": 0,
-            },
+            common={**PICO_TEXT, "steps": 300},
             cells=grid(AXES, notation),
             seeds=(0, 1),
             baseline="exp row sum no gate",

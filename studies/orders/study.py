@@ -1,6 +1,8 @@
 """How many orders of the series does softmax need, and does it matter about which point it is expanded?"""
 
 from maclaurin.study import Cell, Experiment, Ordered, Study
+from maclaurin.study.paper import orders_approach_softmax
+from maclaurin.study.settings import PICO_TEXT, PICO_TEXT_TITLE
 
 HIGHEST = 10
 
@@ -34,23 +36,13 @@ study = Study(
         "Taylor orders 0 to 10 of the exponential, about zero and about the row's mean score, under a row "
         "sum and under an L2 norm: how does the loss approach that of softmax?"
     ),
-    budget="about 30 minutes on 2 CPU cores",
+    budget="about 20 minutes on 2 CPU cores",
     experiments=(
         Experiment(
             name="language",
-            title="Next token of Python's standard library, 0.8M tokens of training",
+            title=PICO_TEXT_TITLE,
             metric="test_loss",
-            common={
-                "size": "pico",
-                "data": "stdlib",
-                "tokenizer": "bpe:512",
-                "steps": 400,
-                "batch_size": 16,
-                "lr": 4e-3,
-                "eval_every": 100,
-                "eval_rows": 128,
-                "checkpoint_every": 0,
-            },
+            common=PICO_TEXT,
             cells=cells(),
             seeds=(0, 1),
             baseline="softmax",
@@ -58,19 +50,17 @@ study = Study(
     ),
     claims=(
         *(
-            Ordered(
+            orders_approach_softmax(
+                "language",
+                *(f"{n} about {about}, sum" for n in range(0, HIGHEST + 1, 2)),
                 says=f"About {about}, each further pair of orders brings the loss closer to softmax.",
-                source="arXiv 2507.23632, Taylor orders near 30k steps",
-                paper="training ln CE: order 2 ≈ 1.345, 4 ≈ 1.245, 6, 8 slightly above, 10 ≈ softmax ≈ 1.20",
-                experiment="language",
-                cells=(*(f"{n} about {about}, sum" for n in range(0, HIGHEST + 1, 2)), "softmax"),
             )
             for about in ("zero", "mean")
         ),
         *(
             Ordered(
                 says=f"At order {order}, expanding about the row's mean is at least as good as about zero.",
-                source="this project (MATH identity 4: decisive on a pretrained model, untested in training)",
+                source="this project: decisive on a pretrained model, an open question in training",
                 paper="no number published",
                 experiment="language",
                 cells=(f"{order} about zero, sum", f"{order} about mean, sum"),

@@ -1,13 +1,18 @@
 """The paper's own settings, for a cluster: arXiv 2507.23632, 275M and 2.08B parameters."""
 
-from maclaurin.study import Behind, Experiment, Ordered, Study, Tied, cells_of
+from maclaurin.study import Experiment, Study, cells_of
+from maclaurin.study.paper import (
+    LINEAR,
+    gate_does_not_stand_in,
+    linear_is_behind,
+    norm_stands_in,
+    orders_approach_softmax,
+)
 from maclaurin.training.config import PRESETS
 
-PAPER = "arXiv 2507.23632"
 COMMON = {**PRESETS["paper"], "tokenizer": "bpe:32000", "eval_every": 10_000, "checkpoint_every": 5_000}
 #: the paper clips gradients of gated models only
 GATED = {"clip": 1.0}
-LINEAR = {"linear elu": "linear-elu", "linear relu": "linear-relu", "linear cosine": "linear-cosine"}
 
 
 def main_cells():
@@ -76,59 +81,10 @@ study = Study(
         ),
     ),
     claims=(
-        Tied(
-            says="Softmax and norm perform alike at 275M.",
-            source=f"{PAPER}, 300M on the Pile, test at 90k",
-            paper="ln CE: softmax ≈ norm ≈ 0.945",
-            experiment="small-pile",
-            cells=("softmax", "norm"),
-            within=0.02,
-        ),
-        Behind(
-            says="The gate is behind softmax at 275M.",
-            source=f"{PAPER}, 300M on the Pile, test at 90k",
-            paper="ln CE: softmax ≈ 0.945, gate ≈ 0.962",
-            experiment="small-pile",
-            cells=("softmax", "gate"),
-        ),
-        Tied(
-            says="Softmax and norm perform alike at 2B.",
-            source=f"{PAPER}, 2B on FineWeb, test at 60k",
-            paper="ln CE: softmax 0.960, norm 0.963",
-            experiment="large-fineweb",
-            cells=("softmax", "norm"),
-            within=0.02,
-        ),
-        Behind(
-            says="The gate is behind softmax at 2B.",
-            source=f"{PAPER}, 2B on FineWeb, test at 60k",
-            paper="ln CE: softmax 0.960, gate 0.987",
-            experiment="large-fineweb",
-            cells=("softmax", "gate"),
-        ),
-        Behind(
-            says="The gate is behind softmax at length 4096.",
-            source=f"{PAPER}, length 4096 on FineWeb at 20k",
-            paper="ln CE: softmax 1.151, norm 1.153, gate 1.170",
-            experiment="long-fineweb",
-            cells=("softmax", "gate"),
-        ),
-        *(
-            Behind(
-                says=f"Linear attention is clearly behind softmax on {name}.",
-                source=f"{PAPER}, all three data sets",
-                paper="elu, relu and cosine clearly behind softmax",
-                experiment=f"small-{name}",
-                cells=("softmax", *LINEAR),
-            )
-            for name in DATA
-        ),
-        Ordered(
-            says="Each further pair of orders brings the loss closer to softmax.",
-            source=f"{PAPER}, Taylor orders near 30k steps",
-            paper="training ln CE: order 2 ≈ 1.345, 4 ≈ 1.245, 6, 8 slightly above, 10 ≈ softmax ≈ 1.20",
-            experiment="orders",
-            cells=(*(f"order {n}" for n in (2, 4, 6, 8, 10)), "softmax"),
-        ),
+        norm_stands_in("small-pile", "norm", within=0.02),
+        norm_stands_in("large-fineweb", "norm", within=0.02),
+        *(gate_does_not_stand_in(name, "gate") for name in ("small-pile", "large-fineweb", "long-fineweb")),
+        *(linear_is_behind(f"small-{name}") for name in DATA),
+        orders_approach_softmax("orders", *(f"order {n}" for n in (2, 4, 6, 8, 10))),
     ),
 )

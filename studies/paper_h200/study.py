@@ -4,9 +4,17 @@ python benchmarks/python_sources.py sources.jsonl --megabytes 80
 maclaurin study paper-h200 --workers 8
 """
 
-from maclaurin.study import Behind, Experiment, Ordered, Study, Tied, cells_of
+from maclaurin.study import Experiment, Study, cells_of
+from maclaurin.study.paper import (
+    LINEAR,
+    gate_does_not_stand_in,
+    linear_is_behind,
+    norm_stands_in,
+    order_is_enough,
+    orders_approach_softmax,
+    which_norm_hardly_matters,
+)
 
-PAPER = "arXiv 2507.23632"
 ORDERS = (2, 4, 6, 8, 10)
 
 study = Study(
@@ -42,9 +50,7 @@ study = Study(
                     "norm rms": "exp/rms",
                     "gate": "exp/len*out",
                     "1/t": "exp/len",
-                    "linear elu": "linear-elu",
-                    "linear relu": "linear-relu",
-                    "linear cosine": "linear-cosine",
+                    **LINEAR,
                     "order 1": "taylor(1)/l2",
                     **{f"order {n}": f"taylor({n})/sum" for n in ORDERS},
                 }
@@ -54,50 +60,11 @@ study = Study(
         ),
     ),
     claims=(
-        Tied(
-            says="The denominator can be a vector norm: softmax and the L2 norm perform alike.",
-            source=f"{PAPER}, 300M on the Pile at 90k steps",
-            paper="ln CE: softmax ≈ 0.945, norm ≈ 0.945",
-            experiment="language",
-            cells=("softmax", "norm l2"),
-            within=0.05,
-        ),
-        Tied(
-            says="Which norm hardly matters: L2 and RMS perform alike.",
-            source=f"{PAPER}, ablation of the parts",
-            paper="row sum, L2, RMS and Layer close together",
-            experiment="language",
-            cells=("norm l2", "norm rms"),
-            within=0.05,
-        ),
-        Behind(
-            says="A gate (or 1/t alone) cannot stand in for the denominator as well.",
-            source=f"{PAPER}, 300M on the Pile at 90k steps; 2B on FineWeb at 60k",
-            paper="ln CE: softmax ≈ 0.945, gate ≈ 0.962; softmax 0.960, gate 0.987",
-            experiment="language",
-            cells=("softmax", "gate", "1/t"),
-        ),
-        Behind(
-            says="Linear attention, whatever its feature map, is clearly behind softmax.",
-            source=f"{PAPER}, all three data sets",
-            paper="elu, relu and cosine clearly behind softmax",
-            experiment="language",
-            cells=("softmax", "linear elu", "linear relu", "linear cosine"),
-        ),
-        Ordered(
-            says="Each further pair of orders brings the loss closer to softmax.",
-            source=f"{PAPER}, Taylor orders near 30k steps",
-            paper="training ln CE: order 2 ≈ 1.345, 4 ≈ 1.245, 6, 8 slightly above, 10 ≈ softmax ≈ 1.20",
-            experiment="language",
-            cells=(*(f"order {n}" for n in ORDERS), "softmax"),
-        ),
-        Tied(
-            says="Order 10 is as good as softmax.",
-            source=f"{PAPER}, Taylor orders near 30k steps",
-            paper="training ln CE: 10 ≈ softmax ≈ 1.20",
-            experiment="language",
-            cells=("softmax", "order 10"),
-            within=0.05,
-        ),
+        norm_stands_in("language", "norm l2"),
+        which_norm_hardly_matters("language", "norm l2", "norm rms"),
+        gate_does_not_stand_in("language", "gate", "1/t"),
+        linear_is_behind("language"),
+        orders_approach_softmax("language", *(f"order {n}" for n in ORDERS)),
+        order_is_enough("language", "order 10"),
     ),
 )

@@ -1,6 +1,7 @@
 """How many pairs does a state of so many bytes recall?"""
 
 from maclaurin.study import Cell, Experiment, Study
+from maclaurin.study.settings import PICO_RECALL
 
 ATTENTION = {
     "softmax": "exp/sum",
@@ -34,15 +35,7 @@ study = Study(
             name="recall",
             title="Accuracy by attention and number of pairs",
             metric="accuracy",
-            common={
-                "size": "pico",
-                "initialization": "torch",
-                "batch_size": 64,
-                "lr": 4e-3,
-                "eval_every": 100,
-                "eval_rows": 128,
-                "checkpoint_every": 0,
-            },
+            common={**PICO_RECALL, "eval_every": 100},
             cells=tuple(
                 Cell(
                     f"{name}, {pairs} pairs",

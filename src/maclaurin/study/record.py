@@ -30,7 +30,8 @@ class RunRecord:
     status              finished; diverged and crashed are results; stopped and waiting are not there yet
     order               highest power of the score the kernel holds; None where it holds all (exp) or is none
     state_bytes         of the recurrent state of all layers in fp32; None where it grows with the text
-    test_curve          [step, loss, accuracy] at each evaluation, the last one over the whole test set
+    test_loss           over the whole test set at the end, as is accuracy
+    test_curve          [step, loss, accuracy] at each evaluation, all over the same rows of the test set
     train_curve         [step, loss], means over at most 200 stretches
     loss_by_position    [first position, mean loss] over at most 64 stretches of positions
     seconds             of the whole run, evaluation included

@@ -35,7 +35,8 @@ def make_record(
     """The run as it stands: what its folder says, if it has one, and how it ended."""
     lines = _lines(folder)
     tests = [line for line in lines if line["kind"] == "test"]
-    last = tests[-1] if tests and status == "finished" else {}
+    finals = [line for line in lines if line["kind"] == "final"]
+    last = finals[-1] if finals and status == "finished" else {}
     summary = read_summary(folder) if folder is not None and status == "finished" else {}
     positions = tuple(enumerate(last.get("loss_by_position", ())))
     return RunRecord(

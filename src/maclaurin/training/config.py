@@ -56,7 +56,7 @@ class TrainConfig:
     device: str = _key("auto", "auto, cpu or cuda.")
     seed: int = _key(0, "Of initialisation and of the order of the samples.")
     eval_every: int = _key(100, "Steps between evaluations; 0 for only at the end.")
-    eval_rows: int | None = _key(None, "Test rows per evaluation before the last; all by default.")
+    eval_rows: int | None = _key(None, "Test rows per evaluation; the whole test set at the end.")
     checkpoint_every: int = _key(100, "Steps between checkpoints; 0 for only at the end.")
     keep: int = _key(2, "Checkpoints kept beside the best.")
     log_every: int = _key(10, "Steps between looks at the losses; each step is recorded all the same.")

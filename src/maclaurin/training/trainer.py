@@ -226,28 +226,28 @@ class Trainer:
         return evaluation
 
     def _evaluate(self, done: int, records: Records | None) -> Evaluation:
-        last = done == self.config.steps
+        """Test loss over `eval_rows` each time, so that a curve compares like with like; whole at the end."""
+        found = self._tested(self.config.eval_rows)
+        self.test_loss = found.loss
+        self.best_loss = found.loss if self.best_loss is None else min(self.best_loss, found.loss)
+        if records is not None:
+            records.write({"kind": "test", "step": done, **_figures(found)})
+        if done == self.config.steps:
+            found = found if self.config.eval_rows is None else self._tested(None)
+            if records is not None:
+                final = {"kind": "final", "step": done, **_figures(found)}
+                records.write({**final, "loss_by_position": found.loss_by_position})
+        return found
+
+    def _tested(self, rows: int | None) -> Evaluation:
+        """The first so many rows of the test set, or all of them."""
         share = {"rank": self.processes.rank, "world": self.processes.world}
         with self._autocast():
             if self.config.overfit_one_batch:
                 batches: Iterator[Batch] = iter(self._batches(0))
             else:
-                limit = None if last else self.config.eval_rows
-                batches = self.source.test_batches(self.config.batch_size, limit, **share)
-            found = evaluate(self.model, batches, self.processes, self.source.length)
-        self.test_loss = found.loss
-        self.best_loss = found.loss if self.best_loss is None else min(self.best_loss, found.loss)
-        if records is not None:
-            record: dict[str, Any] = {
-                "kind": "test",
-                "step": done,
-                "loss": found.loss,
-                "perplexity": found.perplexity,
-                "accuracy": found.accuracy,
-                "tokens": found.tokens,
-            }
-            records.write({**record, "loss_by_position": found.loss_by_position} if last else record)
-        return found
+                batches = self.source.test_batches(self.config.batch_size, rows, **share)
+            return evaluate(self.model, batches, self.processes, self.source.length)
 
     def _write_losses(
         self, pending: list[tuple[int, float, Tensor, Tensor]], records: Records | None
@@ -316,6 +316,15 @@ class Trainer:
         """Gradients are exchanged with the last part of a batch only."""
         no_sync = getattr(self.model, "no_sync", None)
         return no_sync() if more_to_come and no_sync is not None else contextlib.nullcontext()
+
+
+def _figures(found: Evaluation) -> dict[str, Any]:
+    return {
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "accuracy": found.accuracy,
+        "tokens": found.tokens,
+    }
 
 
 def _distributed(model: MaclaurinForCausalLM, config: TrainConfig, processes: Processes) -> nn.Module:
