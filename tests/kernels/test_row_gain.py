@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maclaurin import parse
+from maclaurin.backends.row_norm import row_norm
 from maclaurin.testing import Shape
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain
@@ -20,6 +21,9 @@ SPECS = [
     "exp/running",
     "exp/l2",
     "exp/layer",
+    "exp/rms",
+    "exp/len/l2*out",
+    "exp/l2(scale=dim)*out",
 ]
 
 
@@ -50,3 +54,10 @@ def test_without_a_causal_mask(stock_dtype, device, poisoned):
 def test_head_sizes(d, stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=200, kv_heads=2, group=1, d=d, e=d)
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa")
+
+
+def test_norm_operator_is_registered_as_torch_wants_it(device):
+    y = torch.randn(1, 9, 2, 16, device=device, requires_grad=True)
+    gate = torch.rand(1, 9, 2, device=device, requires_grad=True)
+    torch.library.opcheck(row_norm, (y, gate, 4.0, True))
+    torch.library.opcheck(row_norm, (y, None, 1.0, False))

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from maclaurin.backends.row_gain import gained_softmax
+from maclaurin.backends.row_norm import finish_rows
 from maclaurin.backends.stock_softmax import stock_softmax
 from maclaurin.forms.divisors import log_divisor
-from maclaurin.forms.epilogue import gated_and_normed
 from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.stream import causal_mask
 from maclaurin.spec import AttentionSpec, RowSum
@@ -34,12 +34,13 @@ def flash_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
     if inputs.input_gate is not None:
         v = inputs.v * inputs.input_gate[..., None].to(inputs.v.dtype)
         inputs = inputs.with_values(v)
-    y = _softmax(inputs, scale, causal) if _needs_no_gain(spec) else _gained(spec, inputs, scale, causal)
-    if spec.norm is None and not spec.output_gate:
-        return y
+    if _needs_no_gain(spec):
+        y = _softmax(inputs, scale, causal)
+        return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
     gate = inputs.output_gate
-    dtype = working_dtype(inputs.q.dtype)
-    return gated_and_normed(spec, y.to(dtype), None if gate is None else gate.to(dtype)).to(inputs.q.dtype)
+    if spec.norm is None and spec.output_gate and gate is not None and gate.dim() == 3:
+        return _gained(spec, inputs, gate, scale, causal)
+    return finish_rows(spec, _gained(spec, inputs, None, scale, causal), gate, inputs.q.dtype)
 
 
 def _needs_no_gain(spec: AttentionSpec) -> bool:
@@ -69,7 +70,8 @@ def _gain_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
     return not over_heads and aligned and stock_softmax(inputs.q, inputs.k, inputs.v) is not None
 
 
-def _gained(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> Tensor:
+def _gained(spec: AttentionSpec, inputs: Inputs, gate: Tensor | None, scale: float, causal: bool) -> Tensor:
+    """The rows over their denominator, times a gate per head where one is given."""
     row_sum = spec.denominator if isinstance(spec.denominator, RowSum) else None
     divisor = log_divisor(spec, inputs, causal)
     q, k, v = (u.transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
@@ -83,6 +85,7 @@ def _gained(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> 
         *(_padded(u, size) for u in (q, k, v)),
         row_sum=row_sum,
         log_divisor=None if divisor is None else divisor.transpose(1, 2).expand(q.shape[:3]).contiguous(),
+        gate=None if gate is None else gate.to(working_dtype(q.dtype)).transpose(1, 2).contiguous(),
         scale=scale,
         causal=causal,
     )

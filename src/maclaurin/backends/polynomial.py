@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.backends import triton as programs
+from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import visible_keys
-from maclaurin.forms.epilogue import gated_and_normed
 from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
 
@@ -46,8 +46,7 @@ def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
     )
     if spec.denominator is None and not spec.ignores_row_scale:
         y = y * visible_keys(inputs, None, causal)[..., None, None]
-    gate = inputs.output_gate
-    return gated_and_normed(spec, y, None if gate is None else gate.to(y.dtype)).to(inputs.q.dtype)
+    return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
 
 
 def _spec_is_served(spec: AttentionSpec) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.backends import triton as programs
 from maclaurin.backends.stock_softmax import stock_softmax
 from maclaurin.spec import RowSum
 
@@ -27,14 +28,15 @@ def gained_softmax(
     *,
     row_sum: RowSum | None,
     log_divisor: Tensor | None,
+    gate: Tensor | None,
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """e^{lse − ln D} softmax(x)V for q, k, v [B, H, T, ·], in their dtype.
+    """p e^{lse − ln D} softmax(x)V for q, k, v [B, H, T, ·], in their dtype.
 
-    D is the row sum with its floor and eps, or e^log_divisor [B, H, T].
+    D is the row sum with its floor and eps, or e^log_divisor [B, H, T]; p is the gate [B, H, T].
     """
-    return _GainedSoftmax.apply(q, k, v, log_divisor, row_sum, scale, causal)  # type: ignore[no-any-return]
+    return _GainedSoftmax.apply(q, k, v, log_divisor, gate, row_sum, scale, causal)  # type: ignore[no-any-return]
 
 
 class _GainedSoftmax(torch.autograd.Function):
@@ -45,6 +47,7 @@ class _GainedSoftmax(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         log_divisor: Tensor | None,
+        gate: Tensor | None,
         row_sum: RowSum | None,
         scale: float,
         causal: bool,
@@ -52,36 +55,58 @@ class _GainedSoftmax(torch.autograd.Function):
         stock = stock_softmax(q, k, v)
         assert stock is not None
         o, lse = stock.forward(q, k, v, scale, causal)
-        if row_sum is None:
-            log_gain = lse if log_divisor is None else lse - log_divisor
-            unseen = None
-        else:
-            log_sum, unseen = _log_row_sum(row_sum, lse)
-            log_gain = lse - log_sum
-        y = (o * log_gain.exp()[..., None]).to(o.dtype)
-        learned = log_divisor is not None and log_divisor.requires_grad
-        ctx.save_for_backward(
-            q, k, v, None if unseen is None else o, lse, log_gain, unseen, y if learned else None
-        )
-        ctx.call = (stock, scale, causal, row_sum is not None and row_sum.detach)
-        return y
+        lse, unseen = lse.contiguous(), None
+        if row_sum is not None:
+            log_divisor, unseen = _log_row_sum(row_sum, lse)
+        log_gain = lse if log_divisor is None else lse - log_divisor
+        ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
+        ctx.call = (stock, scale, causal)
+        return scaled_rows(o, log_gain, gate)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, o, lse, log_gain, unseen, y = ctx.saved_tensors
-        stock, scale, causal, detached = ctx.call
-        do = (dy * log_gain.exp()[..., None]).to(dy.dtype)
-        if o is None or detached:
-            kept = torch.zeros_like(v) if v.shape == dy.shape else torch.zeros_like(dy)
-        else:
-            kept = (o * unseen[..., None]).to(o.dtype)
+        q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
+        stock, scale, causal = ctx.call
+        of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
+        kept = torch.zeros_like(o) if kept is None else kept
         dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
-        d_divisor = None if y is None else -(dy.to(lse.dtype) * y.to(lse.dtype)).sum(-1)
-        return dq, dk, dv, d_divisor, None, None, None
+        d_divisor = d_gate = None
+        if of_divisor and sums is not None:
+            d_divisor = -sums if gate is None else -sums * gate
+        if of_gate and sums is not None:
+            d_gate = sums
+        return dq, dk, dv, d_divisor, d_gate, None, None, None
 
 
-def _log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """ln max(e^lse + eps, floor), and its slope in lse (1 − a in the formula above)."""
+def scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
+    """y = p e^g o for o [B, H, T, e]."""
+    if programs.runs_on(o.device) and o.dtype != torch.float64:
+        from maclaurin.backends.triton import row_scale
+
+        return row_scale.forward(o, log_gain, gate)
+    factor = log_gain.exp() if gate is None else log_gain.exp() * gate
+    return (o * factor[..., None]).to(o.dtype)
+
+
+def scaled_rows_backward(
+    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, *, sums: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """do = p e^g dy, the output a stock backward is to see (None for zeros), and e^g Σ dy∘o if asked for."""
+    if programs.runs_on(o.device) and o.dtype != torch.float64:
+        from maclaurin.backends.triton import row_scale
+
+        return row_scale.backward(dy, o, log_gain, gate, unseen, sums=sums)
+    gain = log_gain.exp()
+    factor = gain if gate is None else gain * gate
+    do = (dy * factor[..., None]).to(dy.dtype)
+    kept = None if unseen is None else (o * unseen[..., None]).to(o.dtype)
+    total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) * gain if sums else None
+    return do, kept, total
+
+
+def _log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """ln max(e^lse + eps, floor), and its slope in lse (1 − a in the formula above; None where it is 0)."""
     log_sum, slope = lse, torch.ones_like(lse)
     if row_sum.eps is not None:
         log_sum = torch.logaddexp(lse, lse.new_tensor(math.log(row_sum.eps)))
@@ -90,4 +115,4 @@ def _log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor]:
         lowest = math.log(row_sum.floor)
         slope = torch.where(log_sum > lowest, slope, 0.0)
         log_sum = log_sum.clamp(min=lowest)
-    return log_sum, slope
+    return log_sum, None if row_sum.detach else slope

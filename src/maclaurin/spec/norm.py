@@ -24,11 +24,17 @@ class Norm(Part):
     family: ClassVar[str] = "norm"
     #: N(a·y) = N(y) for every positive a per head and token
     ignores_row_scale: ClassVar[bool] = True
+    #: whether the mean is taken off first
+    centred: ClassVar[bool] = False
 
     @property
     def per_head(self) -> bool:
         """Whether each head is normalised by itself."""
         return True
+
+    def length(self, e: int) -> float | None:
+        """‖N(y)‖ where N only gives y (or y less its mean) that length; None where it does more."""
+        return None
 
     @abstractmethod
     def __call__(self, y: Tensor) -> Tensor:
@@ -65,11 +71,12 @@ class L2(Norm):
     notation: ClassVar[str] = "l2"
     scale: float | str = option(1.0, _read_scale, "a positive number or dim")
 
+    def length(self, e: int) -> float:
+        return float(e if isinstance(self.scale, str) else self.scale)
+
     def __call__(self, y: Tensor) -> Tensor:
         unit = _unit(y)
-        if self.scale == 1.0:
-            return unit
-        return unit * (y.shape[-1] if isinstance(self.scale, str) else self.scale)
+        return unit if self.scale == 1.0 else unit * self.length(y.shape[-1])
 
 
 @register
@@ -85,6 +92,9 @@ class RMS(Norm):
     def per_head(self) -> bool:
         return not self.heads
 
+    def length(self, e: int) -> float | None:
+        return None if self.heads else math.sqrt(e)
+
     def __call__(self, y: Tensor) -> Tensor:
         if self.heads:
             return _unit(y, (-2, -1)) * math.sqrt(y.shape[-1] * y.shape[-2])
@@ -98,6 +108,10 @@ class Layer(Norm):
     """N(y) = (y − mean y)/std y, without an affine map: that belongs to the layer."""
 
     notation: ClassVar[str] = "layer"
+    centred: ClassVar[bool] = True
+
+    def length(self, e: int) -> float | None:
+        return math.sqrt(e)
 
     def __call__(self, y: Tensor) -> Tensor:
         return _unit(y - y.mean(-1, keepdim=True)) * math.sqrt(y.shape[-1])

@@ -1,0 +1,123 @@
+"""N(y) per row with a gate after it, one pass over memory each way.
+
+    unit:   n = s·a/‖a‖,    a = y, or y − mean(y) for LayerNorm,      out = p·n
+    da = s/‖a‖ (dn − â (â·dn)),  â = a/‖a‖,  dn = p·dout;      dp = Σ dout∘n, or dout∘n per channel
+
+A row of zeros stays zero and hands its gradient on as it came. Rows are divided by their largest entry
+first, so no square overflows. Tensors are [rows, E] seen through three strides: rows run over b, t, h.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
+    """â and 1/‖a‖ of each row."""
+    if CENTRED:
+        y = tl.where(inside, y - tl.sum(y, 1)[:, None] / E, 0.0)
+    largest = tl.max(tl.abs(y), 1)
+    largest = tl.where(largest == 0, 1.0, largest)
+    y = y / largest[:, None]
+    squared = tl.sum(y * y, 1)
+    inverse = 1 / tl.sqrt(tl.where(squared == 0, 1.0, squared))
+    return y * inverse[:, None], inverse / largest
+
+
+@triton.jit
+def _row_offsets(row, T, H, s_b, s_t, s_h):
+    b, rest = row // (T * H), row % (T * H)
+    return b.to(tl.int64) * s_b + (rest // H).to(tl.int64) * s_t + (rest % H) * s_h
+
+
+@triton.jit
+def _forward(
+    Y, P, OUT, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = _row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+    unit, _ = _unit(y, inside, E, CENTRED)
+    out = unit * factor
+    if GATE == 1:
+        out *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if GATE == 2:
+        out *= tl.load(P + row[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = _row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
+    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    Y, P, DOUT, DY, DP, y_b, y_t, y_h, g_b, g_t, g_h, rows, T, H, factor,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = _row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+    dout_at = _row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
+    dout = tl.load(DOUT + dout_at, mask=inside, other=0.0).to(tl.float32)
+    unit, inverse = _unit(y, inside, E, CENTRED)
+    dn = dout * factor
+    if GATE == 1:
+        dp = tl.sum(dn * unit, 1)
+        tl.store(DP + row, dp.to(DP.dtype.element_ty), mask=row < rows)
+        dn *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if GATE == 2:
+        gate_at = row[:, None] * E + e[None, :]
+        tl.store(DP + gate_at, (dn * unit).to(DP.dtype.element_ty), mask=inside)
+        dn *= tl.load(P + gate_at, mask=inside, other=0.0).to(tl.float32)
+    da = (dn - unit * tl.sum(dn * unit, 1)[:, None]) * inverse[:, None]
+    if CENTRED:
+        da = tl.where(inside, da - tl.sum(da, 1)[:, None] / E, 0.0)
+    tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
+
+
+def forward(y: Tensor, gate: Tensor | None, factor: float, centred: bool) -> Tensor:
+    """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)]."""
+    out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    grid, sizes = _launch(y)
+    _forward[grid](
+        y, gate, out, *y.stride()[:3], *out.stride()[:3], *_rows(y), factor,
+        **sizes, CENTRED=centred, GATE=_gate_kind(gate),
+    )  # fmt: skip
+    return out
+
+
+def backward(
+    dout: Tensor, y: Tensor, gate: Tensor | None, factor: float, centred: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dy in the layout of y, and dgate."""
+    dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
+    dgate = None if gate is None else torch.empty_like(gate)
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    grid, sizes = _launch(y)
+    _backward[grid](
+        y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *_rows(y), factor,
+        **sizes, CENTRED=centred, GATE=_gate_kind(gate),
+    )  # fmt: skip
+    return dy, dgate
+
+
+def _rows(y: Tensor) -> tuple[int, int, int]:
+    batch, tokens, heads, _ = y.shape
+    return batch * tokens * heads, tokens, heads
+
+
+def _launch(y: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    width = max(16, triton.next_power_of_2(y.shape[3]))
+    rows = max(1, 4096 // width)
+    return (triton.cdiv(_rows(y)[0], rows),), {"E": y.shape[3], "BE": width, "BR": rows, "num_warps": 4}
+
+
+def _gate_kind(gate: Tensor | None) -> int:
+    return 0 if gate is None else 1 if gate.dim() == 3 else 2
