@@ -1,0 +1,330 @@
+"""softmax(x)V with a changed score: a clamp, a forget gate, a window with sinks; forward and backward.
+
+    x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
+    p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
+
+L are running totals of the log forget gate, as two fp32 numbers each, so that differences of large totals
+are right. Rows that see nothing give 0 and a log-sum-exp of −∞. Tensors are [B, H, T, size] seen through
+three strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor; None for what it does not have."""
+
+    scale: float
+    causal: bool
+    clamp: float | None = None
+    window: int | None = None
+    sinks: int = 0
+
+
+@triton.jit
+def _tile(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
+    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
+    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr):
+    """Which of keys s the queries t see; both broadcast."""
+    seen = (s < T) & (t < T)
+    if CAUSAL:
+        seen = seen & (s <= t)
+    if WINDOW > 0:
+        seen = seen & ((s > t - WINDOW) | (s < SINKS))
+    return seen
+
+
+@triton.jit
+def _score(dot, high_t, low_t, high_s, low_s, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr):
+    x = dot * scale
+    if CLAMP:
+        x = tl.minimum(x, clamp)
+    if DECAY:
+        x += (high_t - high_s) + (low_t - low_s)
+    return x
+
+
+@triton.jit
+def _forward(
+    Q, K, V, HIGH, LOW, O, LSE,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    totals = (b * (H // GROUP) + g) * T
+    high_t = tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+    low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BE), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    largest = tl.full((BM,), float("-inf"), tl.float32)
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    begin = 0
+    sink_end = 0
+    if WINDOW > 0:
+        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
+        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
+    for tile in range(sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)):
+        start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
+        n = start + tl.arange(0, BN)
+        acc, total, largest = _add(acc, total, largest, q, K, V, HIGH, LOW, totals, k_t, v_t, high_t, low_t, m, n, d,
+                                   e, T, scale, clamp, D, E, CAUSAL, CLAMP, DECAY, WINDOW, SINKS,
+                                   PRECISION)  # fmt: skip
+    empty = total == 0
+    o = acc / tl.where(empty, 1.0, total)[:, None]
+    lse = tl.where(empty, float("-inf"), largest + tl.log(tl.where(empty, 1.0, total)))
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
+    tl.store(LSE + (b * H + h) * T + m, lse, mask=m < T)
+
+
+@triton.jit
+def _add(acc, total, largest, q, K, V, HIGH, LOW, totals, k_t, v_t, high_t, low_t, m, n, d, e, T, scale, clamp,
+         D: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+         WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the running maximum, sum and output."""
+    k, v = _tile(K, k_t, n, d, T, D), _tile(V, v_t, n, e, T, E)
+    high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
+    low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
+    x = _score(tl.dot(q, tl.trans(k), input_precision=PRECISION), high_t[:, None], low_t[:, None],
+               high_s[None, :], low_s[None, :], scale, clamp, CLAMP, DECAY)  # fmt: skip
+    x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+    new = tl.maximum(largest, tl.max(x, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    shrink = tl.exp(largest - safe)
+    p = tl.exp(x - safe[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, total, new
+
+
+@triton.jit
+def _backward_queries(
+    Q, K, V, DO, HIGH, LOW, LSE, DELTA, DQ, DL,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    do = _tile(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
+    high_t = tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+    low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+    lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
+    dq = tl.zeros((BM, BD), tl.float32)
+    dl = tl.zeros((BM,), tl.float32)
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    begin = 0
+    sink_end = 0
+    if WINDOW > 0:
+        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
+        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
+    for tile in range(sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)):
+        start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
+        n = start + tl.arange(0, BN)
+        k, v = _tile(K, k_t, n, d, T, D), _tile(V, v_t, n, e, T, E)
+        high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+        low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        x = _score(
+            dot, high_t[:, None], low_t[:, None], high_s[None, :], low_s[None, :], scale, clamp, CLAMP, DECAY
+        )
+        p = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), tl.exp(x - lse[:, None]), 0.0)
+        dx = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        dl += tl.sum(dx, 1)
+        if CLAMP:
+            dx = tl.where(dot * scale < clamp, dx, 0.0)
+        dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    tl.store(
+        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :],
+        (dq * scale).to(DQ.dtype.element_ty),
+        mask=inside,
+    )
+    if DECAY:
+        tl.store(DL + rows + m, dl, mask=m < T)
+
+
+@triton.jit
+def _backward_keys(
+    Q, K, V, DO, HIGH, LOW, LSE, DELTA, DK, DV, DL,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BN
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    n = first + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    k = _tile(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = _tile(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    totals = (b * kv_heads + g) * T
+    high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+    low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    dl = tl.zeros((BN,), tl.float32)
+    begin = first // BM * BM if CAUSAL else 0
+    end = T
+    if WINDOW > 0:
+        if first >= SINKS:
+            end = tl.minimum(T, first + BN + WINDOW - 1)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        rows = (b * H + h) * T
+        for start in range(begin, end, BM):
+            m = start + tl.arange(0, BM)
+            q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+            do = _tile(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+            high_t = (
+                tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+            )
+            low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
+            lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
+            dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            x = _score(
+                dot,
+                high_t[None, :],
+                low_t[None, :],
+                high_s[:, None],
+                low_s[:, None],
+                scale,
+                clamp,
+                CLAMP,
+                DECAY,
+            )
+            p = tl.where(
+                _seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), tl.exp(x - lse[None, :]), 0.0
+            )
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+            dl -= tl.sum(dx, 1)
+            if CLAMP:
+                dx = tl.where(dot * scale < clamp, dx, 0.0)
+            dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+    inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
+    tl.store(
+        DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :],
+        (dk * scale).to(DK.dtype.element_ty),
+        mask=inside_d,
+    )
+    tl.store(
+        DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
+    )
+    if DECAY:
+        tl.store(DL + totals + n, dl, mask=n < T)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None."""
+    batch, heads, tokens, _ = q.shape
+    o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
+    lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    high, low = split(totals)
+    tile = _tiles(q, v, 128, 64)
+    _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, high, low, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
+        tokens, heads, call.scale, call.clamp or 0.0, **_sizes(q, k, v, totals, call), **tile,
+    )  # fmt: skip
+    return o, lse
+
+
+def backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, lse: Tensor, delta: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv and the gradient of the totals [B, K, T]."""
+    batch, heads, tokens, _ = q.shape
+    kv_heads = k.shape[1]
+    high, low = split(totals)
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    of_rows = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    of_keys = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    sizes = _sizes(q, k, v, totals, call)
+    tile = _tiles(q, v, 64, 64)
+    _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, do, high, low, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
+        tokens, heads, call.scale, call.clamp or 0.0, **sizes, **tile,
+    )  # fmt: skip
+    _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
+        q, k, v, do, high, low, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        tokens, heads, call.scale, call.clamp or 0.0, **sizes, **tile,
+    )  # fmt: skip
+    if totals is None:
+        return dq, dk, dv, None
+    return dq, dk, dv, of_keys + of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+
+
+def split(totals: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A running total as two fp32 numbers that add up to it."""
+    if totals is None:
+        return None, None
+    high = totals.float()
+    return high.contiguous(), (totals - high.double()).float().contiguous()
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> dict:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[1] // k.shape[1],
+        "D": d,
+        "E": e,
+        "BD": max(16, triton.next_power_of_2(d)),
+        "BE": max(16, triton.next_power_of_2(e)),
+        "CAUSAL": call.causal,
+        "CLAMP": call.clamp is not None,
+        "DECAY": totals is not None,
+        "WINDOW": call.window or 0,
+        "SINKS": call.sinks,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+
+
+def _tiles(q: Tensor, v: Tensor, queries: int, keys: int) -> dict[str, int]:
+    if q.dtype == torch.float32:
+        queries, keys = min(queries, 64), min(keys, 32)
+    longest = max(16, triton.next_power_of_2(q.shape[2]))
+    wide = max(q.shape[3], v.shape[3]) > 64
+    return {
+        "BM": min(queries, longest),
+        "BN": min(keys, longest),
+        "num_warps": 8 if wide else 4,
+        "num_stages": 2,
+    }

@@ -1,0 +1,63 @@
+"""The studies of this repository: each can be planned, the big one starts, the default one ends in a page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maclaurin import resolve
+from maclaurin.study.find import known_studies, load_study
+from maclaurin.training.config import config_from
+from tests.e2e.training import environment
+
+NEEDED = {"mini", "orders", "parts", "interactions", "recall", "paper", "paper-h200"}
+ROOT = Path(__file__).parents[2]
+
+
+def maclaurin(*arguments, cwd):
+    result = subprocess.run(
+        [sys.executable, "-m", "maclaurin", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def test_all_that_are_needed_are_there():
+    assert set(known_studies()) >= NEEDED
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED))
+def test_every_run_of_every_study_is_a_valid_one(name):
+    study = load_study(name)
+    assert (ROOT / "studies" / name.replace("-", "_") / "README.md").is_file()
+    for experiment in study.experiments:
+        assert len(experiment.seeds) >= (1 if name == "paper" else 2)
+        for _, _, settings in experiment.points():
+            config = config_from(settings)
+            for text in config.attention:
+                resolve(text)
+
+
+def test_the_papers_settings_are_planned_and_start(tmp_path):
+    plan = maclaurin("study", "paper", "--dry-run", cwd=tmp_path)
+    assert "275,293,184" in plan
+    assert "2,084,170,752" in plan
+    maclaurin("study", "paper", "--smoke", "--out=paper", cwd=tmp_path)
+    records = json.loads((tmp_path / "paper" / "smoke" / "records.json").read_text())
+    assert {run["status"] for run in records["runs"]} == {"finished"}
+    assert len(records["runs"]) == 30
+
+
+def test_the_default_study_ends_in_a_page(tmp_path):
+    maclaurin("study", "mini", "--budget=0.02x", "--out=mini", "--only", "order 8", "order 4", cwd=tmp_path)
+    page = (tmp_path / "mini" / "report" / "index.html").read_text()
+    for words in ("Which parts of softmax attention matter?", "The parts", "Provenance", "taylor(8)/sum"):
+        assert words in page
