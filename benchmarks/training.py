@@ -25,7 +25,8 @@ from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.optimizer import make_optimizer
 from maclaurin.training.processes import Processes
-from maclaurin.training.trainer import Trainer, model_config
+from maclaurin.training.starting import model_config
+from maclaurin.training.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "training.json"
 LENGTH, ROWS, VOCABULARY = 256, 16, 1024

@@ -21,6 +21,7 @@ from maclaurin.errors import (
     SpecError,
     StateBudgetError,
 )
+from maclaurin.registration import register_with_transformers
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
 
@@ -65,3 +66,6 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
     globals()[name] = value
     return value
+
+
+register_with_transformers()

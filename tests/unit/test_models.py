@@ -113,6 +113,7 @@ def test_padding_on_the_left_is_not_seen(attention):
     positions = torch.tensor([[0, 0, 0, *range(8)]])
     y = logits(model, padded, attention_mask=mask, position_ids=positions)
     assert torch.allclose(y[:, 3:], logits(model, ids), atol=1e-9)
+    assert torch.equal(y, logits(model, padded, attention_mask=mask)), "positions follow the mask"
 
 
 def test_gradient_checkpointing_changes_nothing():

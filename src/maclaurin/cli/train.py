@@ -37,6 +37,7 @@ _TYPES: dict[str, Any] = {
     "str": str,
     "int | None": int,
     "float | None": float,
+    "str | None": str,
     "tuple[str, ...]": list[str],
 }
 
@@ -108,8 +109,8 @@ def _train(
 def _print_plan(settings: Any) -> None:
     from maclaurin.training.estimate import estimate
     from maclaurin.training.processes import join
+    from maclaurin.training.starting import model_config
     from maclaurin.training.train import open_data
-    from maclaurin.training.trainer import model_config
 
     processes = join(settings.device)
     source = open_data(settings, processes)

@@ -16,8 +16,10 @@ from maclaurin.layers.gates import (
     StepSize,
     needs_step_size,
 )
+from maclaurin.layers.key_offset import KeyOffset
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.rotary import rotary_angles, rotated
+from maclaurin.layers.memory import LayerMemory
+from maclaurin.layers.rotary import Rotary, rotated
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.extras import LayerExtras
 
@@ -38,17 +40,27 @@ class AttentionLayer(nn.Module):
         heads: int,
         kv_heads: int,
         head_size: int,
-        rope_theta: float = 10000.0,
+        rotary: Rotary,
+        bias: bool = False,
+        output_bias: bool = False,
+        norm_eps: float | None = None,
+        key_offset: bool = False,
     ) -> None:
+        """Projections with or without bias; q, k RMS-normed per head or not; keys less an offset or not."""
         super().__init__()
         self.spec, self.extras = spec, extras
-        self.heads, self.kv_heads, self.rope_theta = heads, kv_heads, rope_theta
+        self.heads, self.kv_heads, self.rotary = heads, kv_heads, rotary
         self.key_size = extras.feature_size or head_size
         self.value_size = head_size
-        self.q_proj = nn.Linear(hidden_size, heads * self.key_size, bias=False)
-        self.k_proj = nn.Linear(hidden_size, kv_heads * self.key_size, bias=False)
-        self.v_proj = nn.Linear(hidden_size, kv_heads * head_size, bias=False)
-        self.o_proj = ResidualLinear(heads * head_size, hidden_size, bias=False)
+        self.q_proj = nn.Linear(hidden_size, heads * self.key_size, bias=bias)
+        self.k_proj = nn.Linear(hidden_size, kv_heads * self.key_size, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, kv_heads * head_size, bias=bias)
+        self.o_proj = ResidualLinear(heads * head_size, hidden_size, bias=output_bias)
+        if norm_eps is not None:
+            self.q_norm = nn.RMSNorm(self.key_size, eps=norm_eps)
+            self.k_norm = nn.RMSNorm(self.key_size, eps=norm_eps)
+        if key_offset:
+            self.key_offset = KeyOffset(kv_heads, self.key_size)
         if extras.convolution:
             channels = (heads + kv_heads) * self.key_size + kv_heads * head_size
             self.convolution = ShortConvolution(channels, extras.convolution, extras.convolution_silu)
@@ -70,15 +82,18 @@ class AttentionLayer(nn.Module):
         if "output_gate" in spec.gates:
             self.output_gate = OutputGateLayer(hidden_size, self.heads, self.value_size, extras.output_gate)
 
-    def forward(self, hidden_states: Tensor, layout: Layout) -> Tensor:
-        """[B, T, hidden] → [B, T, hidden]."""
+    def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
+        """[B, T, hidden] → [B, T, hidden]; with a memory, going on from the text it holds."""
         extra = self.extras.extra_tokens
-        if extra:
+        if extra and memory is not None and not memory.is_empty:
+            layout, extra = layout.behind_extra_tokens(extra), 0
+        elif extra:
             hidden_states = torch.nn.functional.pad(hidden_states, (0, 0, extra, 0))
             layout = layout.with_extra_tokens(extra)
-        q, k, v = self._queries_keys_values(hidden_states, layout)
+        q, k, v = self._queries_keys_values(hidden_states, layout, memory)
         tensors: dict[str, Any] = {"q": q, "k": k, "v": v, **self._gates(hidden_states, layout)}
-        return self.o_proj(self._attend(tensors, layout)[:, extra:].flatten(-2))
+        y = self._attend(tensors, layout) if memory is None else memory.attend(tensors, layout)
+        return self.o_proj(y[:, extra:].flatten(-2))
 
     def _attend(self, tensors: dict[str, Any], layout: Layout) -> Tensor:
         """The attention itself; documents go through as sequences packed into one row."""
@@ -90,19 +105,34 @@ class AttentionLayer(nn.Module):
         y = attention(**packed, spec=self.spec, cu_seqlens=layout.cu_seqlens, max_seqlen=layout.max_seqlen)
         return cast("Tensor", y)[0].unflatten(0, tensors["q"].shape[:2])
 
-    def _queries_keys_values(self, hidden: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    def _queries_keys_values(
+        self, hidden: Tensor, layout: Layout, memory: LayerMemory | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         flat = [self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)]
         if self.extras.convolution:
-            mixed = self.convolution(torch.cat(flat, dim=-1), layout)
+            mixed = self.convolution(torch.cat(flat, dim=-1), layout, memory)
             flat = list(mixed.split([u.shape[-1] for u in flat], dim=-1))
         q = flat[0].unflatten(-1, (self.heads, -1))
         k, v = (u.unflatten(-1, (self.kv_heads, -1)) for u in flat[1:])
         if self.extras.query_key_affine:
             q, k = self.q_affine(q), self.k_affine(k)
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.extras.rotary:
-            cos, sin = rotary_angles(layout.positions, self.key_size, self.rope_theta, q.dtype)
+            cos, sin = self._angles(layout, q.dtype)
             q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        if hasattr(self, "key_offset"):
+            k = self.key_offset(k)
         return q, k, v
+
+    def _angles(self, layout: Layout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of the positions; all layers of a model have one rotary embedding."""
+        if layout.angles is None:
+            return self.rotary.angles(layout.positions, self.key_size, dtype)
+        key = (self.key_size, dtype)
+        if key not in layout.angles:
+            layout.angles[key] = self.rotary.angles(layout.positions, self.key_size, dtype)
+        return layout.angles[key]
 
     def _gates(self, hidden: Tensor, layout: Layout) -> dict[str, Tensor]:
         gates: dict[str, Tensor] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from maclaurin.layers.layout import Layout
+from maclaurin.layers.memory import LayerMemory
 
 
 class ShortConvolution(nn.Module):
@@ -26,18 +27,31 @@ class ShortConvolution(nn.Module):
         with torch.no_grad():
             self.taps[0] += 1
 
-    def forward(self, u: Tensor, layout: Layout) -> Tensor:
-        """u [B, T, C] → [B, T, C]."""
+    def forward(self, u: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
+        """u [B, T, C] → [B, T, C], going on from what the memory holds."""
         mask = layout.key_padding_mask
         if mask is not None:
             u = torch.where(mask[..., None], u, 0.0)
+        y = self._within(u, layout) if memory is None else self._behind(memory.before(u))
+        return torch.nn.functional.silu(y) if self.silu else y
+
+    def _behind(self, line: Tensor) -> Tensor:
+        """The last T of a line [B, width − 1 + T, C]."""
+        reach = self.taps.shape[0] - 1
+        tokens = line.shape[1] - reach
+        return sum(
+            (line[:, reach - back : reach - back + tokens] * self.taps[back] for back in range(1, reach + 1)),
+            start=line[:, reach:] * self.taps[0],
+        )
+
+    def _within(self, u: Tensor, layout: Layout) -> Tensor:
         y = u * self.taps[0]
         for back in range(1, self.taps.shape[0]):
             earlier = torch.nn.functional.pad(u, (0, 0, back, 0))[:, : u.shape[1]]
             if layout.documents is not None:
                 earlier = earlier * _same_document(layout.documents, back)[..., None]
             y = y + earlier * self.taps[back]
-        return torch.nn.functional.silu(y) if self.silu else y
+        return y
 
 
 def _same_document(documents: Tensor, back: int) -> Tensor:

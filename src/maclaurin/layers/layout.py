@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,10 @@ class Layout:
     documents: Tensor | None = None  # [B, T], the number of each token's document within its row
     cu_seqlens: Tensor | None = None  # cuts of all documents of the batch in one packed row
     max_seqlen: int | None = None
+    #: [B, S + T], True for real ones among all tokens so far; None where there is no padding among them
+    present: Tensor | None = None
+    #: where one forward pass keeps the angles of its positions, by size and dtype; None to make them anew
+    angles: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
 
     @staticmethod
     def of(positions: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Layout:
@@ -47,7 +52,18 @@ class Layout:
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (number, 0), value=True)
         extra = torch.arange(number, device=self.positions.device).expand(self.positions.shape[0], -1)
-        return Layout(torch.cat([extra, self.positions + number], dim=1), mask)
+        positions = torch.cat([extra, self.positions + number], dim=1)
+        return Layout(positions, mask, present=self._present_behind(number))
+
+    def behind_extra_tokens(self, number: int) -> Layout:
+        """The same tokens where `number` extra ones stand in front of a text that began earlier."""
+        return dataclasses.replace(
+            self, positions=self.positions + number, present=self._present_behind(number), angles=None
+        )
+
+    def _present_behind(self, number: int) -> Tensor | None:
+        present = self.present
+        return None if present is None else torch.nn.functional.pad(present, (number, 0), value=True)
 
 
 def _cuts(documents: Tensor) -> tuple[Tensor, int]:

@@ -5,6 +5,7 @@ Needs the extra `models` (transformers).
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM, MaclaurinModel
 from maclaurin.models.saving import save_quietly
@@ -16,6 +17,7 @@ AutoModelForCausalLM.register(MaclaurinConfig, MaclaurinForCausalLM)
 
 __all__ = [
     "SIZES",
+    "MaclaurinCache",
     "MaclaurinConfig",
     "MaclaurinForCausalLM",
     "MaclaurinModel",

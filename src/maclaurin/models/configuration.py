@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PretrainedConfig
 
 from maclaurin.errors import InputError
@@ -10,6 +12,9 @@ from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import catalogue, resolve
 from maclaurin.spec.extras import LayerExtras
 
+#: of model folders; raised when an older maclaurin would misread a newer folder
+FORMAT_VERSION = 1
+
 
 class MaclaurinConfig(PretrainedConfig):
     """A Llama-2 stack whose attention is a notation or catalogue name, or one per layer."""
@@ -17,6 +22,7 @@ class MaclaurinConfig(PretrainedConfig):
     model_type = "maclaurin"
     keys_to_ignore_at_inference = ["past_key_values"]
 
+    format_version: int = FORMAT_VERSION
     vocab_size: int = 4096
     hidden_size: int = 128
     intermediate_size: int = 344
@@ -26,19 +32,38 @@ class MaclaurinConfig(PretrainedConfig):
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     rope_theta: float = 10000.0
+    #: instead of θ: the head_dim/2 frequencies of a pretrained model, and what it scales queries and keys by
+    rope_frequencies: list[float] | None = None
+    rope_scale: float = 1.0
     #: None: as each layer's catalogue entry says (with rotary embedding where it says nothing)
     rotary: bool | None = None
     rms_norm_eps: float = 1e-5
+    #: what other families of the same blocks have: biases, and a norm of queries and keys
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    query_key_norm: bool = False
+    #: whether an offset, found by a conversion, is taken off the keys of every head
+    key_offset: bool = False
     attention: str | list[str] = "exp/sum"
     #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
     #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
     initialization: str = "scaled"
     initializer_range: float = 0.02
-    use_cache: bool = False
+    use_cache: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = False
+
+    def __post_init__(self, **more: Any) -> None:
+        """Refuse what a newer maclaurin wrote, then go on as transformers does."""
+        if self.format_version > FORMAT_VERSION:
+            raise InputError(
+                f"this model has format {self.format_version}, and this maclaurin reads up to "
+                f"{FORMAT_VERSION}: upgrade maclaurin."
+            )
+        super().__post_init__(**more)
 
     @classmethod
     def of_size(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from maclaurin.errors import InputError
 from maclaurin.layers.attention import AttentionLayer, ResidualLinear
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import ForgetGateLayer, GateLinear, InputGateLayer, OutputGateLayer
 from maclaurin.layers.layout import Layout
+from maclaurin.layers.memory import LayerMemory
+from maclaurin.layers.rotary import Rotary
+from maclaurin.models.cache import MaclaurinCache, real_positions, weights_fingerprint
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.extras import LayerExtras
@@ -26,9 +31,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = ResidualLinear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = ResidualLinear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] → [..., hidden]."""
@@ -48,15 +53,19 @@ class MaclaurinBlock(GradientCheckpointingLayer):
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads or config.num_attention_heads,
             head_size=head_size,
-            rope_theta=config.rope_theta,
+            rotary=Rotary(config.rope_theta, config.rope_frequencies, config.rope_scale),
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
+            norm_eps=config.rms_norm_eps if config.query_key_norm else None,
+            key_offset=config.key_offset,
         )
         self.mlp = SwiGLU(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
         """[B, T, hidden] → [B, T, hidden]."""
-        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), layout)
+        hidden_states = hidden_states + self.self_attn(self.input_layernorm(hidden_states), layout, memory)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
@@ -66,6 +75,7 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
     config_class = MaclaurinConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _is_stateful = True
     _no_split_modules = ["MaclaurinBlock"]
 
     @torch.no_grad()
@@ -108,18 +118,45 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         documents: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, hidden] of tokens [B, T]."""
+        """Hidden states [B, T, hidden] of tokens [B, T].
+
+        They go on from `past_key_values`, which is changed. Without one, use_cache=True makes one;
+        otherwise nothing is remembered and no state is computed.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if position_ids is None:
-            position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        layout = Layout.of(position_ids, attention_mask, documents)
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+        cache = self._cache(past_key_values, use_cache, documents)
+        if cache is None:
+            if position_ids is None:
+                position_ids = _positions(hidden, attention_mask)
+            layout, memories = Layout.of(position_ids, attention_mask, documents), [None] * len(self.layers)
+        else:
+            layout, memories = cache.advance(hidden, position_ids, attention_mask), cache.memories
+        for layer, memory in zip(self.layers, memories, strict=True):
+            hidden = layer(hidden, layout, memory)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=cache)
+
+    def _cache(
+        self, given: Cache | None, use_cache: bool | None, documents: Tensor | None
+    ) -> MaclaurinCache | None:
+        if given is None and (not use_cache or (self.training and self.gradient_checkpointing)):
+            return None
+        if documents is not None:
+            raise InputError("documents of one row are read at once: leave the cache out (use_cache=False).")
+        cache = MaclaurinCache(cast("MaclaurinConfig", self.config)) if given is None else given
+        if not isinstance(cache, MaclaurinCache):
+            raise InputError(
+                f"past_key_values must be a MaclaurinCache, not a {type(cache).__name__}: leave it out, or "
+                "make one with MaclaurinCache(model.config)."
+            )
+        if cache.fingerprint is None:
+            cache.fingerprint = weights_fingerprint(self)
+        return cache
 
 
 class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
@@ -142,20 +179,42 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         documents: Tensor | None = None,
         labels: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **more: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocabulary], and the loss where labels (the tokens themselves) are given."""
-        hidden = self.model(
+        found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             documents=documents,
-        ).last_hidden_state
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        hidden = found.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **more)
-        return CausalLMOutputWithPast(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any
+    ) -> Any:
+        """What generate() calls to make a cache: ours, unless one is given or none is wanted."""
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = MaclaurinCache(cast("MaclaurinConfig", self.config))
+            return None
+        above: Any = super()
+        return above._prepare_cache_for_generation(generation_config, model_kwargs, *more, **named)
+
+
+def _positions(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Positions that count real tokens."""
+    if attention_mask is None or attention_mask.dim() != 2:
+        return torch.arange(hidden.shape[1], device=hidden.device)[None]
+    return real_positions(attention_mask.bool())

@@ -1,7 +1,9 @@
-"""Models on disk."""
+"""Models on disk, written and read without progress bars between a command's own lines."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,18 @@ from transformers.utils import logging
 
 
 def save_quietly(model: PreTrainedModel, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """save_pretrained without a progress bar of its own between the lines of a run."""
+    """save_pretrained without a progress bar of its own."""
+    with no_progress_bars():
+        model.save_pretrained(folder, state_dict=weights)
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing any."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model.save_pretrained(folder, state_dict=weights)
+        yield
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -31,6 +31,10 @@ class TrainConfig:
     size: str = _key("nano", "pico, nano, micro, mini, small or large.")
     kv_heads: int | None = _key(None, "Key-value heads; as many as query heads by default.")
     initialization: str = _key("scaled", "scaled, or torch for the paper's accidental default.")
+    start: str | None = _key(None, "Model folder to start from; its size and attention count.")
+    objective: str = _key("next-token", "next-token, or match-attention to follow a teacher layer by layer.")
+    teacher: str | None = _key(None, "Model whose attention match-attention follows.")
+    lora: int = _key(0, "Rank of low-rank adapters on a started model; 0 trains all weights.")
     data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")
     tokenizer: str = _key("bpe:1024", "bytes, bpe:N, or hf:NAME_OR_PATH.")
     length: int | None = _key(None, "Tokens per row; the size's own by default.")
@@ -95,6 +99,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "initialization": ("scaled", "torch"),
+    "objective": ("next-token", "match-attention"),
     "rows": ("packed", "documents"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("fp32", "bf16"),
@@ -124,6 +129,7 @@ def config_from(values: Mapping[str, Any]) -> TrainConfig:
             raise InputError(
                 f"there is no key {name!r} in a training config." + did_you_mean(name, list(known))
             )
+    _refuse_what_a_start_decides(values)
     checked = {name: _checked(name, known[name], value) for name, value in values.items()}
     config = TrainConfig(**checked)
     _check_numbers(config)
@@ -168,11 +174,29 @@ def _checked(name: str, known: dataclasses.Field[Any], value: Any) -> Any:
     return float(value) if base == "float" else value
 
 
+#: keys of random weights, which a model to start from has already
+_OF_RANDOM_WEIGHTS = ("attention", "size", "kv_heads", "initialization")
+
+
+def _refuse_what_a_start_decides(values: Mapping[str, Any]) -> None:
+    if values.get("start") is None:
+        if values.get("lora"):
+            raise InputError("lora adapts a model that is there already: name it with start.")
+        return
+    defaults = TrainConfig()
+    both = [n for n in _OF_RANDOM_WEIGHTS if n in values and values[n] != getattr(defaults, n)]
+    if both:
+        raise InputError(
+            f"a run that starts from {values['start']} has its {', '.join(both)} from there: leave "
+            f"{'it' if len(both) == 1 else 'them'} out, or convert the model first."
+        )
+
+
 def _check_numbers(config: TrainConfig) -> None:
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every"):
         if getattr(config, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    for name in ("lr", "final_lr", "weight_decay", "warmup", "eval_every", "checkpoint_every"):
+    for name in ("lr", "final_lr", "weight_decay", "warmup", "eval_every", "checkpoint_every", "lora"):
         if getattr(config, name) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
     if config.batch_size % config.accumulate:

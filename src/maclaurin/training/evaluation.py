@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from maclaurin.data.batch import Batch
+from maclaurin.data.batch import NOT_SCORED, Batch
+from maclaurin.training.objectives import Objective, next_token
 from maclaurin.training.processes import Processes
 
 
@@ -28,17 +29,14 @@ class Evaluation:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
-def losses_of(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of every scored position [B, T] (0 elsewhere), and the logits."""
-    logits = model(input_ids=batch.tokens, documents=batch.documents).logits
-    losses = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=-100, reduction="none"
-    )
-    return losses.unflatten(0, batch.targets.shape), logits
-
-
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch], processes: Processes, length: int) -> Evaluation:
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    processes: Processes,
+    length: int,
+    objective: Objective = next_token,
+) -> Evaluation:
     """Loss, accuracy and loss by position over all batches of all processes."""
     was_training = model.training
     model.eval()
@@ -46,11 +44,12 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], processes: Processes, l
     counts, hits = torch.zeros_like(sums), torch.zeros_like(sums)
     for batch in batches:
         here = batch.to(processes.device, non_blocking=True)
-        losses, logits = losses_of(model, here)
-        scored = here.targets != -100
+        losses, right = objective(model, here)
+        scored = here.targets != NOT_SCORED
         sums += losses.double().sum(0)
         counts += scored.sum(0)
-        hits += ((logits.argmax(-1) == here.targets) & scored).sum(0)
+        if right is not None:
+            hits += (right & scored).sum(0)
     model.train(was_training)
     sums, counts, hits = (processes.total(t) for t in (sums, counts, hits))
     tokens = int(counts.sum())

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from maclaurin.data.config import DataConfig, open_source
 from maclaurin.data.source import Source
-from maclaurin.models.sizes import size_named
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.display import Display
 from maclaurin.training.processes import Processes, join, leave
+from maclaurin.training.starting import row_length
 from maclaurin.training.trainer import Outcome, Trainer
 
 
@@ -18,7 +18,7 @@ def data_config(config: TrainConfig) -> DataConfig:
     return DataConfig(
         data=config.data,
         tokenizer=config.tokenizer,
-        length=config.length or size_named(config.size).length,
+        length=row_length(config),
         rows=config.rows,
         cross_documents=config.cross_documents,
         limit_documents=config.limit_documents,

@@ -25,18 +25,22 @@ from torch import Tensor, nn
 from maclaurin.data.batch import Batch
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
+from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.display import Display, TerminalDisplay
 from maclaurin.training.estimate import flops_per_token
-from maclaurin.training.evaluation import Evaluation, evaluate, losses_of
+from maclaurin.training.evaluation import Evaluation, evaluate
 from maclaurin.training.health import Diverged, is_healthy, layer_statistics
+from maclaurin.training.lora import merge_adapters
+from maclaurin.training.objectives import objective_of
 from maclaurin.training.optimizer import make_optimizer
 from maclaurin.training.processes import Processes
 from maclaurin.training.records import Records, make_trackers, require_trackers
 from maclaurin.training.run_folder import RunFolder
 from maclaurin.training.schedule import learning_rate
+from maclaurin.training.starting import model_config, starting_model
+from maclaurin.training.tokenizer_folder import keep_tokenizer
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,6 @@ class Outcome:
     finished: bool
     evaluation: Evaluation | None
     tokens_per_second: float
-
-
-def model_config(config: TrainConfig, source: Source) -> MaclaurinConfig:
-    """The Hugging Face configuration of a run."""
-    attention = config.attention[0] if len(config.attention) == 1 else list(config.attention)
-    return MaclaurinConfig.of_size(
-        size_named(config.size),
-        attention,
-        source.vocab_size,
-        num_key_value_heads=config.kv_heads,
-        initialization=config.initialization,
-    )
 
 
 class Trainer:
@@ -73,10 +65,11 @@ class Trainer:
                 f"{config.accumulate} accumulated parts."
             )
         torch.manual_seed(config.seed)
-        self.plain_model = MaclaurinForCausalLM(model_config(config, source))
+        self.plain_model = starting_model(config, source)
         self.plain_model.to(processes.device)  # type: ignore[arg-type]
         if config.gradient_checkpointing:
             self.plain_model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.objective = objective_of(config, self.plain_model, processes)
         self.model = _distributed(self.plain_model, config, processes)
         self.optimizer = make_optimizer(self.model, config)
         self.store = CheckpointStore(self.folder.checkpoints, processes, config.keep)
@@ -169,7 +162,7 @@ class Trainer:
         total = torch.zeros((), device=self.processes.device)
         for number, batch in enumerate(parts):
             with self._autocast(), self._no_sync(number < len(parts) - 1):
-                losses, _ = losses_of(self.model, batch)
+                losses, _ = self.objective(self.model, batch)
                 loss = losses.sum() / scored
                 (loss * world).backward()  # gradients are averaged over processes
             total += loss.detach()
@@ -247,7 +240,7 @@ class Trainer:
                 batches: Iterator[Batch] = iter(self._batches(0))
             else:
                 batches = self.source.test_batches(self.config.batch_size, rows, **share)
-            return evaluate(self.model, batches, self.processes, self.source.length)
+            return evaluate(self.model, batches, self.processes, self.source.length, self.objective)
 
     def _write_losses(
         self, pending: list[tuple[int, float, Tensor, Tensor]], records: Records | None
@@ -277,8 +270,13 @@ class Trainer:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self.model, options=options)
+        if self.config.lora:
+            merge_adapters(self.plain_model)
+            weights = self.plain_model.state_dict()
+        else:
+            weights = get_model_state_dict(self.model, options=options)
         if self.processes.is_first:
+            keep_tokenizer(self.source, self.plain_model, self.folder.model)
             save_quietly(self.plain_model, self.folder.model, weights)
         self.processes.wait()
 

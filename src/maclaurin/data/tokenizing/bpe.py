@@ -31,7 +31,7 @@ class BytePairs(Tokenizer):
     """Byte-level BPE: every text can be written with it, and decode(encode(text)) == text."""
 
     def __init__(self, serialized: str, size: int) -> None:
-        self._size, self._serialized = size, serialized
+        self._size, self.serialized = size, serialized
         self._tokenizer = load_extra(*_LIBRARY).Tokenizer.from_str(serialized)
         self._tokenizer.encode_special_tokens = True  # a text that contains SEPARATOR is still only text
 
@@ -53,7 +53,7 @@ class BytePairs(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """Digest of all tokens and merges."""
-        return digest({"kind": "bpe", "tokenizer": hashlib.sha256(self._serialized.encode()).hexdigest()})
+        return digest({"kind": "bpe", "tokenizer": hashlib.sha256(self.serialized.encode()).hexdigest()})
 
     def encode(self, text: str) -> list[int]:
         """Join bytes by the learned pairs."""

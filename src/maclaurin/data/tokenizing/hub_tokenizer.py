@@ -21,7 +21,7 @@ class HubTokenizer(Tokenizer):
     """A tokenizer of transformers; its end-of-text token is the separator."""
 
     def __init__(self, written: str, tokenizer: Any) -> None:
-        self._written, self._tokenizer = written, tokenizer
+        self._written, self.transformers_tokenizer = written, tokenizer
         self._separator = _separator(written, tokenizer)
         self._vocab_size = 1 + max(tokenizer.get_vocab().values())
 
@@ -43,21 +43,23 @@ class HubTokenizer(Tokenizer):
     @property
     def fingerprint(self) -> str:
         """Digest of the tokenizer's own description, and of its vocabulary where it has none."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        description = backend.to_str() if backend is not None else digest(self._tokenizer.get_vocab())
+        backend = getattr(self.transformers_tokenizer, "backend_tokenizer", None)
+        description = (
+            backend.to_str() if backend is not None else digest(self.transformers_tokenizer.get_vocab())
+        )
         hashed = hashlib.sha256(description.encode()).hexdigest()
-        kind = type(self._tokenizer).__name__ if backend is None else "fast"
+        kind = type(self.transformers_tokenizer).__name__ if backend is None else "fast"
         return digest({"kind": kind, "tokenizer": hashed, "separator": self.separator})
 
     def encode(self, text: str) -> list[int]:
         """The tokens of the text alone: special tokens written out in it are ordinary text."""
-        return self._tokenizer.encode(
+        return self.transformers_tokenizer.encode(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """All at once, on all processors where the tokenizer can."""
-        return self._tokenizer(
+        return self.transformers_tokenizer(
             list(texts),
             add_special_tokens=False,
             split_special_tokens=True,
@@ -67,7 +69,7 @@ class HubTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text, without special tokens."""
-        return self._tokenizer.decode(
+        return self.transformers_tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 

@@ -1,0 +1,1 @@
+"""Pretrained models with another attention: chosen layer by layer, calibrated, measured, recovered."""

@@ -1,0 +1,100 @@
+"""A pretrained model with another attention, as an ordinary model folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor
+
+import maclaurin
+from maclaurin.conversion.calibrate import calibrate_key_offsets
+from maclaurin.conversion.choose import Choice
+from maclaurin.conversion.measure import Gap, gap, with_attention
+from maclaurin.conversion.text import rows_of
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinForCausalLM, save_quietly
+from maclaurin.spec.catalogue import resolve
+
+CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 512
+
+
+@final
+@dataclass(frozen=True)
+class Conversion:
+    """What was done, and what it cost on sample text by length."""
+
+    source: str
+    choice: Choice
+    gaps: dict[int, Gap]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for conversion.json."""
+        return {
+            "maclaurin": maclaurin.__version__,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "source": self.source,
+            "attention": list(self.choice.attention),
+            "reasons": list(self.choice.reasons),
+            "perplexity": {
+                str(length): {**dataclasses.asdict(found), "gap_closed": found.closed}
+                for length, found in self.gaps.items()
+            },
+        }
+
+
+def require_new(out: Path) -> None:
+    """A folder that is there already is not overwritten."""
+    if out.exists():
+        raise InputError(f"{out} is there already: choose another --out, or remove it.")
+
+
+def convert(
+    model: MaclaurinForCausalLM,
+    source: str,
+    choice: Choice,
+    *,
+    sample: Tensor,
+    held_out: Tensor,
+    lengths: Sequence[int],
+) -> Conversion:
+    """Swap and calibrate in place; measure on held-out tokens [T] at these lengths."""
+    own = own_attention(model)
+    for text in choice.attention:
+        if resolve(text).gates:
+            raise InputError(
+                f"{text} has gates, and a pretrained model has no weights for them: use a spec without, "
+                "such as taylor(2,about=mean)+window(64,sinks=1)/sum."
+            )
+    calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
+    gaps = {
+        length: gap(model, own, list(choice.attention), rows_of(held_out, length, max(1, 2048 // length)))
+        for length in lengths
+        if length <= held_out.numel()
+    }
+    with_attention(model, list(choice.attention))
+    model.config.attention = choice.short
+    return Conversion(source, choice, gaps)
+
+
+def own_attention(model: MaclaurinForCausalLM) -> list[str]:
+    """The notation of each layer."""
+    return [str(spec) for spec, _ in model.config.layer_attention()]
+
+
+def save(model: MaclaurinForCausalLM, tokenizer: Any | None, conversion: Conversion, out: Path) -> None:
+    """The whole folder, or nothing."""
+    partial = out.with_name(out.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save_quietly(model, partial)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+    (partial / "conversion.json").write_text(json.dumps(conversion.to_json(), indent=1) + "\n")
+    partial.rename(out)

@@ -1,0 +1,92 @@
+"""Training a converted model back: first each layer's attention output, then the next token.
+
+Both are ordinary runs of the trainer under DIR/recovery, so they resume where they stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from maclaurin.training.config import TrainConfig, config_from
+from maclaurin.training.train import train
+from maclaurin.training.trainer import Outcome
+
+
+@final
+@dataclass(frozen=True)
+class Recovery:
+    """How long, and with what."""
+
+    match_steps: int
+    text_steps: int
+    data: str
+    lora: int = 0
+    length: int = 1024
+    batch_size: int = 8
+    match_lr: float = 1e-3
+    text_lr: float = 1e-4
+    precision: str = "fp32"
+    device: str = "auto"
+    seed: int = 0
+
+    def stages(self, model: Path, teacher: str) -> list[tuple[str, TrainConfig]]:
+        """The runs, in order; the second starts from what the first left."""
+        common: dict[str, Any] = {
+            "data": self.data,
+            "tokenizer": f"hf:{model}",
+            "length": self.length,
+            "batch_size": self.batch_size,
+            "lora": self.lora,
+            "precision": self.precision,
+            "device": self.device,
+            "seed": self.seed,
+            "eval_every": 0,
+            "eval_rows": 64,
+            "weight_decay": 0.0,
+        }
+        first = model / "recovery" / "match-attention"
+        stages = []
+        start = model
+        if self.match_steps:
+            match = {"objective": "match-attention", "teacher": teacher, "start": str(start)}
+            stages.append((first.name, self._stage(common, match, self.match_steps, self.match_lr)))
+            start = first
+        if self.text_steps:
+            text = {"start": str(start)}
+            stages.append(("next-token", self._stage(common, text, self.text_steps, self.text_lr)))
+        return stages
+
+    def _stage(self, common: dict[str, Any], own: dict[str, Any], steps: int, lr: float) -> TrainConfig:
+        schedule = {
+            "steps": steps,
+            "lr": lr,
+            "warmup": max(1, steps // 20),
+            "checkpoint_every": max(1, steps // 5),
+        }
+        return config_from({**common, **own, **schedule})
+
+
+def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
+    """Run what is not done yet, then put the last weights in the model's place."""
+    outcomes = []
+    last = None
+    for name, config in recovery.stages(model, teacher):
+        folder = model / "recovery" / name
+        outcome = train(config, folder, resume=(folder / "config.json").exists())
+        outcomes.append(outcome)
+        if not outcome.finished:
+            return outcomes
+        last = folder
+    if last is not None:
+        _take_over(last / "model", model)
+    return outcomes
+
+
+def _take_over(trained: Path, model: Path) -> None:
+    for file in trained.glob("*.safetensors*"):
+        partial = model / (file.name + ".part")
+        shutil.copy2(file, partial)
+        partial.replace(model / file.name)

@@ -1,0 +1,312 @@
+"""The cache of a whole model: one memory per layer, and where padding stood.
+
+Every touch point with the cache classes of transformers is in this file and in MaclaurinForCausalLM.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from maclaurin.errors import InputError
+from maclaurin.forms.state_file import read_state_file, write_state
+from maclaurin.layers.layout import Layout
+from maclaurin.layers.memory import LayerMemory
+from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.models.room import require_room
+
+FILE_VERSION = 1
+
+
+class MaclaurinCache(Cache):
+    """What a model remembers of the text so far.
+
+    Layers with a finite state keep that state, of the same size however long the text; the others keep
+    keys and values. `generate()` makes one by itself; make one to go on later, to fork or to roll back.
+
+    config      of the model
+    rollback    how many of the last tokens `rollback` may drop again
+    """
+
+    def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
+        self.memories = [
+            LayerMemory(spec, convolution=extras.convolution, rollback=rollback)
+            for spec, extras in config.layer_attention()
+        ]
+        super().__init__(layers=self.memories)  # type: ignore[arg-type]
+        self.config, self.most_rollback = config, rollback
+        self.fingerprint: str | None = None
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.seen = 0  # tokens with their padding
+        self.unpadded = 0  # of these, how many came after the last padding
+        self.lengths: Tensor | None = None  # [B], real tokens; None while there was no padding
+        self.present: Tensor | None = None  # [B, seen], kept for layers that keep keys
+        self.pending: Tensor | None = None  # [B, n], tokens that belong to the text but were not read yet
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def advance(self, hidden: Tensor, positions: Tensor | None, attention_mask: Tensor | None) -> Layout:
+        """The layout of T further tokens [B, T, hidden]; the mask may also cover what came before."""
+        batch, tokens = hidden.shape[:2]
+        if self.seen == 0:
+            require_room(self.config, batch, hidden)
+        mask = self._new_mask(attention_mask, batch, tokens)
+        if mask is not None and self.lengths is None:
+            self.lengths = torch.full((batch,), self.seen, device=hidden.device)
+            if any(memory.grows for memory in self.memories):
+                self.present = torch.ones(batch, self.seen, dtype=torch.bool, device=hidden.device)
+        if positions is None:
+            positions = self._positions(mask, tokens, hidden.device)
+        if self.present is not None:
+            new = torch.ones_like(self.present[:, :1]).expand(-1, tokens) if mask is None else mask
+            self.present = torch.cat([self.present, new], dim=1)
+        if self.lengths is not None:
+            self.lengths = self.lengths + (tokens if mask is None else mask.sum(1))
+        self.seen += tokens
+        self.unpadded = self.unpadded + tokens if mask is None else _unpadded(mask)
+        return Layout(positions, mask, present=self.present, angles={})
+
+    def _new_mask(self, attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
+        """The mask of the new tokens, or None where all are real."""
+        if attention_mask is None:
+            return None
+        if attention_mask.dim() != 2 or attention_mask.shape[1] not in (tokens, self.seen + tokens):
+            raise InputError(
+                f"attention_mask must be [{batch}, {self.seen + tokens}] for {tokens} tokens after "
+                f"{self.seen}, or [{batch}, {tokens}] for the new ones alone, 1 for real tokens; got "
+                f"{list(attention_mask.shape)}."
+            )
+        mask = attention_mask[:, -tokens:].bool()
+        return None if bool(mask.all()) else mask
+
+    def _positions(self, mask: Tensor | None, tokens: int, device: torch.device) -> Tensor:
+        """Counting real tokens."""
+        if self.lengths is None:
+            return torch.arange(self.seen, self.seen + tokens, device=device)[None]
+        new = torch.arange(tokens, device=device)[None] if mask is None else real_positions(mask)
+        return self.lengths[:, None] + new
+
+    # ------------------------------------------------------------------------------- going back
+
+    def fork(self) -> MaclaurinCache:
+        """A second cache of the same text, which may go on differently; nothing is copied."""
+        other = copy.copy(self)
+        other.memories = [memory.fork() for memory in self.memories]
+        other.layers = other.memories  # type: ignore[assignment]
+        return other
+
+    def rollback(self, tokens: int) -> None:
+        """Drop the last tokens of every row."""
+        if tokens < 0 or tokens > self.seen:
+            raise InputError(f"{tokens} tokens cannot be dropped from a cache of {self.seen}.")
+        if tokens == 0:
+            return
+        if tokens > self.unpadded:
+            raise InputError(
+                f"{tokens} tokens cannot be dropped: there is padding among them, so rows would lose "
+                f"different numbers. At most {self.unpadded} can be."
+            )
+        if tokens == self.seen:
+            self.reset()
+            return
+        for memory in self.memories:
+            memory.require_rollback(tokens)
+        for memory in self.memories:
+            memory.drop(tokens)
+        self.seen, self.unpadded = self.seen - tokens, self.unpadded - tokens
+        self.lengths = None if self.lengths is None else self.lengths - tokens
+        self.present = None if self.present is None else self.present[:, :-tokens]
+        self.pending = None
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for memory in self.memories:
+            memory.state, memory.keys, memory.tail = None, {}, None
+        self._forget_all()
+
+    # ----------------------------------------------------------------------------------- its size
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {
+            f"layers.{i}.{name}": t
+            for i, memory in enumerate(self.memories)
+            for name, t in memory.tensors().items()
+        }
+        own = {"lengths": self.lengths, "present": self.present, "pending": self.pending}
+        return named | {name: t for name, t in own.items() if t is not None}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything it holds."""
+        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether its size does not grow with the text."""
+        return not any(memory.grows for memory in self.memories)
+
+    # -------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | Path) -> None:
+        """Write it as one safetensors file, whole or not at all."""
+        if self.fingerprint is None:
+            raise InputError("this cache has read nothing yet, so there is nothing to save.")
+        data = {
+            "version": FILE_VERSION,
+            "kind": "cache",
+            "model": _description(self.config),
+            "fingerprint": self.fingerprint,
+            "seen": self.seen,
+            "unpadded": self.unpadded,
+            "rollback": self.most_rollback,
+        }
+        write_state(path, self._tensors(), {"maclaurin": json.dumps(data)})
+
+    @staticmethod
+    def load(path: str | Path, model: nn.Module) -> MaclaurinCache:
+        """Read what `save` wrote, to go on with the same model."""
+        if not Path(path).is_file():
+            raise InputError(f"there is no file {path}.")
+        device = str(next(model.parameters()).device)
+        tensors, data = read_state_file(path, device, FILE_VERSION)
+        if data.get("kind") != "cache":
+            raise InputError(f"{path} is the state of one attention, not the cache of a model.")
+        config: Any = model.config
+        _require_same_model(path, data, config, model)
+        cache = MaclaurinCache(config, data["rollback"])
+        for i, memory in enumerate(cache.memories):
+            prefix = f"layers.{i}."
+            memory.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        cache.seen, cache.unpadded = data["seen"], data["unpadded"]
+        cache.lengths, cache.present = tensors.get("lengths"), tensors.get("present")
+        cache.pending, cache.fingerprint = tensors.get("pending"), data["fingerprint"]
+        return cache
+
+    # ------------------------------------------------------------- what transformers asks a cache
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        for memory in self.memories:
+            memory.map(change)
+        self.lengths = None if self.lengths is None else change(self.lengths)
+        self.present = None if self.present is None else change(self.present)
+        self.pending = None if self.pending is None else change(self.pending)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows."""
+        self._map(lambda t: t[indices.to(t.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row several times."""
+        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """`rollback` under the name transformers has for it, with a negative number."""
+        if tokens_to_remove > 0:
+            raise InputError(f"crop takes a negative number of tokens to drop, got {tokens_to_remove}.")
+        self.rollback(-tokens_to_remove)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens so far, with their padding."""
+        return self.seen
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No end."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """All tokens, from the first."""
+        return self.seen + query_length, 0
+
+    @property
+    def batch_size(self) -> int:
+        """Rows, or −1 while there are none."""
+        found = next(iter(self._tensors().values()), None)
+        return -1 if found is None else found.shape[0]
+
+    @property
+    def is_compileable(self) -> bool:
+        """Not by generate()."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether a token has come."""
+        return self.seen > 0
+
+    @property
+    def is_croppable(self) -> bool:
+        """Not for every spec."""
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Windows are the layers' own business."""
+        return [False] * len(self.memories)
+
+
+def real_positions(mask: Tensor) -> Tensor:
+    """How many real tokens stand before each token [B, T]."""
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """Digest of a few numbers of the first, the middle and the last weights, the same in any precision."""
+    weights = list(model.parameters())
+    digest = hashlib.sha256()
+    for weight in (weights[0], weights[len(weights) // 2], weights[-1]):
+        few = weight.detach().flatten()[: 1 << 14 : 1 << 7]
+        digest.update(few.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _unpadded(mask: Tensor) -> int:
+    """How many of the last tokens are real in every row."""
+    gaps = (~mask.all(0)).nonzero()
+    return mask.shape[1] - 1 - int(gaps[-1]) if len(gaps) else mask.shape[1]
+
+
+def _description(config: MaclaurinConfig) -> dict[str, Any]:
+    """What of a model decides the shapes and the meaning of its cache."""
+    heads = config.num_attention_heads
+    return {
+        "attention": [[str(spec), repr(extras)] for spec, extras in config.layer_attention()],
+        "hidden size": config.hidden_size,
+        "heads": heads,
+        "key-value heads": config.num_key_value_heads or heads,
+        "head size": config.head_dim or config.hidden_size // heads,
+    }
+
+
+def _require_same_model(
+    path: str | Path, data: dict[str, Any], config: MaclaurinConfig, model: nn.Module
+) -> None:
+    for name, mine in _description(config).items():
+        theirs = data["model"].get(name)
+        if theirs != mine:
+            shown = [_shown(u) for u in (theirs, mine)]
+            raise InputError(f"{path} belongs to a model whose {name} is {shown[0]}; here it is {shown[1]}.")
+    if data["fingerprint"] != weights_fingerprint(model.base_model):  # type: ignore[arg-type]
+        raise InputError(
+            f"{path} belongs to a model of this shape with other weights: it means nothing here."
+        )
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    specs = list(dict.fromkeys(spec for spec, _ in value))
+    return ", ".join(specs) + f" ({len(value)} layers)"

@@ -1,0 +1,111 @@
+"""One text, token by token, in no more memory than its cache takes (generate() keeps every token too)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast, final
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+from maclaurin.models.cache import MaclaurinCache
+from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.models.modeling import MaclaurinForCausalLM
+
+
+@final
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: at temperature 0 the likeliest, else from the top k that hold p."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise InputError(f"a temperature is 0 (the likeliest token) or more, got {self.temperature}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top-k is a number of tokens, at least 1, got {self.top_k}.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise InputError(f"top-p is a share of the probability, above 0 and up to 1, got {self.top_p}.")
+
+    def draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """One token [B] from logits [B, vocabulary]."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p is not None and self.top_p < 1:
+            probabilities = _nucleus(probabilities, self.top_p)
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
+
+def _nucleus(probabilities: Tensor, share: float) -> Tensor:
+    """The likeliest tokens that together hold the share; multinomial does not ask for a sum of one."""
+    falling, order = probabilities.sort(descending=True)
+    before = falling.cumsum(-1) - falling
+    return torch.zeros_like(probabilities).scatter(-1, order, falling.masked_fill(before >= share, 0.0))
+
+
+class Generation:
+    """A text that goes on: what was read is in `cache`, what was not yet is in `pending` [B, n]."""
+
+    def __init__(
+        self,
+        model: MaclaurinForCausalLM,
+        cache: MaclaurinCache | None = None,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = MaclaurinCache(cast("MaclaurinConfig", model.config)) if cache is None else cache
+        self.sampling = Sampling() if sampling is None else sampling
+        self.generator = torch.Generator(device=model.device)
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+        self.pending = self.cache.pending
+
+    def add(self, tokens: Tensor) -> None:
+        """Text [B, n] to read before the next token is drawn."""
+        tokens = tokens.to(self.model.device)
+        self.pending = tokens if self.pending is None else torch.cat([self.pending, tokens], dim=1)
+
+    def read(self, at_once: int | None = None) -> Iterator[int]:
+        """Read all that is pending but its last token, some at a time; yields how many are left."""
+        while self.pending is not None and self.pending.shape[1] > 1:
+            left = self.pending.shape[1] - 1
+            yield left
+            size = left if at_once is None else min(at_once, left)
+            self._forward(self.pending[:, :size])
+            self.pending = self.pending[:, size:]
+
+    def step(self) -> Tensor:
+        """Read the last pending token and draw the next, [B]."""
+        if self.pending is None or self.pending.shape[1] == 0:
+            raise InputError("there is no text to go on from: give a prompt of at least one token.")
+        if self.pending.shape[1] > 1:
+            for _ in self.read():
+                pass
+        logits = self._forward(self.pending)
+        drawn = self.sampling.draw(logits, self.generator)
+        self.pending = drawn[:, None]
+        return drawn
+
+    def save(self, path: str) -> None:
+        """The cache with what is pending."""
+        self.cache.pending = self.pending
+        self.cache.save(path)
+
+    @torch.no_grad()
+    def _forward(self, tokens: Tensor) -> Tensor:
+        out = self.model(input_ids=tokens, past_key_values=self.cache, logits_to_keep=1)
+        assert out.logits is not None
+        return out.logits[:, -1]

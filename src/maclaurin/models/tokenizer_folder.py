@@ -1,0 +1,63 @@
+"""Tokenizers as Hugging Face's tools read them, beside the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from maclaurin.models.modeling import MaclaurinForCausalLM
+
+SEPARATOR = "<|separator|>"
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """Token = byte, 256 the separator: byte pairs without pairs."""
+    vocabulary = {letter: byte for byte, letter in enumerate(_letters())}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([SEPARATOR])
+    return tokenizer
+
+
+def as_fast_tokenizer(tokenizer: tokenizers.Tokenizer) -> PreTrainedTokenizerFast:
+    """With the separator before every text, as in training; batches are filled on the left."""
+    number = tokenizer.token_to_id(SEPARATOR)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{SEPARATOR} $A",
+        pair=f"{SEPARATOR} $A $B:1",
+        special_tokens=[(SEPARATOR, number)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=SEPARATOR,
+        eos_token=SEPARATOR,
+        pad_token=SEPARATOR,
+        padding_side="left",
+    )
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write it where the model lies or will lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+
+
+def end_texts_with(model: MaclaurinForCausalLM, token: int) -> None:
+    """The token that begins and ends a text, unless the model has one already."""
+    if model.config.eos_token_id is not None:
+        return
+    for config in (model.config, model.generation_config):
+        if config is not None:
+            config.bos_token_id = config.eos_token_id = config.pad_token_id = token
+
+
+def _letters() -> list[str]:
+    """The letter that stands for each byte: itself where it can be seen, else one beyond Latin-1."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    letters = {byte: chr(byte) for byte in seen} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    return [letters[byte] for byte in range(256)]

@@ -1,0 +1,21 @@
+"""Our models are known to transformers as soon as both libraries are imported, whichever comes first."""
+
+import subprocess
+import sys
+
+import pytest
+
+ASK = "from transformers import AutoConfig; print(type(AutoConfig.for_model('maclaurin')).__name__)"
+
+
+@pytest.mark.parametrize("first", ["import maclaurin", "import transformers; import maclaurin"])
+def test_auto_classes_know_us(first):
+    code = f"{first}; {ASK}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "MaclaurinConfig", result.stderr
+
+
+def test_importing_us_alone_imports_neither_torch_nor_transformers():
+    code = "import sys, maclaurin; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]

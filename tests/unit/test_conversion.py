@@ -1,0 +1,103 @@
+"""Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
+
+import json
+
+import pytest
+import torch
+
+from maclaurin.conversion.calibrate import calibrate_key_offsets
+from maclaurin.conversion.choose import choose, read_layers
+from maclaurin.conversion.convert import convert, own_attention, require_new, save
+from maclaurin.conversion.measure import Gap, gap, perplexity, with_attention, without_tail
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.models.loading import load_model
+from maclaurin.spec import parse
+
+TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 50, initialization="torch")
+    found = MaclaurinForCausalLM(config).eval()
+    for block in found.model.layers:
+        block.self_attn.q_proj.weight.data *= 3
+        block.self_attn.k_proj.weight.data += 0.05  # keys with a part in common
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"), [("0-2,5", [0, 1, 2, 5]), ("-1", [7]), ("3", [3]), ("1, 1-2", [1, 2])]
+)
+def test_layers_are_read(text, layers):
+    assert read_layers(text, 8) == layers
+
+
+def test_what_is_no_layer_is_told():
+    with pytest.raises(InputError, match="numbers and ranges"):
+        read_layers("a-b", 8)
+    with pytest.raises(InputError, match="has layers 0 to 3, not 7"):
+        choose(["exp/sum"] * 4, TAIL, layers=[7])
+    with pytest.raises(InputError, match="no layer is left"):
+        choose(["exp/sum"] * 2, TAIL, sharp=[0, 1])
+
+
+def test_sharp_layers_keep_their_own_or_get_another():
+    own = ["exp/sum"] * 4
+    kept = choose(own, TAIL, sharp=[1])
+    assert kept.attention == (TAIL, "exp/sum", TAIL, TAIL)
+    assert kept.changed == (0, 2, 3)
+    assert isinstance(kept.short, list)
+    longer = choose(own, TAIL, layers=[0, 1], sharp=[1], sharp_attention="poly(0)+window(64)/sum")
+    assert longer.attention == (TAIL, "poly(0)+window(64)/sum", "exp/sum", "exp/sum")
+    assert choose(own, TAIL).short == TAIL
+
+
+def test_offsets_change_no_answer_and_survive_saving(model, tmp_path):
+    tokens = torch.randint(0, 50, (3, 40))
+    before = model(input_ids=tokens).logits
+    calibrate_key_offsets(model, tokens)
+    assert model.config.key_offset
+    assert all(block.self_attn.key_offset.offset.abs().max() > 0 for block in model.model.layers)
+    torch.testing.assert_close(model(input_ids=tokens).logits, before, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path)
+    again = MaclaurinForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+def test_the_tail_lies_between_window_and_softmax(model):
+    rows = torch.randint(0, 50, (2, 48))
+    found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, rows)
+    assert found.window_only is not None
+    assert found.softmax == pytest.approx(perplexity(model, rows))
+    with_attention(model, ["poly(0)+window(8,sinks=1)/sum"] * 2)
+    assert found.window_only == pytest.approx(perplexity(model, rows))
+    assert without_tail(parse("taylor(2)/sum")) is None
+    assert Gap(10.0, 20.0, 12.0).closed == pytest.approx(0.8)
+    assert Gap(10.0, None, 12.0).closed is None
+
+
+def test_a_conversion_is_a_model_folder(model, tmp_path):
+    tokens = torch.randint(0, 50, (400,))
+    choice = choose(own_attention(model), TAIL, layers=[1])
+    found = convert(
+        model, "somewhere", choice, sample=tokens[:100], held_out=tokens[100:], lengths=[64, 4096]
+    )
+    assert list(found.gaps) == [64]
+    save(model, None, found, tmp_path / "out")
+    again, tokenizer = load_model(tmp_path / "out")
+    assert tokenizer is None
+    assert own_attention(again) == ["exp/sum", TAIL]
+    rows = tokens[None, :64]
+    torch.testing.assert_close(again(input_ids=rows).logits, model(input_ids=rows).logits)
+    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["reasons"] == ["kept", "swapped"]
+    with pytest.raises(InputError, match="is there already"):
+        require_new(tmp_path / "out")
+
+
+def test_gates_have_no_weights_to_come_from(model):
+    choice = choose(own_attention(model), "power(2)*forget/sum")
+    with pytest.raises(InputError, match="has gates"):
+        convert(model, "x", choice, sample=torch.arange(9), held_out=torch.arange(9), lengths=[8])

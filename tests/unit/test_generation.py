@@ -1,0 +1,362 @@
+"""A text read in pieces is the text read at once; generate() in all its ways; caches that fork and last."""
+
+import pytest
+import torch
+from transformers import TextStreamer
+
+from maclaurin import InputError, State, StateBudgetError
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.generating import Generation, Sampling
+from maclaurin.models.text_pieces import TextPieces
+from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+
+FINITE = [
+    "taylor(2)/sum",
+    "taylor(2,about=mean)+window(8,sinks=1)/sum",
+    "2mamba",
+    "simple-gla",
+    "power(2)*in/running*out",
+    "hermite(2)+window(3)*forget/sum",
+    "poly(0)+window(4,sinks=2)/sum",
+]
+GROWING = [
+    "exp/sum",
+    "exp/l2",
+    "exp*forget/sum",
+    "exp*in/running(len)*out",
+    "conv-in-out-layer",
+    "conv-extra-tokens",
+    "sigmoid(0)/len",
+]
+HYBRID = ["exp/sum", "taylor(2)/sum", "2mamba"]
+ALL = [*FINITE, *GROWING, HYBRID]
+
+
+def model_of(attention, **more):
+    torch.manual_seed(0)
+    layers = len(attention) if isinstance(attention, list) else 2
+    config = MaclaurinConfig(
+        attention=attention,
+        vocab_size=31,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        **more,
+    )
+    return MaclaurinForCausalLM(config).eval().double()
+
+
+def tokens(batch=2, length=20, seed=1):
+    return torch.randint(1, 31, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def read(model, ids, cache, pieces, mask=None):
+    """Logits of ids, fed to the cache in pieces; the mask is given as far as the text goes."""
+    outputs, place = [], 0
+    for size in pieces:
+        seen = None if mask is None else mask[:, : place + size]
+        out = model(input_ids=ids[:, place : place + size], attention_mask=seen, past_key_values=cache)
+        outputs.append(out.logits)
+        place += size
+    return torch.cat(outputs, dim=1)
+
+
+def whole(model, ids):
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+def close(a, b):
+    return torch.allclose(a, b, atol=2e-6)
+
+
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_pieces_and_steps_give_what_the_whole_text_gives(attention):
+    model, ids = model_of(attention), tokens()
+    assert close(read(model, ids, MaclaurinCache(model.config), [7, 5, 1, 1, 1, 3, 1, 1]), whole(model, ids))
+
+
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_padding_on_the_left_reaches_no_cache(attention):
+    model, ids = model_of(attention), tokens(2, 23)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    y = read(model, ids, MaclaurinCache(model.config), [3, 4, 6, 1, 1, 5, 1, 2], mask)
+    assert close(y[0, 5:], whole(model, ids[:1, 5:])[0])
+    assert close(y[1], whole(model, ids[1:])[0])
+
+
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_generate_is_the_same_with_and_without_a_cache(attention):
+    model = model_of(attention)
+    ids = tokens(3, 9)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    mask[2, :1] = 0
+    ways = [
+        {"do_sample": False},
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": True, "top_k": 5},
+        {"do_sample": False, "prefill_chunk_size": 4},
+    ]
+    for way in ways:
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(3)
+            chunked = {} if use_cache else {"prefill_chunk_size": None}
+            found.append(
+                model.generate(
+                    ids,
+                    attention_mask=mask,
+                    max_new_tokens=7,
+                    pad_token_id=0,
+                    use_cache=use_cache,
+                    **way | chunked,
+                )
+            )
+        assert torch.equal(*found), way
+    alone = model.generate(ids[:1, 4:], max_new_tokens=7, do_sample=False, pad_token_id=0)
+    greedy = model.generate(ids, attention_mask=mask, max_new_tokens=7, do_sample=False, pad_token_id=0)
+    assert torch.equal(greedy[0, 9:], alone[0, 5:])
+
+
+def test_generate_makes_our_cache_and_streams():
+    class Spelled:
+        def decode(self, ids, **_):
+            return "".join(f"{int(i):02d} " for i in ids)
+
+    class Collected(TextStreamer):
+        def on_finalized_text(self, text, stream_end=False):
+            pieces.append(text)
+
+    pieces = []
+    model = model_of("taylor(2)/sum")
+    streamer = Collected(Spelled(), skip_prompt=True)
+    out = model.generate(
+        tokens(1), max_new_tokens=6, do_sample=False, streamer=streamer, return_dict_in_generate=True
+    )
+    assert "".join(pieces).split() == [f"{i:02d}" for i in out.sequences[0, 20:].tolist()]
+    assert isinstance(out.past_key_values, MaclaurinCache)
+    assert out.past_key_values.get_seq_length() == 25
+
+
+@pytest.mark.parametrize("attention", FINITE)
+def test_a_finite_cache_has_one_size(attention):
+    model, cache = model_of(attention), None
+    cache = MaclaurinCache(model.config)
+    read(model, tokens(2, 3), cache, [3])
+    before = cache.nbytes
+    read(model, tokens(2, 60), cache, [30, 30])
+    assert cache.nbytes == before
+    assert cache.is_constant
+
+
+def test_of_a_hybrid_only_the_growing_layers_grow():
+    model = model_of(HYBRID)
+    cache = MaclaurinCache(model.config)
+    sizes = []
+    for _ in range(2):
+        read(model, tokens(2, 30), cache, [30])
+        sizes.append([memory.nbytes for memory in cache.memories])
+    assert sizes[1][0] == 2 * sizes[0][0]
+    assert sizes[1][1:] == sizes[0][1:]
+    assert not cache.is_constant
+
+
+def test_training_makes_no_state(monkeypatch):
+    model, ids = model_of("taylor(2)/sum"), tokens()
+    monkeypatch.setattr(State, "empty", None)
+    assert model(input_ids=ids).past_key_values is None
+    monkeypatch.undo()
+    assert model(input_ids=ids, use_cache=True).past_key_values.get_seq_length() == 20
+
+
+@pytest.mark.parametrize("attention", [*FINITE, *GROWING, HYBRID], ids=str)
+def test_a_saved_conversation_goes_on(attention, tmp_path):
+    model, ids = model_of(attention), tokens(2, 23)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    cache = MaclaurinCache(model.config)
+    read(model, ids[:, :15], cache, [15], mask)
+    cache.save(tmp_path / "talk.safetensors")
+    again = MaclaurinCache.load(tmp_path / "talk.safetensors", model)
+    assert again.nbytes == cache.nbytes
+    rest = read(model, ids[:, 15:], cache, [4, 4])
+    assert torch.equal(read(model, ids[:, 15:], again, [4, 4]), rest)
+
+
+def test_a_saved_conversation_belongs_to_its_model(tmp_path):
+    path = tmp_path / "talk.safetensors"
+    model = model_of("taylor(2)/sum")
+    cache = MaclaurinCache(model.config)
+    with pytest.raises(InputError, match="read nothing"):
+        cache.save(path)
+    read(model, tokens(), cache, [20])
+    cache.save(path)
+    with pytest.raises(InputError, match=r"attention is taylor\(2\)/sum .*here it is exp/sum"):
+        MaclaurinCache.load(path, model_of("exp/sum"))
+    other = model_of("taylor(2)/sum")
+    with torch.no_grad():
+        other.model.embed_tokens.weight += 1
+    with pytest.raises(InputError, match="other weights"):
+        MaclaurinCache.load(path, other)
+    cache.memories[0].state.save(path)
+    with pytest.raises(InputError, match="one attention"):
+        MaclaurinCache.load(path, model)
+    with pytest.raises(InputError, match="no file"):
+        MaclaurinCache.load(tmp_path / "none", model)
+
+
+def test_a_conversation_saved_by_a_newer_version_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "talk.safetensors"
+    model = model_of("taylor(2)/sum")
+    cache = model(input_ids=tokens(), use_cache=True).past_key_values
+    monkeypatch.setattr("maclaurin.models.cache.FILE_VERSION", 2)
+    cache.save(path)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="upgrade maclaurin"):
+        MaclaurinCache.load(path, model)
+
+
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_forks_go_their_own_ways(attention):
+    model, ids = model_of(attention), tokens(2, 30)
+    cache = MaclaurinCache(model.config)
+    read(model, ids, cache, [12])
+    fork = cache.fork()
+    other = torch.cat([ids[:, :12], tokens(2, 8, seed=9)], dim=1)
+    read(model, other[:, 12:], fork, [3, 5])
+    assert close(read(model, ids[:, 12:20], cache, [8]), whole(model, ids[:, :20])[:, 12:])
+    assert close(
+        read(model, ids[:, 20:21], fork, [1]), whole(model, torch.cat([other, ids[:, 20:21]], 1))[:, -1:]
+    )
+
+
+@pytest.mark.parametrize(
+    "attention", ["taylor(2)/sum", "power(2)*in/running*out", *GROWING, ["exp/sum", "taylor(2)/sum"]], ids=str
+)
+def test_rolled_back_it_is_as_if_the_tokens_had_not_come(attention):
+    model, ids = model_of(attention), tokens(2, 24)
+    cache = MaclaurinCache(model.config, rollback=6)
+    read(model, torch.cat([ids[:, :14], tokens(2, 6, seed=9)], dim=1), cache, [12, 6, 1, 1])
+    cache.rollback(2)
+    cache.rollback(4)
+    assert cache.get_seq_length() == 14
+    assert close(read(model, ids[:, 14:], cache, [1, 9]), whole(model, ids)[:, 14:])
+
+
+def test_what_cannot_be_rolled_back_says_so_and_stays():
+    for attention, why in [("simple-gla", "forget gate"), ("poly(0)+window(4)/sum", "window")]:
+        model, ids = model_of(attention), tokens()
+        cache = MaclaurinCache(model.config, rollback=4)
+        read(model, ids, cache, [18])
+        with pytest.raises(InputError, match=f"{why} has thrown away.*fork"):
+            cache.rollback(2)
+        assert close(read(model, ids[:, 18:], cache, [2]), whole(model, ids)[:, 18:])
+    model = model_of("taylor(2)/sum")
+    cache = MaclaurinCache(model.config, rollback=4)
+    read(model, tokens(), cache, [20])
+    with pytest.raises(InputError, match="rollback=5 or more"):
+        cache.rollback(5)
+    with pytest.raises(InputError, match="from a cache of 20"):
+        cache.rollback(21)
+    padded = MaclaurinCache(model.config, rollback=4)
+    read(model, tokens(2, 3), padded, [3], torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    with pytest.raises(InputError, match="At most 2"):
+        padded.rollback(3)
+    padded.rollback(2)
+    cache.rollback(20)
+    assert cache.get_seq_length() == 0
+
+
+def test_caches_of_other_kinds_and_wrong_masks_are_refused():
+    from transformers import DynamicCache
+
+    model, ids = model_of("exp/sum"), tokens()
+    with pytest.raises(InputError, match="MaclaurinCache"):
+        model(input_ids=ids, past_key_values=DynamicCache())
+    cache = MaclaurinCache(model.config)
+    read(model, ids, cache, [20])
+    with pytest.raises(InputError, match=r"\[2, 21\]"):
+        model(input_ids=ids[:, :1], attention_mask=torch.ones(2, 5), past_key_values=cache)
+    with pytest.raises(InputError, match="documents"):
+        model(input_ids=ids, documents=torch.zeros_like(ids), use_cache=True)
+    with pytest.raises(InputError, match="negative"):
+        cache.crop(3)
+    cache.crop(-3)
+    assert cache.get_seq_length() == 17
+
+
+def test_states_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("maclaurin.models.room._free_bytes", lambda device: 1000)
+    with pytest.raises(StateBudgetError, match="1,000 are free"):
+        model_of("taylor(2)/sum")(input_ids=tokens(), use_cache=True)
+
+
+def test_rows_can_be_chosen_and_repeated():
+    model, ids = model_of(HYBRID), tokens(3, 20)
+    cache = MaclaurinCache(model.config)
+    read(model, ids[:, :12], cache, [12])
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    assert cache.batch_size == 4
+    chosen = ids[[2, 2, 0, 0]]
+    assert close(read(model, chosen[:, 12:], cache, [8]), whole(model, chosen)[:, 12:])
+
+
+@pytest.mark.parametrize("attention", ["taylor(2)/sum", "exp/sum"])
+def test_a_text_goes_on_token_by_token_as_generate_has_it(attention):
+    model, ids = model_of(attention), tokens(2, 9)
+    text = Generation(model, sampling=Sampling(temperature=0))
+    text.add(ids[:, :4])
+    text.add(ids[:, 4:])
+    assert list(text.read(3)) == [8, 5, 2]
+    steps = torch.stack([text.step() for _ in range(6)], dim=1)
+    assert torch.equal(steps, model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[:, 9:])
+
+
+def test_a_saved_text_knows_what_it_has_not_read_yet(tmp_path):
+    model, ids = model_of("taylor(2)/sum"), tokens(1, 9)
+    whole = Generation(model, sampling=Sampling(), seed=5)
+    whole.add(ids)
+    first = [int(whole.step()) for _ in range(3)]
+    whole.save(str(tmp_path / "talk"))
+    assert len(first) == 3
+    again = Generation(model, MaclaurinCache.load(tmp_path / "talk", model), Sampling(temperature=0))
+    whole.sampling = Sampling(temperature=0)
+    assert [int(again.step()) for _ in range(5)] == [int(whole.step()) for _ in range(5)]
+    with pytest.raises(InputError, match="at least one token"):
+        Generation(model).step()
+
+
+def test_drawing_stays_among_the_likeliest():
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]]).expand(400, -1)  # shares .64 .23 .09 .03 .01
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(**how):
+        return set(Sampling(**how).draw(logits, generator).tolist())
+
+    assert drawn() == {0, 1, 2, 3, 4}
+    assert drawn(top_k=2) == {0, 1}
+    assert drawn(top_p=0.8) == {0, 1}
+    assert drawn(top_p=0.01) == {0}
+    assert drawn(temperature=0) == {0}
+    assert drawn(temperature=0.05) == {0}
+
+
+def test_text_is_told_letter_by_letter_and_broken_letters_are_not_waited_for():
+    tokenizer = as_fast_tokenizer(byte_tokenizer())
+    text = "Grüße, 你好 🎈\n"
+    pieces = TextPieces(tokenizer)
+    told = [pieces.add(byte) for byte in text.encode()]
+    assert "".join(told) + pieces.end() == text
+    assert "�" not in "".join(told)
+    broken = [pieces.add(0xF0) for _ in range(20)]
+    assert "".join(broken).count("�") >= 12
+    pieces = TextPieces(tokenizer)
+    assert pieces.add(0xE4) == ""
+    assert pieces.end() == "�"
