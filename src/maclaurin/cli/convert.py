@@ -27,10 +27,9 @@ def convert(
     layers: Annotated[str | None, typer.Option(help="Only these layers: 0-4,7 or -1.")] = None,
     keep_sharp: Annotated[
         Path | None,
-        typer.Option(
-            help="inspection.json of 'maclaurin inspect': layers with sharp heads stay as they are."
-        ),
+        typer.Option(help="inspection.json of 'maclaurin inspect': its sharpest layers stay as they are."),
     ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="With --keep-sharp: how many layers count as sharp.")] = 4,
     sharp_attention: Annotated[
         str | None, typer.Option(help="What sharp layers get instead, such as a longer window.")
     ] = None,
@@ -70,7 +69,14 @@ def convert(
         )
         if not resume:
             conversion = _convert(
-                model, attention, out, layers, keep_sharp, sharp_attention, text, _numbers(lengths)
+                model,
+                attention,
+                out,
+                layers,
+                _sharp_layers(keep_sharp, keep),
+                sharp_attention,
+                text,
+                _numbers(lengths),
             )
             _print(conversion, out)
         elif not (out / "conversion.json").is_file():
@@ -84,7 +90,7 @@ def _convert(
     attention: str,
     out: Path,
     layers: str | None,
-    keep_sharp: Path | None,
+    sharp: list[int],
     sharp_attention: str | None,
     text: Path | None,
     lengths: list[int],
@@ -100,7 +106,7 @@ def _convert(
         own,
         attention,
         layers=None if layers is None else read_layers(layers, len(own)),
-        sharp=() if keep_sharp is None else _sharp_layers(keep_sharp),
+        sharp=sharp,
         sharp_attention=sharp_attention,
     )
     sample, held_out = _sample(tokenizer, text, max(lengths))
@@ -129,10 +135,10 @@ def _sample(tokenizer: Any, text: Path | None, longest: int) -> tuple[Any, Any]:
     return tokens[:cut], tokens[cut:]
 
 
-def _sharp_layers(file: Path) -> list[int]:
-    from maclaurin.inspection import read_inspection, sharp_layers
+def _sharp_layers(file: Path | None, count: int) -> list[int]:
+    from maclaurin.inspection import layers_to_keep, read_inspection
 
-    return sharp_layers(read_inspection(file))
+    return [] if file is None else layers_to_keep(read_inspection(file), count)
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, text: Path | None, lengths: list[int]) -> None:

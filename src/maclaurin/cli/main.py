@@ -10,6 +10,10 @@ from rich.console import Console
 
 import maclaurin
 from maclaurin.cli.check import check
+from maclaurin.cli.convert import convert
+from maclaurin.cli.eval import eval_
+from maclaurin.cli.generate import generate
+from maclaurin.cli.inspect import inspect
 from maclaurin.cli.list import list_entries
 from maclaurin.cli.report import report
 from maclaurin.cli.show import show
@@ -30,10 +34,14 @@ app = typer.Typer(
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(check)
+app.command("convert")(convert)
 app.command("train")(make_train())
 app.command("sweep")(make_sweep())
+app.command("generate")(generate)
 app.command("report")(report)
 app.command()(study)
+app.command("eval")(eval_)
+app.command("inspect")(inspect)
 
 
 def _version(wanted: bool) -> None:

@@ -29,7 +29,7 @@ def model():
 def contexts():
     """Three contexts, the last one shorter."""
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, 31, 42))
-    return Contexts("some text", "0" * 64, tokens, (), 16)
+    return Contexts.of(tokens, 16)
 
 
 @pytest.fixture(scope="package")

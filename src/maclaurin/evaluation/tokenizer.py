@@ -1,0 +1,109 @@
+"""The tokenizer a model is asked with: the one given, its own, or the one its run was trained with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from maclaurin.data.cache.place import Cache
+from maclaurin.data.config import DataConfig
+from maclaurin.data.corpora.naming import open_corpus
+from maclaurin.data.errors import DataError
+from maclaurin.data.tasks.naming import is_task
+from maclaurin.data.tokenizing.bpe import SEPARATOR, open_byte_pairs
+from maclaurin.errors import InputError
+from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+
+
+def tokenizer_for(
+    model: str, vocabulary: int, own: Any | None, asked: str | None
+) -> tuple[PreTrainedTokenizerBase, str]:
+    """A tokenizer of transformers, and what it is called."""
+    if asked is not None:
+        found, name = _named(asked), asked
+    elif own is not None:
+        found, name = own, "the model's own"
+    else:
+        found, name = _of_run(Path(model))
+    return _checked(found, name, vocabulary), name
+
+
+def _named(asked: str) -> PreTrainedTokenizerBase:
+    if asked == "bytes":
+        return as_fast_tokenizer(byte_tokenizer())
+    path = Path(asked).expanduser()
+    try:
+        if path.is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(path))
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else asked)
+    except Exception as problem:  # from missing files to errors of the Rust part, which have no class
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise InputError(
+            f"the tokenizer {asked} cannot be opened ({first[:200]}). Give a folder made by save_pretrained, "
+            "a tokenizer.json file, a name on the hub that can be reached, or bytes."
+        ) from None
+
+
+def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
+    """What the config.json of a run says, where its tokenizer does not lie beside its weights."""
+    config = _config(folder)
+    written, data = config.get("tokenizer"), config.get("data")
+    if not isinstance(written, str) or not isinstance(data, str):
+        raise InputError(
+            f"{folder} has no tokenizer, so text cannot be read with it: give one, "
+            "--tokenizer FOLDER, FILE or NAME, or --tokenizer bytes for a model of bytes."
+        )
+    if is_task(data):
+        raise InputError(
+            f"{folder} was trained on the task {data}, whose tokens stand for no text: there is nothing to "
+            "ask it in words."
+        )
+    kind, _, rest = written.partition(":")
+    if kind == "bpe":
+        return _learned(int(rest), data, config.get("limit_documents")), written
+    return _named(rest if kind == "hf" else written), written
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _learned(size: int, data: str, limit: int | None) -> PreTrainedTokenizerFast:
+    """From the cache, or learned again from the same text, which gives the same one."""
+    from tokenizers import Tokenizer
+
+    cache = Cache.at(None)
+    try:
+        corpus = open_corpus(data, limit=limit, memory=cache.corpora, other_names=(), progress=True)
+        pairs = open_byte_pairs(size, corpus, DataConfig.test_fraction, cache.tokenizers)
+    except DataError as problem:
+        raise InputError(
+            f"the run's tokenizer bpe:{size} was learned from {data}, which cannot be read now: {problem}"
+        ) from None
+    return as_fast_tokenizer(Tokenizer.from_str(pairs.serialized))
+
+
+def _checked(tokenizer: PreTrainedTokenizerBase, name: str, vocabulary: int) -> PreTrainedTokenizerBase:
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= vocabulary:
+        raise InputError(
+            f"the tokenizer {name} has tokens up to {largest}, the model only {vocabulary} in all: they do "
+            "not belong together. Give the model's own with --tokenizer."
+        )
+    if tokenizer.eos_token_id is None:
+        if SEPARATOR not in tokenizer.get_vocab():
+            raise InputError(
+                f"the tokenizer {name} names no token that ends a text (eos_token), which every text "
+                "is put after: give a folder whose tokenizer_config.json names one."
+            )
+        tokenizer.eos_token = SEPARATOR
+    return tokenizer
