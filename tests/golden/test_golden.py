@@ -62,7 +62,9 @@ def test_state_sizes(same_as_golden):
     same_as_golden("state_sizes.json", as_json(sizes))
 
 
-@pytest.mark.parametrize("command", ["", "list", "show", "check", "report", "study", "generate", "inspect", "convert", "eval"])
+@pytest.mark.parametrize(
+    "command", ["", "list", "show", "check", "report", "study", "generate", "inspect", "convert", "eval"]
+)
 def test_help(same_as_golden, command):
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
     arguments = [sys.executable, "-m", "maclaurin", *command.split(), "--help"]
