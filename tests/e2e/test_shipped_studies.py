@@ -22,7 +22,7 @@ def maclaurin(*arguments, cwd):
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=environment(),
+        env=environment(COLUMNS="160"),
         timeout=280,
         check=False,
     )

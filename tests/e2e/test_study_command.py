@@ -44,7 +44,7 @@ def test_finished_runs_say_everything_a_report_needs(done):
         assert run.status == "finished"
         assert (run.step, run.steps, run.seed) == (20, 20, 0)
         assert 0 <= run.accuracy <= 1
-        assert run.test_curve[-1] == (20, run.test_loss, run.accuracy)
+        assert run.test_loss > 0  # over the whole test set, unlike the curve
         assert [step for step, *_ in run.test_curve] == [10, 20]
         assert [step for step, _ in run.train_curve] == list(range(1, 21))
         assert run.loss_by_position[0][0] == 0

@@ -25,12 +25,12 @@ def watched(model: nn.Module, watch: Watcher) -> Iterator[None]:
     """Calls `watch` with what each layer is about to attend with; the model computes as ever."""
     layers = attention_layers(model)
     for number, layer in enumerate(layers):
-        layer._attend = _watching(number, layer, layer._attend, watch)  # type: ignore[method-assign]
+        layer.attend = _watching(number, layer, layer.attend, watch)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for layer in layers:
-            del layer._attend
+            del layer.attend
 
 
 def _watching(number: int, layer: AttentionLayer, attend: Callable[..., Tensor], watch: Watcher) -> Any:

@@ -38,16 +38,16 @@ def page(inspection: Inspection) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{inspection.model.name} · Maclaurin"),
-        tag("style", Html(report._asset("page.css") + _asset("inspect.css"))),
-        tag("script", Html(report._THEME)),
+        tag("style", Html(report.asset("page.css") + _asset("inspect.css"))),
+        tag("script", Html(report.THEME)),
     )
-    contents = report._contents([("Findings", "#top", [(name, title) for name, title, _ in kept])])
+    contents = report.contents([("Findings", "#top", [(name, title) for name, title, _ in kept])])
     main = tag("main", article, _foot(), id="content")
     body = tag(
         "body",
         tag("a", "Skip to the findings", href="#content", class_="skip"),
         tag("div", contents, main, class_="frame"),
-        tag("script", Html(report._asset("page.js"))),
+        tag("script", Html(report.asset("page.js"))),
         tag("script", Html(_asset("inspect.js"))),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"

@@ -92,10 +92,10 @@ class AttentionLayer(nn.Module):
             layout = layout.with_extra_tokens(extra)
         q, k, v = self._queries_keys_values(hidden_states, layout, memory)
         tensors: dict[str, Any] = {"q": q, "k": k, "v": v, **self._gates(hidden_states, layout)}
-        y = self._attend(tensors, layout) if memory is None else memory.attend(tensors, layout)
+        y = self.attend(tensors, layout) if memory is None else memory.attend(tensors, layout)
         return self.o_proj(y[:, extra:].flatten(-2))
 
-    def _attend(self, tensors: dict[str, Any], layout: Layout) -> Tensor:
+    def attend(self, tensors: dict[str, Any], layout: Layout) -> Tensor:
         """The attention itself; documents go through as sequences packed into one row."""
         if layout.cu_seqlens is None:
             return cast(

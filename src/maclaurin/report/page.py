@@ -10,7 +10,7 @@ from maclaurin.report.numbers import listed
 from maclaurin.report.sections import Sections
 
 #: before the page is painted: the theme chosen last time
-_THEME = """try {
+THEME = """try {
   const chosen = localStorage.getItem("maclaurin-theme");
   if (chosen) document.documentElement.dataset.theme = chosen;
 } catch { /* private windows */ }"""
@@ -30,19 +30,20 @@ def page(analyses: list[Analysis]) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{title} · Maclaurin"),
-        tag("style", Html(_asset("page.css"))),
-        tag("script", Html(_THEME)),
+        tag("style", Html(asset("page.css"))),
+        tag("script", Html(THEME)),
     )
     body = tag(
         "body",
         tag("a", "Skip to the findings", href="#content", class_="skip"),
-        tag("div", _contents(parts), tag("main", *articles, _foot(), id="content"), class_="frame"),
-        tag("script", Html(_asset("page.js"))),
+        tag("div", contents(parts), tag("main", *articles, _foot(), id="content"), class_="frame"),
+        tag("script", Html(asset("page.js"))),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
-def _contents(parts: list[tuple[str, str, list[tuple[str, str]]]]) -> Html:
+def contents(parts: list[tuple[str, str, list[tuple[str, str]]]]) -> Html:
+    """The list of sections that stands beside the page."""
     lists = []
     for title, top, headings in parts:
         links = [tag("li", tag("a", text, href=f"#{target}")) for target, text in headings]
@@ -67,7 +68,8 @@ def _file(name: str) -> Html:
     return tag("a", name, href=name)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style sheet or script that goes into the page."""
     text = resources.files("maclaurin.report").joinpath("assets", name).read_text("utf-8")
     if "</s" in text:
         raise ValueError(f"{name} would end its own element.")

@@ -1,0 +1,65 @@
+"""`maclaurin convert` as a user types it: convert, recover, load, and errors that leave nothing behind."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.training import environment
+
+TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
+
+
+def maclaurin(*arguments, cwd, expect=0):
+    result = subprocess.run(
+        [sys.executable, "-m", "maclaurin", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("convert")
+    maclaurin(
+        "train", "--size=pico", "--data=stdlib", "--limit-documents=30", "--tokenizer=bpe:300", "--length=64",
+        "--steps=20", "--batch-size=4", "--eval-every=0", "--eval-rows=8", "--checkpoint-every=0",
+        "--device=cpu", "--out=run", cwd=place,
+    )  # fmt: skip
+    return place
+
+
+def test_a_run_is_converted_and_trained_back(folder):
+    arguments = (
+        "convert", "run", f"--attention={TAIL}", "--out=converted", "--layers=1", "--lengths=64",
+        "--match-steps=3", "--text-steps=3", "--lora=2", "--length=32", "--batch-size=2", "--device=cpu",
+    )  # fmt: skip
+    result = maclaurin(*arguments, cwd=folder)
+    assert "1 of 2 layers swapped" in result.stdout
+    found = json.loads((folder / "converted" / "conversion.json").read_text())
+    assert found["attention"] == ["exp/sum", TAIL]
+    assert {"softmax", "window_only", "converted", "recovered"} <= found["perplexity"]["64"].keys()
+    maclaurin(*arguments, "--resume", cwd=folder)
+    text = maclaurin("generate", "converted", "--prompt=def", "--max-new-tokens=5", cwd=folder)
+    assert text.stdout.startswith("def") or text.stdout
+
+
+def test_errors_leave_nothing_behind(folder):
+    wrong = {
+        "taylor(3)/sum": "can vanish",
+        "power(2)*forget/sum": "has gates",
+        "softmx": "Did you mean",
+    }
+    for attention, words in wrong.items():
+        result = maclaurin("convert", "run", f"--attention={attention}", "--out=bad", cwd=folder, expect=2)
+        assert words in result.stderr
+    result = maclaurin("convert", "nowhere", f"--attention={TAIL}", "--out=bad", cwd=folder, expect=2)
+    assert "no folder nowhere" in result.stderr
+    assert not list(folder.glob("bad*"))
