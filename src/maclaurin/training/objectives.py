@@ -53,7 +53,7 @@ def next_token(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
 class MatchAttention:
     """Mean over layers of ‖student's attention(x) − teacher's‖² / mean ‖teacher's‖², on the teacher's x.
 
-    Layers whose attention is the teacher's are left out.
+    Layers whose attention is the teacher's are left out; only the attention of the others is trained.
     """
 
     def __init__(self, teacher: MaclaurinForCausalLM, student: MaclaurinForCausalLM) -> None:
@@ -62,6 +62,7 @@ class MatchAttention:
         self.layers = [n for n, (old, new) in enumerate(pairs) if old.spec != new.spec]
         if not self.layers:
             raise InputError("the model has the teacher's own attention in every layer: nothing to match.")
+        _train_only([_attentions(student)[n] for n in self.layers], student)
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Distances, and no answers."""
@@ -77,6 +78,14 @@ class MatchAttention:
             errors.append((found.float() - wanted.float()).square().sum(-1) / size)
         losses = torch.stack(errors).mean(0)
         return torch.where(batch.targets != NOT_SCORED, losses, 0.0), None
+
+
+def _train_only(parts: list[nn.Module], model: nn.Module) -> None:
+    """Freeze what no loss reaches, so that the optimizer has no parameters without gradients."""
+    reached = {id(parameter) for part in parts for parameter in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in reached:
+            parameter.requires_grad_(False)
 
 
 def _attentions(model: MaclaurinForCausalLM) -> list[Any]:
