@@ -81,7 +81,9 @@ def test_check_of_some_specs_as_table_json_and_plot(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_check_in_lower_precision(dtype):
-    run("check", "exp/l2", "taylor(2)/sum", "--dtype", dtype)
+    data = json.loads(run("check", "exp/l2", "taylor(2)/sum", "--dtype", dtype, "--json").stdout)
+    assert data["holds"] is True
+    assert {row["form"] for row in data["forms"]} == {"chunked", "recurrent"}
 
 
 def test_check_on_tensors_of_ones_own(tmp_path):

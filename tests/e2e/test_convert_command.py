@@ -29,9 +29,9 @@ def maclaurin(*arguments, cwd, expect=0):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("convert")
     maclaurin(
-        "train", "--size=pico", "--data=stdlib", "--limit-documents=150", "--tokenizer=bpe:300", "--length=64",
-        "--steps=20", "--batch-size=4", "--eval-every=0", "--eval-rows=8", "--checkpoint-every=0",
-        "--device=cpu", "--out=run", cwd=place,
+        "train", "--size=pico", "--data=stdlib", "--limit-documents=150", "--tokenizer=bpe:300",
+        "--length=64", "--steps=20", "--batch-size=4", "--eval-every=0", "--eval-rows=8",
+        "--checkpoint-every=0", "--device=cpu", "--out=run", cwd=place,
     )  # fmt: skip
     return place
 
@@ -48,7 +48,7 @@ def test_a_run_is_converted_and_trained_back(folder):
     assert {"softmax", "window_only", "converted", "recovered"} <= found["perplexity"]["64"].keys()
     maclaurin(*arguments, "--resume", cwd=folder)
     text = maclaurin("generate", "converted", "--prompt=def", "--max-new-tokens=5", cwd=folder)
-    assert text.stdout.startswith("def") or text.stdout
+    assert "growing with the text" in text.stderr  # the layer left alone keeps its keys
 
 
 def test_errors_leave_nothing_behind(folder):

@@ -15,7 +15,7 @@ SLACK_OF_GATED_VALUES = 2.0
 ROUNDING = {torch.float32: 1.2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
 
 
-def plain(case, dtype, *, causal=True):
+def plain(case, *, causal=True):
     """The parallel form in plain torch."""
     tensors = {**case.tensors}
     q, k, v = (tensors.pop(name) for name in "qkv")
@@ -50,8 +50,8 @@ def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0
     direction = torch.randn(
         shape.batch, shape.tokens, shape.heads, shape.e, dtype=torch.float64, device=device
     )
-    gold = outputs_and_gradients(wide, lambda c: plain(c, torch.float64, causal=causal), direction)
-    known = outputs_and_gradients(case, lambda c: plain(c, dtype, causal=causal), direction)
+    gold = outputs_and_gradients(wide, lambda c: plain(c, causal=causal), direction)
+    known = outputs_and_gradients(case, lambda c: plain(c, causal=causal), direction)
     found = outputs_and_gradients(case, lambda c: c.output(form="parallel", causal=causal), direction)
     largest = max(float(g.norm()) for name, g in gold.items() if name != "output")
     result = {}

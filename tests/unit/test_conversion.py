@@ -8,11 +8,14 @@ import torch
 from maclaurin.conversion.calibrate import calibrate_key_offsets
 from maclaurin.conversion.choose import choose, read_layers
 from maclaurin.conversion.convert import convert, own_attention, require_new, save
-from maclaurin.conversion.measure import Gap, gap, perplexity, with_attention, without_tail
+from maclaurin.conversion.measure import Gap, gap, perplexity_with, windows_alone
+from maclaurin.conversion.text import tokens_of
+from maclaurin.data.config import DataConfig
+from maclaurin.data.corpora.stdlib import StandardLibrary
+from maclaurin.data.split import TEST, side_of
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.models.loading import load_model
-from maclaurin.spec import parse
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 
@@ -71,12 +74,24 @@ def test_the_tail_lies_between_window_and_softmax(model):
     rows = torch.randint(0, 50, (2, 48))
     found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, rows)
     assert found.window_only is not None
-    assert found.softmax == pytest.approx(perplexity(model, rows))
-    with_attention(model, ["poly(0)+window(8,sinks=1)/sum"] * 2)
-    assert found.window_only == pytest.approx(perplexity(model, rows))
-    assert without_tail(parse("taylor(2)/sum")) is None
+    losses = model(input_ids=rows, labels=rows).loss
+    assert found.softmax == pytest.approx(float(losses.detach().exp()), rel=1e-4)
+    alone = ["poly(0)+window(8,sinks=1)/sum"] * 2
+    assert found.window_only == pytest.approx(perplexity_with(model, alone, rows))
+    assert windows_alone([TAIL, "exp/sum"]) == [alone[0], "exp/sum"]
+    assert windows_alone(["taylor(2)/sum"]) is None
     assert Gap(10.0, 20.0, 12.0).closed == pytest.approx(0.8)
     assert Gap(10.0, None, 12.0).closed is None
+
+
+def test_the_default_sample_is_text_that_no_run_trains_on():
+    class Letters:
+        def __call__(self, text, add_special_tokens):
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    sample = "".join(map(chr, tokens_of(Letters(), None, 3000, 1 << 20).tolist()))
+    first = next(d.text for d in StandardLibrary().documents() if d.text.startswith(sample[:200]))
+    assert side_of(first, DataConfig.test_fraction) == TEST
 
 
 def test_a_conversion_is_a_model_folder(model, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +34,7 @@ def convert(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Sample text for offsets and measurement; the standard library's else."),
+        typer.Option(help="Sample text to calibrate and measure on; by default what stdlib runs test on."),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Measure perplexity at these lengths.")] = "1024",
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
@@ -109,28 +108,27 @@ def _convert(
         sharp=sharp,
         sharp_attention=sharp_attention,
     )
-    sample, held_out = _sample(tokenizer, text, max(lengths))
+    sample, held_out = _sample(model, tokenizer, text, max(lengths))
     conversion = convert_model(model, name, choice, sample=sample, held_out=held_out, lengths=lengths)
     save(model, tokenizer, conversion, out)
     return conversion
 
 
 def _loaded(name: str) -> tuple[Any, Any]:
+    from maclaurin.inspection.text import require_tokenizer
     from maclaurin.models.loading import load_model
 
     model, tokenizer = load_model(name)
-    if tokenizer is None:
-        raise InputError(f"{name} has no tokenizer, and text must become tokens to calibrate and measure.")
-    return model, tokenizer
+    return model, require_tokenizer(name, tokenizer, None)
 
 
-def _sample(tokenizer: Any, text: Path | None, longest: int) -> tuple[Any, Any]:
+def _sample(model: Any, tokenizer: Any, text: Path | None, longest: int) -> tuple[Any, Any]:
     """Tokens to calibrate on, and others behind them to measure on."""
     from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS
     from maclaurin.conversion.text import tokens_of
 
     first = CALIBRATION_LENGTH * CALIBRATION_ROWS
-    tokens = tokens_of(tokenizer, text, first + max(2048, longest))
+    tokens = tokens_of(tokenizer, text, first + max(2048, longest), model.config.vocab_size)
     cut = min(first, tokens.numel() // 2)
     return tokens[:cut], tokens[cut:]
 
@@ -142,33 +140,21 @@ def _sharp_layers(file: Path | None, count: int) -> list[int]:
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, text: Path | None, lengths: list[int]) -> None:
-    from maclaurin.conversion.measure import gap
+    from maclaurin.conversion.convert import measure_recovered
     from maclaurin.conversion.recover import recover
-    from maclaurin.conversion.text import rows_of
-    from maclaurin.models.loading import load_model
 
     outcomes = recover(out, teacher, recovery)
-    if not outcomes or not outcomes[-1].finished:
+    if not outcomes[-1].finished:
         Console().print("stopped; go on with --resume", highlight=False)
         return
-    written = json.loads((out / "conversion.json").read_text())
-    model, tokenizer = load_model(out)
-    _, held_out = _sample(tokenizer, text, max(lengths))
-    before = {int(n): found for n, found in written["perplexity"].items()}
-    table = Table(title="after recovery, on text not trained on", title_justify="left")
+    model, tokenizer = _loaded(str(out))
+    _, held_out = _sample(model, tokenizer, text, max(lengths))
+    figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
+    table = Table(title="perplexity on sample text, after recovery", title_justify="left")
     for column in ("tokens", "softmax", "window alone", "converted", "recovered", "tail switched off"):
         table.add_column(column, justify="right")
-    own = written["attention"]
-    for length, found in before.items():
-        rows = rows_of(held_out, length, max(1, 2048 // length))
-        now = gap(model, own, own, rows)
-        written["perplexity"][str(length)]["recovered"] = now.converted
-        written["perplexity"][str(length)]["recovered_tail_off"] = now.window_only
-        table.add_row(
-            str(length), _shown(found["softmax"]), _shown(found["window_only"]), _shown(found["converted"]),
-            _shown(now.converted), _shown(now.window_only),
-        )  # fmt: skip
-    (out / "conversion.json").write_text(json.dumps(written, indent=1) + "\n")
+    for length, found in measure_recovered(out, model, held_out).items():
+        table.add_row(length, *(_shown(found[name]) for name in figures))
     Console().print(table)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import maclaurin
 from maclaurin.conversion.calibrate import calibrate_key_offsets
 from maclaurin.conversion.choose import Choice
-from maclaurin.conversion.measure import Gap, gap, with_attention
+from maclaurin.conversion.measure import Gap, gap, perplexity_with, windows_alone
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
@@ -74,13 +74,33 @@ def convert(
             )
     calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
     gaps = {
-        length: gap(model, own, list(choice.attention), rows_of(held_out, length, max(1, 2048 // length)))
+        length: gap(model, own, choice.attention, measured_rows(held_out, length))
         for length in lengths
         if length <= held_out.numel()
     }
-    with_attention(model, list(choice.attention))
+    for block, text in zip(model.model.layers, choice.attention, strict=True):
+        layer: Any = block.self_attn
+        layer.spec = resolve(text)
     model.config.attention = choice.short
     return Conversion(source, choice, gaps)
+
+
+def measured_rows(held_out: Tensor, length: int) -> Tensor:
+    """About 2048 tokens in rows of this length, one row at least."""
+    return rows_of(held_out, length, max(1, 2048 // length))
+
+
+def measure_recovered(out: Path, model: MaclaurinForCausalLM, held_out: Tensor) -> dict[str, Any]:
+    """Add what the folder's model reaches now, with and without its tail, to its conversion.json."""
+    file = out / "conversion.json"
+    written = json.loads(file.read_text())
+    alone = windows_alone(written["attention"])
+    for length, found in written["perplexity"].items():
+        rows = measured_rows(held_out, int(length))
+        found["recovered"] = perplexity_with(model, written["attention"], rows)
+        found["recovered_tail_off"] = None if alone is None else perplexity_with(model, alone, rows)
+    file.write_text(json.dumps(written, indent=1) + "\n")
+    return written["perplexity"]
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:

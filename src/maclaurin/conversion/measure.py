@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from maclaurin.inspection.perplexity import perplexity, summed_loss
+from maclaurin.inspection.trials import exchanged
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import resolve
@@ -31,44 +32,31 @@ class Gap:
         return (self.window_only - self.converted) / (self.window_only - self.softmax)
 
 
-@torch.no_grad()
-def perplexity(model: MaclaurinForCausalLM, rows: Tensor) -> float:
-    """e^(mean loss of the next token) over rows [B, T]."""
-    total, count = 0.0, 0
-    for row in rows:
-        logits = model(input_ids=row[None]).logits[0, :-1]
-        total += float(nn.functional.cross_entropy(logits.float(), row[1:], reduction="sum"))
-        count += row.numel() - 1
-    return math.exp(total / count)
+def gap(model: MaclaurinForCausalLM, own: Sequence[str], converted: Sequence[str], rows: Tensor) -> Gap:
+    """Softmax, window alone, converted: three passes over the same rows [B, T]."""
+    alone = windows_alone(converted)
+    return Gap(
+        perplexity_with(model, own, rows),
+        None if alone is None else perplexity_with(model, alone, rows),
+        perplexity_with(model, converted, rows),
+    )
 
 
-def without_tail(spec: AttentionSpec) -> AttentionSpec | None:
-    """The same window with nothing beside it; None for a spec without a window."""
-    return None if spec.window is None else parse(f"poly(0)+{spec.window}/sum")
+def perplexity_with(model: MaclaurinForCausalLM, attention: Sequence[str], rows: Tensor) -> float:
+    """Of the next token over rows [B, T], with this attention and the weights as they are."""
+    layers: list[Any] = [block.self_attn for block in model.model.layers]
+    with exchanged(layers, tuple(resolve(text) for text in attention)):
+        total = sum(summed_loss(model, row) for row in rows)
+    return perplexity(total / (rows.numel() - len(rows)))
 
 
-def with_attention(model: MaclaurinForCausalLM, attention: list[str]) -> list[AttentionSpec]:
-    """Run the model with these specs from now on, weights as they are; returns those before."""
-    before = []
-    for block, text in zip(model.model.layers, attention, strict=True):
-        layer: Any = block.self_attn
-        before.append(layer.spec)
-        layer.spec = resolve(text)
-    return before
+def windows_alone(attention: Sequence[str]) -> list[str] | None:
+    """The same with every tail switched off; None where there is none."""
+    specs = [resolve(text) for text in attention]
+    if all(spec.window is None for spec in specs):
+        return None
+    return [text if s.window is None else str(_alone(s)) for s, text in zip(specs, attention, strict=True)]
 
 
-def gap(model: MaclaurinForCausalLM, own: list[str], converted: list[str], rows: Tensor) -> Gap:
-    """Softmax, window alone, converted: three passes over the same rows."""
-    alone = [without_tail(resolve(text)) for text in converted]
-    windows = [str(spec) if spec is not None else text for spec, text in zip(alone, converted, strict=True)]
-    before = with_attention(model, own)
-    try:
-        exact = perplexity(model, rows)
-        window = None
-        if any(spec is not None for spec in alone):
-            with_attention(model, windows)
-            window = perplexity(model, rows)
-        with_attention(model, converted)
-        return Gap(exact, window, perplexity(model, rows))
-    finally:
-        with_attention(model, [str(spec) for spec in before])
+def _alone(spec: AttentionSpec) -> AttentionSpec:
+    return parse(f"poly(0)+{spec.window}/sum")

@@ -1,24 +1,24 @@
-"""Sample text as tokens: a file's, or the source text of Python's standard library."""
+"""Sample text as tokens: a file's, or what runs on the standard library only test on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from maclaurin.errors import InputError
+from maclaurin.data.config import DataConfig
+from maclaurin.data.corpora.stdlib import StandardLibrary
+from maclaurin.data.split import TEST, side_of
+from maclaurin.inspection.text import read_contexts
 
 
-def tokens_of(tokenizer: Any, file: Path | None, needed: int) -> Tensor:
-    """At least two tokens, and no more than `needed` if the text has so many: [T]."""
-    text = _read(file) if file is not None else _standard_library(needed)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) < 2:
-        raise InputError(f"{file} has {len(ids)} tokens; a sample needs two at least.")
-    return torch.tensor(ids[:needed])
+def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
+    """The first `needed` tokens, or as many as there are: [T]."""
+    if file is not None:
+        return read_contexts(file, tokenizer, needed, max(needed, 2), vocabulary).tokens
+    return torch.tensor(tokenizer(_held_out(needed), add_special_tokens=False)["input_ids"][:needed])
 
 
 def rows_of(tokens: Tensor, length: int, rows: int) -> Tensor:
@@ -28,29 +28,12 @@ def rows_of(tokens: Tensor, length: int, rows: int) -> Tensor:
     return tokens[: count * length].view(count, length)
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except FileNotFoundError:
-        raise InputError(f"there is no text file {file}.") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not UTF-8 text.") from None
-
-
-def _standard_library(needed: int) -> str:
-    """The prose of docstrings and comments is as good a sample as any that is on every machine."""
-    from maclaurin.data.corpora.stdlib import StandardLibrary
-
+def _held_out(needed: int) -> str:
+    """Documents that no run with data=stdlib trains on, enough of them for so many tokens."""
     pieces: list[str] = []
-    size = 0
-    for document in _documents(StandardLibrary()):
-        pieces.append(document)
-        size += len(document)
-        if size > 8 * needed:  # a token is rarely longer than eight characters
-            break
+    for document in StandardLibrary().documents():
+        if side_of(document.text, DataConfig.test_fraction) == TEST:
+            pieces.append(document.text)
+            if sum(map(len, pieces)) > 8 * needed:  # a token is rarely longer than eight characters
+                break
     return "\n".join(pieces)
-
-
-def _documents(corpus: Any) -> Iterable[str]:
-    for document in corpus.documents():
-        yield document if isinstance(document, str) else document.text

@@ -76,8 +76,8 @@ class EvaluationRequest:
     def _model(self) -> tuple[AnsweringModel, _Loaded]:
         from maclaurin.evaluation.answering import AnsweringModel
         from maclaurin.evaluation.tokenizer import tokenizer_for
-        from maclaurin.evaluation.weights import weights_fingerprint
         from maclaurin.models.loading import load_model
+        from maclaurin.models.weights import weights_fingerprint
         from maclaurin.training.processes import join
 
         place = join(self.device).device

@@ -15,7 +15,7 @@ from maclaurin.data.errors import DataError
 from maclaurin.data.tasks.naming import is_task
 from maclaurin.data.tokenizing.bpe import SEPARATOR, open_byte_pairs
 from maclaurin.errors import InputError
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.models.tokenizer_folder import as_fast_tokenizer, named_tokenizer
 
 
 def tokenizer_for(
@@ -23,30 +23,12 @@ def tokenizer_for(
 ) -> tuple[PreTrainedTokenizerBase, str]:
     """A tokenizer of transformers, and what it is called."""
     if asked is not None:
-        found, name = _named(asked), asked
+        found, name = named_tokenizer(asked), asked
     elif own is not None:
         found, name = own, "the model's own"
     else:
         found, name = _of_run(Path(model))
     return _checked(found, name, vocabulary), name
-
-
-def _named(asked: str) -> PreTrainedTokenizerBase:
-    if asked == "bytes":
-        return as_fast_tokenizer(byte_tokenizer())
-    path = Path(asked).expanduser()
-    try:
-        if path.is_file():
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else asked)
-    except Exception as problem:  # from missing files to errors of the Rust part, which have no class
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise InputError(
-            f"the tokenizer {asked} cannot be opened ({first[:200]}). Give a folder made by save_pretrained, "
-            "a tokenizer.json file, a name on the hub that can be reached, or bytes."
-        ) from None
 
 
 def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
@@ -66,7 +48,7 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
     kind, _, rest = written.partition(":")
     if kind == "bpe":
         return _learned(int(rest), data, config.get("limit_documents")), written
-    return _named(rest if kind == "hf" else written), written
+    return named_tokenizer(rest if kind == "hf" else written), written
 
 
 def _config(folder: Path) -> dict[str, Any]:

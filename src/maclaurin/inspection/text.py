@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
+from maclaurin.models.tokenizer_folder import named_tokenizer
 
 #: letters given to the tokenizer at a time, up to the end of a line
 PIECE = 1 << 18
@@ -88,41 +88,16 @@ def read_contexts(file: Path, tokenizer: Any, tokens: int, length: int, vocabula
     return Contexts(file.name, digest.hexdigest(), torch.tensor(found, dtype=torch.long), prefix, length)
 
 
-def open_tokenizer(name: str) -> Any:
-    """`bytes`, a folder or name that transformers reads, or a tokenizer.json file."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    if name == "bytes":
-        return _Bytes()
-    path = Path(name)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if path.is_file():
-                return PreTrainedTokenizerFast(tokenizer_file=str(path))
-            return AutoTokenizer.from_pretrained(name)
-    except Exception as problem:  # the Rust part raises bare Exception for files it cannot read
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        raise InputError(f"the tokenizer {name} cannot be opened: {first}") from None
-
-
 def require_tokenizer(model: str, found: Any | None, given: str | None) -> Any:
     """The one given, else the model's own."""
     if given is not None:
-        return open_tokenizer(given)
+        return named_tokenizer(given)
     if found is None:
         raise InputError(
             f"{model} has no tokenizer of its own: name one with --tokenizer (a folder, a tokenizer.json, a "
             "name on the hub, or bytes)."
         )
     return found
-
-
-class _Bytes:
-    """Token = byte."""
-
-    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
-        return {"input_ids": list(text.encode())}
 
 
 def _prefix(tokenizer: Any) -> tuple[int, ...]:
@@ -133,8 +108,7 @@ def _prefix(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _encoded(tokenizer: Any, text: str) -> list[int]:
-    options = {} if isinstance(tokenizer, _Bytes) else {"verbose": False}
-    return list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _pieces(file: Path) -> Iterator[str]:

@@ -6,7 +6,6 @@ Every touch point with the cache classes of transformers is in this file and in 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.room import require_room
+from maclaurin.models.weights import weights_fingerprint
 
 FILE_VERSION = 1
 
@@ -261,16 +261,6 @@ class MaclaurinCache(Cache):
 def real_positions(mask: Tensor) -> Tensor:
     """How many real tokens stand before each token [B, T]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def weights_fingerprint(model: nn.Module) -> str:
-    """Digest of a few numbers of the first, the middle and the last weights, the same in any precision."""
-    weights = list(model.parameters())
-    digest = hashlib.sha256()
-    for weight in (weights[0], weights[len(weights) // 2], weights[-1]):
-        few = weight.detach().flatten()[: 1 << 14 : 1 << 7]
-        digest.update(few.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()[:32]
 
 
 def _unpadded(mask: Tensor) -> int:

@@ -20,8 +20,9 @@ from maclaurin.layers.gates import ForgetGateLayer, GateLinear, InputGateLayer, 
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary
-from maclaurin.models.cache import MaclaurinCache, real_positions, weights_fingerprint
+from maclaurin.models.cache import MaclaurinCache, real_positions
 from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.models.weights import weights_fingerprint
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.extras import LayerExtras
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from maclaurin.errors import InputError
 from maclaurin.models.modeling import MaclaurinForCausalLM
 
 SEPARATOR = "<|separator|>"
@@ -38,6 +40,25 @@ def as_fast_tokenizer(tokenizer: tokenizers.Tokenizer) -> PreTrainedTokenizerFas
         pad_token=SEPARATOR,
         padding_side="left",
     )
+
+
+def named_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """`bytes`, a folder or name that transformers reads, or a tokenizer.json file."""
+    if name == "bytes":
+        return as_fast_tokenizer(byte_tokenizer())
+    path = Path(name).expanduser()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if path.is_file():
+                return PreTrainedTokenizerFast(tokenizer_file=str(path))
+            return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
+    except Exception as problem:  # from missing files to errors of the Rust part, which have no class
+        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise InputError(
+            f"the tokenizer {name} cannot be opened ({first[:200]}). Give a folder made by save_pretrained, "
+            "a tokenizer.json file, a name on the hub that can be reached, or bytes."
+        ) from None
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.tiles import load_rows, precision, square_tiles, width
+
 
 @dataclass(frozen=True)
 class Call:
@@ -27,12 +29,6 @@ class Call:
     clamp: float | None = None
     window: int | None = None
     sinks: int = 0
-
-
-@triton.jit
-def _tile(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
-    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
-    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -70,7 +66,7 @@ def _forward(
     g = h // GROUP
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals = (b * (H // GROUP) + g) * T
@@ -104,7 +100,7 @@ def _add(acc, total, largest, q, K, V, HIGH, LOW, totals, k_t, v_t, high_t, low_
          D: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
          WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the running maximum, sum and output."""
-    k, v = _tile(K, k_t, n, d, T, D), _tile(V, v_t, n, e, T, E)
+    k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
     high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
     low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
     x = _score(tl.dot(q, tl.trans(k), input_precision=PRECISION), high_t[:, None], low_t[:, None],
@@ -133,8 +129,8 @@ def _backward_queries(
     g = h // GROUP
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-    do = _tile(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
@@ -154,7 +150,7 @@ def _backward_queries(
     for tile in range(sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
         n = start + tl.arange(0, BN)
-        k, v = _tile(K, k_t, n, d, T, D), _tile(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
         low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -191,8 +187,8 @@ def _backward_keys(
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    k = _tile(K + b * k_b + g * k_h, k_t, n, d, T, D)
-    v = _tile(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
     totals = (b * kv_heads + g) * T
     high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
     low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
@@ -209,8 +205,8 @@ def _backward_keys(
         rows = (b * H + h) * T
         for start in range(begin, end, BM):
             m = start + tl.arange(0, BM)
-            q = _tile(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-            do = _tile(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+            q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+            do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
             high_t = (
                 tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
             )
@@ -258,7 +254,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     high, low = split(totals)
-    tile = _tiles(q, v, 128, 64)
+    tile = square_tiles(q, v, tokens, 128, 64)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, high, low, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
         tokens, heads, call.scale, call.clamp or 0.0, **_sizes(q, k, v, totals, call), **tile,
@@ -278,7 +274,7 @@ def backward(
     of_keys = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
-    tile = _tiles(q, v, 64, 64)
+    tile = square_tiles(q, v, tokens, 64, 64)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, do, high, low, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
         tokens, heads, call.scale, call.clamp or 0.0, **sizes, **tile,
@@ -306,25 +302,12 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -
         "GROUP": q.shape[1] // k.shape[1],
         "D": d,
         "E": e,
-        "BD": max(16, triton.next_power_of_2(d)),
-        "BE": max(16, triton.next_power_of_2(e)),
+        "BD": width(d),
+        "BE": width(e),
         "CAUSAL": call.causal,
         "CLAMP": call.clamp is not None,
         "DECAY": totals is not None,
         "WINDOW": call.window or 0,
         "SINKS": call.sinks,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
-
-
-def _tiles(q: Tensor, v: Tensor, queries: int, keys: int) -> dict[str, int]:
-    if q.dtype == torch.float32:
-        queries, keys = min(queries, 64), min(keys, 32)
-    longest = max(16, triton.next_power_of_2(q.shape[2]))
-    wide = max(q.shape[3], v.shape[3]) > 64
-    return {
-        "BM": min(queries, longest),
-        "BN": min(keys, longest),
-        "num_warps": 8 if wide else 4,
-        "num_stages": 2,
+        "PRECISION": precision(q),
     }

@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.polynomial_quadratic import Call, _polynomial, _rows, _slope
+from maclaurin.backends.triton.polynomial_quadratic import Call, _polynomial, _slope
+from maclaurin.backends.triton.tiles import load_rows, precision, width
 
 TILE = 16
 
@@ -72,7 +73,7 @@ def _second_moments(
         second = tl.trans(_columns(K, k_t, n, j * 16, T, D, 16))
         products = first.to(tl.float32)[:, None, :] * second.to(tl.float32)[None, :, :]
         features = tl.reshape(products, (256, BN))
-        v = _rows(V, v_t, n, e, T, E)
+        v = load_rows(V, v_t, n, e, T, E)
         acc = tl.dot(features.to(v.dtype), v, acc, input_precision=PRECISION)
         if WEIGHTED:
             weight = tl.load(W + (b * H + h) * T + n, mask=n < T, other=0.0)
@@ -105,7 +106,7 @@ def _low_moments(
     z_zeroth = tl.zeros((BN,), tl.float32)
     for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         if WEIGHTED:
             weight = tl.load(W + (b * H + h) * T + n, mask=n < T, other=0.0)
         else:
@@ -176,7 +177,7 @@ def _forward(
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q_at = Q + b * q_b + h * q_h
-    q = _rows(q_at, q_t, m, d, T, D)
+    q = load_rows(q_at, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     at = ((b * (H // GROUP) + g) * chunks + chunk) * F
@@ -195,7 +196,7 @@ def _forward(
                                   PRECISION)  # fmt: skip
     for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         w = _polynomial(tl.dot(q, tl.trans(k), input_precision=PRECISION), C)
         w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0).to(v.dtype)
         z += tl.sum(w.to(tl.float32), 1)
@@ -213,7 +214,7 @@ def _contract_second(acc, x_at, x_t, g_at, g_t, rows, M, at, T, D: tl.constexpr,
                      STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Σ_{b,e} x_b g_e M_abe [rows, a]: products of x ⊗ g with the moments, unfolded to all (a, b)."""
     a, e = tl.arange(0, BD), tl.arange(0, BE)
-    g = _rows(g_at, g_t, rows, e, T, E).to(tl.float32)
+    g = load_rows(g_at, g_t, rows, e, T, E).to(tl.float32)
     i = a // 16
     for start in range(0, TILES * 16, STEP):
         b = start + tl.arange(0, STEP)
@@ -272,7 +273,7 @@ def _backward_queries(
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q_at, dn_at = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h
-    q, dn = _rows(q_at, q_t, m, d, T, D), _rows(dn_at, n_t, m, e, T, E)
+    q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
     dz = tl.load(DZ + (b * H + h) * T + m, mask=m < T, other=0.0)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
@@ -293,7 +294,7 @@ def _backward_queries(
             dq += C[1] * dz[:, None] * tl.load(Z + low + d, mask=d < D, other=0.0)[None, :]
     for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         ds = (tl.dot(dn, tl.trans(v), input_precision=PRECISION) + dz[:, None]) * _slope(s, C)
         ds = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], ds, 0.0)
@@ -324,7 +325,7 @@ def _backward_keys(
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    k, v = _rows(k_at, k_t, n, d, T, D), _rows(v_at, v_t, n, e, T, E)
+    k, v = load_rows(k_at, k_t, n, d, T, D), load_rows(v_at, v_t, n, e, T, E)
     at = ((b * kv_heads + g) * chunks + chunk) * F
     low = at + F - D - 1
     dk = tl.zeros((BN, BD), tl.float32)
@@ -351,7 +352,7 @@ def _backward_keys(
         q_at, dn_at = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h
         for start in range(first // BM * BM, tl.minimum((chunk + 1) * CHUNK, T), BM):
             m = start + tl.arange(0, BM)
-            q, dn = _rows(q_at, q_t, m, d, T, D), _rows(dn_at, n_t, m, e, T, E)
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
             dz = tl.load(DZ + (b * H + h) * T + m, mask=m < T, other=0.0)
             seen = (n[:, None] <= m[None, :]) & (m < T)[None, :]
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
@@ -462,13 +463,13 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, chunk: int) -> dict:
         "GROUP": q.shape[2] // k.shape[2],
         "D": d,
         "E": e,
-        "BD": max(16, triton.next_power_of_2(d)),
-        "BE": max(16, triton.next_power_of_2(e)),
+        "BD": width(d),
+        "BE": width(e),
         "TILES": tiles,
         "F": tiles * (tiles + 1) // 2 * TILE * TILE + d + 1,
         "CHUNK": chunk,
         "C": coefficients,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "PRECISION": precision(q),
     }
 
 

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.tiles import load_rows, precision, square_tiles, width
+
 
 @dataclass(frozen=True)
 class Call:
@@ -53,13 +55,6 @@ def _slope(s, C: tl.constexpr):
 
 
 @triton.jit
-def _rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
-    """A tile [rows, columns] with zeros beyond T and SIZE."""
-    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
-    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
 def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the sums of a tile of queries."""
@@ -88,7 +83,7 @@ def _forward(
     g = h // GROUP
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = _rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     acc = tl.zeros((BM, BE), tl.float32)
@@ -97,11 +92,11 @@ def _forward(
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, False, CAUSAL, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, True, CAUSAL, PRECISION)
     if BY_SUM:
         divisor = z + eps
@@ -153,8 +148,8 @@ def _backward_keys(
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    k = _rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
-    v = _rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     begin = first // BM * BM if CAUSAL else 0
@@ -166,19 +161,19 @@ def _backward_keys(
         rows_at = (b * H + h) * T
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + tl.arange(0, BM)
-            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
             dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
         for start in range(whole, inner_end, BM):
             m = start + tl.arange(0, BM)
-            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m)
             delta = tl.load(DELTA + rows_at + m)
             dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, False, CAUSAL, PRECISION)
         for start in range(inner_end, T, BM):
             m = start + tl.arange(0, BM)
-            q, dy = _rows(q_at, q_t, m, d, T, D), _rows(dy_at, y_t, m, e, T, E)
+            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
             dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
@@ -218,8 +213,8 @@ def _backward_queries(
     g = h // GROUP
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = _rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-    dy = _rows(DY + b * y_b + h * y_h, y_t, m, e, T, E)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    dy = load_rows(DY + b * y_b + h * y_h, y_t, m, e, T, E)
     rows_at = (b * H + h) * T
     inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
     delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
@@ -230,11 +225,11 @@ def _backward_queries(
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, False, CAUSAL, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
-        k, v = _rows(K, k_t, n, d, T, D), _rows(V, v_t, n, e, T, E)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, True, CAUSAL, PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
@@ -250,7 +245,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     batch, tokens, heads, _ = q.shape
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = _tiles(q, v, 128, 64)
+    tile = square_tiles(q, v, tokens, 128, 64)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, y, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
@@ -275,12 +270,20 @@ def backward(
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {**_sizes(q, k, v), "C": _floats(call), "CAUSAL": call.causal}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
-    tile = _tiles(q, v, 64, 128) if max(q.shape[3], v.shape[3]) <= 64 else _tiles(q, v, 64, 64)
+    tile = (
+        square_tiles(q, v, tokens, 64, 128)
+        if max(q.shape[3], v.shape[3]) <= 64
+        else square_tiles(q, v, tokens, 64, 64)
+    )
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dy, z, delta, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
-    tile = _tiles(q, v, 128, 64) if max(q.shape[3], v.shape[3]) <= 64 else _tiles(q, v, 64, 64)
+    tile = (
+        square_tiles(q, v, tokens, 128, 64)
+        if max(q.shape[3], v.shape[3]) <= 64
+        else square_tiles(q, v, tokens, 64, 64)
+    )
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dy, z, delta, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )
@@ -293,23 +296,9 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int | str]:
         "GROUP": q.shape[2] // k.shape[2],
         "D": d,
         "E": e,
-        "BD": max(16, triton.next_power_of_2(d)),
-        "BE": max(16, triton.next_power_of_2(e)),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
-
-
-def _tiles(q: Tensor, v: Tensor, queries: int, keys: int) -> dict[str, int]:
-    """Tile sizes and launch options; fp32 tiles take twice the room, and short texts need no long ones."""
-    if q.dtype == torch.float32:
-        queries, keys = min(queries, 64), min(keys, 32)
-    longest = max(16, triton.next_power_of_2(q.shape[1]))
-    wide = max(q.shape[3], v.shape[3]) > 64
-    return {
-        "BM": min(queries, longest),
-        "BN": min(keys, longest),
-        "num_warps": 8 if wide else 4,
-        "num_stages": 2 if wide else 3,
+        "BD": width(d),
+        "BE": width(e),
+        "PRECISION": precision(q),
     }
 
 

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.tiles import row_offsets, row_tiles
+
 
 @triton.jit
 def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
@@ -29,12 +31,6 @@ def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
 
 
 @triton.jit
-def _row_offsets(row, T, H, s_b, s_t, s_h):
-    b, rest = row // (T * H), row % (T * H)
-    return b.to(tl.int64) * s_b + (rest // H).to(tl.int64) * s_t + (rest % H) * s_h
-
-
-@triton.jit
 def _forward(
     Y, P, OUT, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
@@ -42,7 +38,7 @@ def _forward(
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    at = _row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    at = row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
     y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
     unit, _ = _unit(y, inside, E, CENTRED)
     out = unit * factor
@@ -50,7 +46,7 @@ def _forward(
         out *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if GATE == 2:
         out *= tl.load(P + row[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
-    at = _row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
+    at = row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
 
 
@@ -62,9 +58,9 @@ def _backward(
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    at = _row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    at = row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
     y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
-    dout_at = _row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
+    dout_at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
     dout = tl.load(DOUT + dout_at, mask=inside, other=0.0).to(tl.float32)
     unit, inverse = _unit(y, inside, E, CENTRED)
     dn = dout * factor
@@ -85,9 +81,9 @@ def _backward(
 def forward(y: Tensor, gate: Tensor | None, factor: float, centred: bool) -> Tensor:
     """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)]."""
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
-    grid, sizes = _launch(y)
+    grid, rows, sizes = row_tiles(y)
     _forward[grid](
-        y, gate, out, *y.stride()[:3], *out.stride()[:3], *_rows(y), factor,
+        y, gate, out, *y.stride()[:3], *out.stride()[:3], *rows, factor,
         **sizes, CENTRED=centred, GATE=_gate_kind(gate),
     )  # fmt: skip
     return out
@@ -100,23 +96,12 @@ def backward(
     dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
     dgate = None if gate is None else torch.empty_like(gate)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-    grid, sizes = _launch(y)
+    grid, rows, sizes = row_tiles(y)
     _backward[grid](
-        y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *_rows(y), factor,
+        y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *rows, factor,
         **sizes, CENTRED=centred, GATE=_gate_kind(gate),
     )  # fmt: skip
     return dy, dgate
-
-
-def _rows(y: Tensor) -> tuple[int, int, int]:
-    batch, tokens, heads, _ = y.shape
-    return batch * tokens * heads, tokens, heads
-
-
-def _launch(y: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    width = max(16, triton.next_power_of_2(y.shape[3]))
-    rows = max(1, 4096 // width)
-    return (triton.cdiv(_rows(y)[0], rows),), {"E": y.shape[3], "BE": width, "BR": rows, "num_warps": 4}
 
 
 def _gate_kind(gate: Tensor | None) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.row_norm import _row_offsets
+from maclaurin.backends.triton.tiles import row_offsets, row_tiles
 
 
 @triton.jit
@@ -33,9 +33,9 @@ def _forward(
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
     _, factor = _factor(G, P, row, rows, GATE)
-    at = _row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     y = tl.load(O + at, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
-    at = _row_offsets(row, H, T, y_b, y_h, y_t)[:, None] + e[None, :]
+    at = row_offsets(row, H, T, y_b, y_h, y_t)[:, None] + e[None, :]
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
@@ -50,9 +50,9 @@ def _backward(
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
     gain, factor = _factor(G, P, row, rows, GATE)
-    at = _row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
+    at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
     dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-    at = _row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     tl.store(DO + at, (dy * factor[:, None]).to(DO.dtype.element_ty), mask=inside)
     if READ:
         o = tl.load(O + at, mask=inside, other=0.0).to(tl.float32)
@@ -65,9 +65,9 @@ def _backward(
 def forward(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
     y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
-    grid, sizes = _launch(o)
+    grid, rows, sizes = row_tiles(o)
     _forward[grid](
-        o, log_gain, gate, y, *o.stride()[:3], *y.stride()[:3], *_rows(o), **sizes, GATE=gate is not None
+        o, log_gain, gate, y, *o.stride()[:3], *y.stride()[:3], *rows, **sizes, GATE=gate is not None
     )
     return y
 
@@ -81,20 +81,9 @@ def backward(
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     kept = None if unseen is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
-    grid, sizes = _launch(o)
+    grid, rows, sizes = row_tiles(o)
     _backward[grid](
-        dy, o, log_gain, gate, unseen, do, kept, total, *dy.stride()[:3], *o.stride()[:3], *_rows(o), **sizes,
+        dy, o, log_gain, gate, unseen, do, kept, total, *dy.stride()[:3], *o.stride()[:3], *rows, **sizes,
         GATE=gate is not None, READ=read, KEEP=unseen is not None,
     )  # fmt: skip
     return do, kept, total
-
-
-def _rows(o: Tensor) -> tuple[int, int, int]:
-    batch, heads, tokens, _ = o.shape
-    return batch * heads * tokens, heads, tokens
-
-
-def _launch(o: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    width = max(16, triton.next_power_of_2(o.shape[3]))
-    rows = max(1, 4096 // width)
-    return (triton.cdiv(_rows(o)[0], rows),), {"E": o.shape[3], "BE": width, "BR": rows, "num_warps": 4}

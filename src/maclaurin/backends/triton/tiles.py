@@ -1,0 +1,52 @@
+"""What the programs share: tiles of memory, and how large they are."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor, float32
+
+
+@triton.jit
+def load_rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
+    """A tile [rows, columns] with zeros beyond T and SIZE."""
+    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
+    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def row_offsets(row, N, M, s_b, s_n, s_m):
+    """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through."""
+    b, rest = row // (N * M), row % (N * M)
+    return b.to(tl.int64) * s_b + (rest // M).to(tl.int64) * s_n + (rest % M) * s_m
+
+
+def width(size: int) -> int:
+    """The columns of a tile that holds `size`."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def precision(tensor: Tensor) -> str:
+    """How products are made: fp32 in full; halves have nothing to lose."""
+    return "ieee" if tensor.dtype == float32 else "tf32"
+
+
+def square_tiles(q: Tensor, v: Tensor, tokens: int, queries: int, keys: int) -> dict[str, int]:
+    """Tiles of queries × keys; fp32 takes twice the room, and short texts need no long ones."""
+    if q.dtype == float32:
+        queries, keys = min(queries, 64), min(keys, 32)
+    wide = max(q.shape[3], v.shape[3]) > 64
+    return {
+        "BM": min(queries, width(tokens)),
+        "BN": min(keys, width(tokens)),
+        "num_warps": 8 if wide else 4,
+        "num_stages": 2 if wide else 3,
+    }
+
+
+def row_tiles(y: Tensor) -> tuple[tuple[int], tuple[int, int, int], dict[str, int]]:
+    """Grid, (rows, N, M) and sizes for a pass over the rows of y [B, N, M, size]."""
+    batch, n, m, size = y.shape
+    rows = max(1, 4096 // width(size))
+    sizes = {"E": size, "BE": width(size), "BR": rows, "num_warps": 4}
+    return (triton.cdiv(batch * n * m, rows),), (batch * n * m, n, m), sizes
