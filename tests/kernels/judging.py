@@ -40,11 +40,11 @@ def outputs_and_gradients(case, run, direction):
     return {"output": y.detach(), **gradients}
 
 
-def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0):
+def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0, form="parallel", **options):
     """Per tensor: error of the fused program over what it may be."""
     case = random_tensors(spec, shape, seed, dtype, device=device, size=size)
     tensors = [case.tensors[name] for name in "qkv"]
-    found_backend = plan(*tensors, spec, causal=causal, form="parallel").backend
+    found_backend = plan(*tensors, spec, causal=causal, form=form).backend
     assert found_backend == backend, f"{spec} runs on {found_backend}"
     wide = case.map(torch.Tensor.double)
     direction = torch.randn(
@@ -52,7 +52,7 @@ def ratios(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0
     )
     gold = outputs_and_gradients(wide, lambda c: plain(c, causal=causal), direction)
     known = outputs_and_gradients(case, lambda c: plain(c, causal=causal), direction)
-    found = outputs_and_gradients(case, lambda c: c.output(form="parallel", causal=causal), direction)
+    found = outputs_and_gradients(case, lambda c: c.output(form=form, causal=causal, **options), direction)
     largest = max(float(g.norm()) for name, g in gold.items() if name != "output")
     result = {}
     for name, reference in gold.items():

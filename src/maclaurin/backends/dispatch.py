@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.backends.flash import flash_attend
+from maclaurin.backends.linear_time import linear_attend
 from maclaurin.backends.plan import Plan, make_plan
 from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
@@ -241,6 +242,8 @@ class _Call:
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
+        if plan_.backend == "triton" and plan_.form is Form.CHUNKED:
+            return linear_attend(self.spec, inputs, scale=scale, chunk=plan_.chunk_size), None
         if plan_.backend == "triton":
             return fused_attend(self.spec, inputs, scale=scale, causal=self.causal), None
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64

@@ -1,8 +1,8 @@
 """Which form and which program a call takes, why, and what the others would cost.
 
-A small cost model: floating-point operations, bytes moved and operations launched, over rates typical
-of a few CPU cores and of a data-centre GPU. It decides between forms whose costs differ by factors, so
-the rates need not be right to better than that.
+A small cost model: floating-point operations, bytes moved and operations launched, over the rates at which
+each kind of program does them on a few CPU cores and on a data-centre GPU. It decides between forms whose
+costs differ by factors, so the rates need not be right to better than that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maclaurin.backends.flash import flash_serves
+from maclaurin.backends.linear_time import chunk_for as linear_chunk
+from maclaurin.backends.linear_time import linear_serves
 from maclaurin.backends.polynomial import fused_serves
 from maclaurin.forms.attend import Form
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
@@ -26,7 +28,15 @@ class Rates:
     launches: float
 
 
-RATES = {"cpu": Rates(6e10, 1.2e10, 2e5), "cuda": Rates(1e14, 3e12, 1.5e5)}
+#: by device and program; fused programs reach a share of the matrix units' rate
+RATES = {
+    "cpu": {"torch": Rates(6e10, 1.2e10, 2e5)},
+    "cuda": {
+        "torch": Rates(1e14, 3e12, 1.5e5),
+        "sdpa": Rates(4e14, 3e12, 1.5e5),
+        "triton": Rates(3e14, 3e12, 1.5e5),
+    },
+}
 #: above this, the weights of the parallel form are not written down
 WEIGHTS_BUDGET = 4 << 30
 
@@ -39,6 +49,7 @@ class Cost:
     bytes: float
     launches: float
     peak_bytes: float
+    backend: str = "torch"
 
     @property
     def fits(self) -> bool:
@@ -46,7 +57,8 @@ class Cost:
         return self.peak_bytes <= WEIGHTS_BUDGET
 
     def seconds(self, device: str) -> float:
-        rates = RATES.get(device, RATES["cpu"])
+        known = RATES.get(device, RATES["cpu"])
+        rates = known.get(self.backend, known["torch"])
         return self.flops / rates.flops + self.bytes / rates.bytes + self.launches / rates.launches
 
 
@@ -56,13 +68,17 @@ class Plan:
 
     spec: AttentionSpec
     form: Form
-    backend: str
     chunk_size: int
     costs: dict[Form, Cost]
     device: str
     state_bytes: int | None
     asked: bool
     carries_state: bool
+
+    @property
+    def backend(self) -> str:
+        """The kind of program: "sdpa" (torch's fused softmax), "triton" (fused programs of ours), "torch"."""
+        return self.costs[self.form].backend
 
     @property
     def reason(self) -> str:
@@ -83,7 +99,7 @@ class Plan:
         for form, cost in sorted(self.costs.items(), key=lambda item: item[1].seconds(self.device)):
             mark = "→" if form is self.form else " "
             lines.append(
-                f" {mark} {form.value:9} ≈ {cost.seconds(self.device) * 1e3:9.3g} ms, "
+                f" {mark} {form.value:9} ≈ {cost.seconds(self.device) * 1e3:9.3g} ms on {cost.backend:6} "
                 f"{cost.flops / 1e9:.3g} GFLOP, {cost.peak_bytes / 2**20:.3g} MiB beside inputs and output"
             )
         if self.state_bytes is not None:
@@ -104,7 +120,7 @@ def make_plan(
     d = inputs.k.shape[3]
     chunk = chunk_size or (chunk_size_for(spec, d) if spec.has_finite_state else 256)
     state_bytes = _state_bytes(spec, inputs)
-    costs = _costs(spec, inputs, chunk, carries_state, causal)
+    costs = _costs(spec, inputs, chunk, chunk_size, carries_state, causal)
     device = inputs.q.device.type
     if form is None:
         chosen = _cheapest(costs, device)
@@ -114,12 +130,12 @@ def make_plan(
         chosen = form
     if chosen not in costs:
         costs[chosen] = _blocked_cost(spec, inputs, chunk)
-    backend = _backend(spec, inputs, causal) if chosen is Form.PARALLEL else "torch"
-    return Plan(spec, chosen, backend, chunk, costs, device, state_bytes, form is not None, carries_state)
+    if chosen is Form.CHUNKED and costs[chosen].backend == "triton":
+        chunk = linear_chunk(spec, chunk_size)
+    return Plan(spec, chosen, chunk, costs, device, state_bytes, form is not None, carries_state)
 
 
-def _backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
-    """Which program computes the parallel form."""
+def _parallel_backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
     if flash_serves(spec, inputs, causal):
         return "sdpa"
     return "triton" if fused_serves(spec, inputs, causal) else "torch"
@@ -144,7 +160,7 @@ def _cheapest(costs: dict[Form, Cost], device: str) -> Form:
 
 
 def _costs(
-    spec: AttentionSpec, inputs: Inputs, chunk: int, carries_state: bool, causal: bool
+    spec: AttentionSpec, inputs: Inputs, chunk: int, asked: int | None, carries_state: bool, causal: bool
 ) -> dict[Form, Cost]:
     """The forms this call could take. The parallel form carries no state."""
     costs: dict[Form, Cost] = {}
@@ -153,15 +169,19 @@ def _costs(
         costs[Form.BLOCKED] = _blocked_cost(spec, inputs, chunk)
     same_length = inputs.q.shape[1] == inputs.k.shape[1]
     if spec.has_finite_state and (same_length or not causal):
-        costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
+        if not carries_state and linear_serves(spec, inputs, causal):
+            costs[Form.CHUNKED] = _fused_chunked_cost(spec, inputs, linear_chunk(spec, asked))
+        else:
+            costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
         if causal:
             costs[Form.RECURRENT] = _recurrent_cost(spec, inputs)
     return costs
 
 
 def _parallel_cost(spec: AttentionSpec, inputs: Inputs, causal: bool) -> Cost:
-    if _backend(spec, inputs, causal) != "torch":
-        return Cost(_dense_flops(inputs) / 2, 0.0, 5, 0.0)
+    backend = _parallel_backend(spec, inputs, causal)
+    if backend != "torch":
+        return Cost(_dense_flops(inputs) / 2, 0.0, 5, 0.0, backend)
     weights = float(inputs.q.shape[0] * inputs.q.shape[2] * inputs.q.shape[1] * inputs.k.shape[1])
     width = working_dtype(inputs.q.dtype).itemsize
     passes = 8 + 2 * _polynomial_passes(spec)
@@ -208,6 +228,18 @@ def _chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
     share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of the tokens in memory at once
     peak = ((rows + keys) * features + 2 * states + 2 * within) * share
     return Cost(flops, moved * width, 40 + 3 * d * max(spec.orders or (0,)), peak * width)
+
+
+def _fused_chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost:
+    """Moments made and read, half of the pairs within a chunk, and the moments of every chunk in memory."""
+    batch, tokens, heads, d = inputs.q.shape
+    kv_heads, e, order = inputs.k.shape[2], inputs.v.shape[3], max(spec.orders or (0,))
+    chunk = min(chunk, tokens)
+    features = d ** min(order, 2) * ((d + 1) / 2 if order > 2 else 1)
+    rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
+    flops = 2 * (rows + keys) * features * e + rows * chunk * (d + e)
+    states = float(batch * kv_heads) * (tokens // chunk) * features * e * inputs.q.element_size()
+    return Cost(flops, 2 * states, 8, states, "triton")
 
 
 def _recurrent_cost(spec: AttentionSpec, inputs: Inputs) -> Cost:

@@ -21,19 +21,20 @@ from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
 
 #: Horner's rule is unrolled, and no higher order was measured
 HIGHEST_FUSED_ORDER = 12
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: dtypes the programs take
+HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def fused_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
     """Whether the fused program computes this spec for such tensors."""
-    if _rounds_features(spec, inputs):
+    if loses_digits(spec, inputs):
         return False
     return _spec_is_served(spec) and _tensors_are_served(inputs, causal)
 
 
 def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
-    q, k, v = _inner(spec, inputs)
+    q, k, v = polynomial_operands(spec, inputs)
     row_sum = spec.denominator if isinstance(spec.denominator, RowSum) else None
     y, _ = polynomial_attention(
         q,
@@ -50,17 +51,22 @@ def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
 
 
 def _spec_is_served(spec: AttentionSpec) -> bool:
-    kernel, denominator = spec.kernel, spec.denominator
-    if spec.orders is None or max(spec.orders, default=0) > HIGHEST_FUSED_ORDER or not spec.orders:
+    if not spec.orders or max(spec.orders) > HIGHEST_FUSED_ORDER:
         return False
-    if kernel.depends_on_row or spec.forget_gate or spec.window is not None:
+    if spec.kernel.depends_on_row or spec.forget_gate or spec.window is not None:
         return False
+    return row_sum_is_served(spec)
+
+
+def row_sum_is_served(spec: AttentionSpec) -> bool:
+    """Whether a program that divides by a plain row sum or by t knows the denominator."""
+    denominator = spec.denominator
     if isinstance(denominator, RowSum):
         return denominator.floor is None and not denominator.detach
     return denominator is None or isinstance(denominator, VisibleKeys)
 
 
-def _rounds_features(spec: AttentionSpec, inputs: Inputs) -> bool:
+def loses_digits(spec: AttentionSpec, inputs: Inputs) -> bool:
     """Whether φ(q) and φ(k) would lose digits in the dtype the program multiplies in."""
     feature_map = spec.kernel.feature_map
     return feature_map is not None and not feature_map.keeps_digits and inputs.q.dtype != torch.float32
@@ -71,10 +77,10 @@ def _tensors_are_served(inputs: Inputs, causal: bool) -> bool:
     aligned = q.shape[1] == k.shape[1] and (causal or inputs.present is None)
     small = max(q.shape[3], v.shape[3]) <= 128 and q.shape[1] > 0
     same = q.dtype == k.dtype == v.dtype
-    return aligned and small and same and q.dtype in _DTYPES and programs.runs_on(q.device)
+    return aligned and small and same and q.dtype in HALF_OR_SINGLE and programs.runs_on(q.device)
 
 
-def _inner(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def polynomial_operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """φ and the input gate applied, rounded to the dtype the program multiplies in."""
     q, k, v = inputs.q, inputs.k, inputs.v
     feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)

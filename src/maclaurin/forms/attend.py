@@ -12,7 +12,7 @@ from torch import Tensor
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
 from maclaurin.forms.divisors import log_running_sum, visible_keys
 from maclaurin.forms.epilogue import finish
-from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.inputs import Inputs, clamped_log_forget, working_dtype
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
@@ -30,10 +30,6 @@ class Form(enum.Enum):
     RECURRENT = "recurrent"
 
 
-#: a log forget gate below this forgets everything; −inf would make NaN of differences
-_LOWEST_LOG_FORGET = -200.0
-
-
 def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
     """φ, the scale and the input gate applied; heads before tokens; fp32 or fp64."""
     dtype = working_dtype(inputs.q.dtype)
@@ -42,13 +38,8 @@ def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
         q, k = spec.kernel.feature_map(q), spec.kernel.feature_map(k)
     if inputs.input_gate is not None:
         v = v * inputs.input_gate.to(dtype).transpose(1, 2)[..., None]
-    log_forget = None
-    if inputs.log_forget is not None:
-        log_forget = inputs.log_forget.to(dtype).transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
-        if inputs.present is not None:
-            log_forget = torch.where(inputs.present[:, None], log_forget, 0.0)
     q = (q * scale).unflatten(1, (k.shape[1], -1))
-    return Stream(q, k, v, log_forget, inputs.present)
+    return Stream(q, k, v, clamped_log_forget(inputs), inputs.present)
 
 
 def attend(

@@ -40,3 +40,16 @@ class Inputs:
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """fp64 stays, everything else is computed and kept in fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+#: a log forget gate below this forgets everything; −inf would make NaN of differences
+_LOWEST_LOG_FORGET = -200.0
+
+
+def clamped_log_forget(inputs: Inputs) -> Tensor | None:
+    """ln f [B, K, T] in the working dtype, 0 where a token is absent."""
+    if inputs.log_forget is None:
+        return None
+    dtype = working_dtype(inputs.q.dtype)
+    log_forget = inputs.log_forget.to(dtype).transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
+    return log_forget if inputs.present is None else torch.where(inputs.present[:, None], log_forget, 0.0)

@@ -1,174 +1,141 @@
-"""Attention with a polynomial of order ≤ 2 for a weight, in time linear in the text.
+"""Attention with a polynomial of low order for a weight, in time linear in the text.
 
-    w_ts = c₀ + c₁ s + c₂ s²,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
+    w_ts = e^{L_t − L_s} Σ_n α_n(t) (q·k)ⁿ,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
 
-The text is cut into chunks. Each chunk's moments Σ φ(k) [v, 1]ᵀ are found (states), added up over the
-chunks before it (scan), and read by its queries, which see the keys of their own chunk pair by pair (read).
+The text is cut into chunks. Queries see the keys of their own chunk pair by pair, and all before it through
+moments (moments.py). L are running totals of the log forget gate within a chunk; α are constants, or one number
+per order and row.
 
-Second-order features k_a k_b are made in registers, tile by tile: a and b run over tiles i ≤ j of 16
-entries, so that of the d² products only about half are kept; a pair i < j counts twice where it is read.
-The moments of one chunk lie in one row of F × E numbers:
+Backward, with dn = dy/D, dz = dD − Σ dy∘y/D and g_ts = e^{L_t − L_s}(dn_t·v_s + dz_t):
 
-    [tiles (i, j), 256 rows each | k, D rows | 1, one row]
+    r⁽ⁿ⁾_t = Σ_s g_ts (q·k)ⁿ⁻¹ k_s,     dq = Σ_n n α_n r⁽ⁿ⁾,     dα_n = q·r⁽ⁿ⁾,   dα₀ = Σ_s g_ts
 
-Backward, with dn = dy/D and dz = −Σ dy∘y / D: the same moments of (q, dn, dz), added up over the chunks
-after, are what keys and values read; gradients with respect to q and k are products of q ⊗ dn (or k ⊗ v)
-with the same moments.
+and keys and values read the moments of (q, dn, dz) over the chunks after their own in the same way. A moment of
+order n is one block [d, e] per monomial μ of degree n − 1, so both directions are sums over monomials:
+
+    φ(q)·S = Σ_μ (μ(q) q) S_μ,          Σ_s g (q·k)ⁿ⁻¹ k = Σ_μ (μ(q) dn) S_μᵀ
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.polynomial_quadratic import Call, _polynomial, _slope
-from maclaurin.backends.triton.tiles import load_rows, precision, width
-
-TILE = 16
+from maclaurin.backends.triton.moments import Moments, Side, blocks, moments, operand_options, pairs
+from maclaurin.backends.triton.tiles import load_rows, width
 
 
-@triton.jit
-def _pair(i, j, TILES: tl.constexpr):
-    """Place of the pair of tiles i ≤ j among all pairs, row by row."""
-    return i * TILES - i * (i - 1) // 2 + j - i
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor.
+
+    coefficients    α₀ … α_N of s, the score without its scale; where rows have their own, only N counts
+    divide_by_sum   D = row sum + eps; else the number of visible keys
+    """
+
+    coefficients: tuple[float, ...]
+    divide_by_sum: bool
+    eps: float
+    chunk: int
+
+    @property
+    def order(self) -> int:
+        return len(self.coefficients) - 1
 
 
-@triton.jit
-def _columns(pointer, stride_t, rows, first, T, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """[rows, WIDTH] entries from column `first` on, zeros beyond T and SIZE."""
-    columns = first + tl.arange(0, WIDTH)
-    inside = (rows < T)[:, None] & (columns < SIZE)[None, :]
-    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
-
-
-# --------------------------------------------------------------------------- moments of a chunk
-
-
-@triton.jit
-def _second_moments(
-    K, V, W, M, Z,
-    k_b, k_t, k_h, v_b, v_t, v_h,
-    T, H, chunks,
-    D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-    TILES: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Σ_s k_a k_b v_s and Σ_s k_a k_b ω_s over a chunk, for one pair of tiles."""
-    pair, c = tl.program_id(0), tl.program_id(1)
-    b, h = (tl.program_id(2) // H).to(tl.int64), (tl.program_id(2) % H).to(tl.int64)
-    i = 0
-    while _pair(i + 1, i + 1, TILES) <= pair:
-        i += 1
-    j = pair - _pair(i, i, TILES) + i
-    K += b * k_b + h * k_h
-    V += b * v_b + h * v_h
-    e = tl.arange(0, BE)
-    acc = tl.zeros((256, BE), tl.float32)
-    z = tl.zeros((256,), tl.float32)
-    for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
-        n = start + tl.arange(0, BN)
-        first = tl.trans(_columns(K, k_t, n, i * 16, T, D, 16))
-        second = tl.trans(_columns(K, k_t, n, j * 16, T, D, 16))
-        products = first.to(tl.float32)[:, None, :] * second.to(tl.float32)[None, :, :]
-        features = tl.reshape(products, (256, BN))
-        v = load_rows(V, v_t, n, e, T, E)
-        acc = tl.dot(features.to(v.dtype), v, acc, input_precision=PRECISION)
-        if WEIGHTED:
-            weight = tl.load(W + (b * H + h) * T + n, mask=n < T, other=0.0)
-            z += tl.sum(features * weight[None, :], 1)
-        else:
-            z += tl.sum(features, 1)
-    at = ((b * H + h) * chunks + c) * F + pair * 256 + tl.arange(0, 256)
-    tl.store(M + at[:, None] * E + e[None, :], acc, mask=(e < E)[None, :])
-    tl.store(Z + at, z)
+# --------------------------------------------------------------------------------- in registers
 
 
 @triton.jit
-def _low_moments(
-    K, V, W, M, Z,
-    k_b, k_t, k_h, v_b, v_t, v_h,
-    T, H, chunks,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-    BE: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Σ k vᵀ, Σ v and Σ k ω, Σ ω over a chunk: the last D + 1 rows of its moments."""
-    c = tl.program_id(0)
-    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    K += b * k_b + h * k_h
-    V += b * v_b + h * v_h
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    first = tl.zeros((BD, BE), tl.float32)
-    z_first = tl.zeros((BD,), tl.float32)
-    zeroth = tl.zeros((BE,), tl.float32)
-    z_zeroth = tl.zeros((BN,), tl.float32)
-    for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        if WEIGHTED:
-            weight = tl.load(W + (b * H + h) * T + n, mask=n < T, other=0.0)
-        else:
-            weight = tl.where(n < T, 1.0, 0.0)
-        first = tl.dot(tl.trans(k), v, first, input_precision=PRECISION)
-        z_first += tl.sum(k.to(tl.float32) * weight[:, None], 0)
-        zeroth += tl.sum(v.to(tl.float32), 0)
-        z_zeroth += weight
-    at = ((b * H + h) * chunks + c) * F + F - D - 1
-    tl.store(M + (at + d)[:, None] * E + e[None, :], first, mask=(d < D)[:, None] & (e < E)[None, :])
-    tl.store(Z + at + d, z_first, mask=d < D)
-    tl.store(M + (at + D) * E + e, zeroth, mask=e < E)
-    tl.store(Z + at + D, tl.sum(z_zeroth, 0))
-
-
-# ------------------------------------------------------------------------------ sums over chunks
+def _coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, ROWS: tl.constexpr):
+    """α_n of the rows m."""
+    if ROWS:
+        alpha = tl.load(ALPHA + n * all_rows + rows + m, mask=m < T, other=0.0)
+    else:
+        alpha = tl.zeros(m.shape, tl.float32) + C[n]
+    return alpha
 
 
 @triton.jit
-def _scan(M, OUT, chunks, SIZE, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """What lies before each chunk (after it, if REVERSE): exclusive sums along the chunks of one head."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(1).to(tl.int64) * chunks
-    total = tl.zeros((BLOCK,), tl.float32)
-    for step in range(chunks):
-        c = chunks - 1 - step if REVERSE else step
-        place = (row + c) * SIZE + at
-        tl.store(OUT + place, total.to(OUT.dtype.element_ty), mask=at < SIZE)
-        total += tl.load(M + place, mask=at < SIZE, other=0.0)
-
-
-# ------------------------------------------------------------------------------------ reading
+def _decay(LOG, rows, n, T, DECAY: tl.constexpr):
+    """L of the tokens n."""
+    if DECAY:
+        log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
+    else:
+        log = tl.zeros(n.shape, tl.float32)
+    return log
 
 
 @triton.jit
-def _read_second(acc, z, q_at, q_t, m, M, Z, at, T, c2, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-                 TILES: tl.constexpr, BM: tl.constexpr, WITH_Z: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """c₂ Σ_ab q_a q_b M_ab, for all pairs of tiles."""
-    e = tl.arange(0, BE)
-    f = tl.arange(0, 256)
-    for i in range(TILES):
-        left = _columns(q_at, q_t, m, i * 16, T, D, 16).to(tl.float32)
-        for j in range(i, TILES):
-            right = _columns(q_at, q_t, m, j * 16, T, D, 16).to(tl.float32)
-            factor = tl.where(i == j, c2, 2 * c2)
-            features = tl.reshape((left * factor)[:, :, None] * right[:, None, :], (BM, 256))
-            rows = at + _pair(i, j, TILES) * 256 + f
-            moments = tl.load(M + rows[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
-            acc = tl.dot(features.to(moments.dtype), moments, acc, input_precision=PRECISION)
-            if WITH_Z:
-                z += tl.sum(features * tl.load(Z + rows)[None, :], 1)
-    return acc, z
+def _weights(s, a0, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ α_n sⁿ by Horner's rule."""
+    if ORDER == 1:
+        w = a1 * s + a0
+    elif ORDER == 2:
+        w = (a2 * s + a1) * s + a0
+    else:
+        w = ((a3 * s + a2) * s + a1) * s + a0
+    return w
+
+
+@triton.jit
+def _slopes(s, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ n α_n sⁿ⁻¹."""
+    if ORDER == 1:
+        slope = a1 + tl.zeros(s.shape, tl.float32)
+    elif ORDER == 2:
+        slope = 2 * a2 * s + a1
+    else:
+        slope = (3 * a3 * s + 2 * a2) * s + a1
+    return slope
+
+
+@triton.jit
+def _factor(at, t, TABLE, i, m, T, ORDER: tl.constexpr, OPERAND: tl.constexpr):
+    """The i-th monomial of rows of x, as often as it occurs."""
+    if ORDER == 2:
+        found = tl.load(at + m * t + i, mask=m < T, other=0.0).to(OPERAND)
+    else:
+        a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
+        first = tl.load(at + m * t + a, mask=m < T, other=0.0).to(OPERAND)
+        second = tl.load(at + m * t + b, mask=m < T, other=0.0).to(OPERAND)
+        found = first * second * tl.where(a == b, 1, 2).to(OPERAND)
+    return found
+
+
+@triton.jit
+def _block(S, i, d, e, D: tl.constexpr, E: tl.constexpr):
+    """S_μ [d, e] of the i-th monomial."""
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    return tl.load(S + (i * D + d)[:, None] * E + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x Z for a symmetric Z [d, d] kept in fp32, by its two halves, so that the row sum is one of fp32."""
+    inside = (d < D)[:, None] & (d < D)[None, :]
+    z = tl.load(Z + d[:, None] * D + d[None, :], mask=inside, other=0.0)
+    high = z.to(OPERAND)
+    rest = (z - high.to(tl.float32)).to(OPERAND)
+    return tl.dot(x, rest, tl.dot(x, high, input_precision=PRECISION), input_precision=PRECISION)
+
+
+# ------------------------------------------------------------------------------------- forward
 
 
 @triton.jit
 def _forward(
-    Q, K, V, M, Z, Y, DIVISOR,
+    Q, K, V, ALPHA, LOG, SMALL, S2, S3, TABLE, Y, DIVISOR,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
-    T, H, chunks, eps,
+    T, H, chunks, all_rows, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    TILES: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    C: tl.constexpr, BY_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -176,306 +143,451 @@ def _forward(
     chunk = first // CHUNK
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q_at = Q + b * q_b + h * q_h
-    q = load_rows(q_at, q_t, m, d, T, D)
-    K += b * k_b + g * k_h
-    V += b * v_b + g * v_h
-    at = ((b * (H // GROUP) + g) * chunks + chunk) * F
-    low = at + F - D - 1
+    q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
+    heads = H // GROUP
+    past = (b * heads + g) * chunks + chunk
+    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
+    a0 = _coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
+    a1 = _coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
+    a2 = _coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
+    a3 = _coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
+    log = _decay(LOG, (b * heads + g) * T, m, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
-    if chunk > 0:
-        inside = (d < D)[:, None] & (e < E)[None, :]
-        moments = tl.load(M + (low + d)[:, None] * E + e[None, :], mask=inside, other=0.0)
-        acc = tl.dot((q * C[1]).to(moments.dtype), moments, acc, input_precision=PRECISION)
-        acc += C[0] * tl.load(M + (low + D) * E + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
-        z_first = tl.load(Z + low + d, mask=d < D, other=0.0)
-        z += C[1] * tl.sum(q.to(tl.float32) * z_first[None, :], 1) + C[0] * tl.load(Z + low + D)
-        if TILES > 0:
-            acc, z = _read_second(acc, z, q_at, q_t, m, M, Z, at, T, C[2], D, E, BE, TILES, BM, BY_SUM,
-                                  PRECISION)  # fmt: skip
+    if STARTED or chunk > 0:
+        if ORDER > 2:
+            at = S3 + past * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = _factor(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+                acc = tl.dot(q * factor[:, None], _block(at, i, d, e, D, E), acc, input_precision=PRECISION)
+            acc *= a3[:, None]
+        if ORDER > 1:
+            second = tl.zeros((BM, BE), tl.float32)
+            at = S2 + past * BLOCKS2 * D * E
+            for i in range(D):
+                factor = _factor(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+                block = _block(at, i, d, e, D, E)
+                second = tl.dot(q * factor[:, None], block, second, input_precision=PRECISION)
+            acc += a2[:, None] * second
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        one = tl.dot(q, _block(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        acc += a1[:, None] * one + a0[:, None] * zero[None, :]
+        if BY_SUM:
+            at = small + D * E + E
+            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+            row = a1[:, None] * z_first[None, :]
+            if ORDER > 1:
+                row += a2[:, None] * _times_square(q, at, d, D, OPERAND, PRECISION)
+            z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
+        if DECAY:
+            acc *= tl.exp(log)[:, None]
+            z *= tl.exp(log)
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
         n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        w = _polynomial(tl.dot(q, tl.trans(k), input_precision=PRECISION), C)
-        w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0).to(v.dtype)
-        z += tl.sum(w.to(tl.float32), 1)
+        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        w = _weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
+        if DECAY:
+            log_s = _decay(LOG, (b * heads + g) * T, n, T, DECAY)
+            w *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
+        w = tl.where(seen, w, 0.0).to(OPERAND)
+        z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
         acc = tl.dot(w, v, acc, input_precision=PRECISION)
     divisor = z + eps if BY_SUM else (m + 1).to(tl.float32)
     divisor = tl.where(divisor == 0, 1.0, divisor)
     inside = (m < T)[:, None] & (e < E)[None, :]
     tl.store(Y + b * y_b + h * y_h + m[:, None] * y_t + e[None, :], acc / divisor[:, None], mask=inside)
-    tl.store(DIVISOR + (b * H + h) * T + m, divisor, mask=m < T)
+    tl.store(DIVISOR + rows + m, divisor, mask=m < T)
 
 
-@triton.jit
-def _contract_second(acc, x_at, x_t, g_at, g_t, rows, M, at, T, D: tl.constexpr, E: tl.constexpr,
-                     BD: tl.constexpr, BE: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr,
-                     STEP: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Σ_{b,e} x_b g_e M_abe [rows, a]: products of x ⊗ g with the moments, unfolded to all (a, b)."""
-    a, e = tl.arange(0, BD), tl.arange(0, BE)
-    g = load_rows(g_at, g_t, rows, e, T, E).to(tl.float32)
-    i = a // 16
-    for start in range(0, TILES * 16, STEP):
-        b = start + tl.arange(0, STEP)
-        j = b // 16
-        x = _columns(x_at, x_t, rows, start, T, D, STEP).to(tl.float32)
-        features = tl.reshape(x[:, :, None] * g[:, None, :], (BM, STEP * BE))
-        low, high = tl.minimum(i[None, :], j[:, None]), tl.maximum(i[None, :], j[:, None])
-        straight = i[None, :] <= j[:, None]
-        inner = tl.where(
-            straight, a[None, :] % 16 * 16 + b[:, None] % 16, b[:, None] % 16 * 16 + a[None, :] % 16
-        )
-        place = at + _pair(low, high, TILES) * 256 + inner  # [b, a]
-        where = place[:, None, :] * E + e[None, :, None]  # [b, e, a]
-        inside = (a < D)[None, None, :] & (b < D)[:, None, None] & (e < E)[None, :, None]
-        moments = tl.load(M + where, mask=inside, other=0.0)
-        moments = tl.reshape(moments, (STEP * BE, BD))
-        acc = tl.dot(features.to(moments.dtype), moments, acc, input_precision=PRECISION)
-    return acc
-
-
-@triton.jit
-def _times_second_sums(x_at, x_t, rows, Z, at, T, D: tl.constexpr, BD: tl.constexpr, TILES: tl.constexpr,
-                       BM: tl.constexpr):  # fmt: skip
-    """Σ_b x_b Z_ab [rows, a] in fp32."""
-    a = tl.arange(0, BD)
-    i = a // 16
-    total = tl.zeros((BM, BD), tl.float32)
-    for j in range(TILES):
-        b = j * 16 + tl.arange(0, 16)
-        x = _columns(x_at, x_t, rows, j * 16, T, D, 16).to(tl.float32)
-        low, high = tl.minimum(i, j), tl.maximum(i, j)
-        straight = (i <= j)[None, :]
-        inner = tl.where(
-            straight, a[None, :] % 16 * 16 + b[:, None] % 16, b[:, None] % 16 * 16 + a[None, :] % 16
-        )
-        place = at + _pair(low, high, TILES)[None, :] * 256 + inner
-        sums = tl.load(Z + place, mask=(a < D)[None, :] & (b < D)[:, None], other=0.0)
-        total = tl.dot(x, sums, total, input_precision="ieee")
-    return total
+# ------------------------------------------------------------------------------------ backward
 
 
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, M, Z, DQ,
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, TABLE, DQ, DALPHA,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
-    T, H, chunks,
+    T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    TILES: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STEP: tl.constexpr, C: tl.constexpr, BY_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq_t = Σ_{s≤t} (dn_t·v_s + dz_t) w′_ts k_s."""
+    """dq, and dα where rows have their own."""
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     chunk = first // CHUNK
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q_at, dn_at = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h
-    q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-    dz = tl.load(DZ + (b * H + h) * T + m, mask=m < T, other=0.0)
-    K += b * k_b + g * k_h
-    V += b * v_b + g * v_h
-    at = ((b * (H // GROUP) + g) * chunks + chunk) * F
-    low = at + F - D - 1
+    q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
+    heads = H // GROUP
+    past = (b * heads + g) * chunks + chunk
+    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E).to(OPERAND)
+    dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
+    a1 = _coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
+    a2 = _coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a1
+    a3 = _coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a1
+    log = _decay(LOG, (b * heads + g) * T, m, T, DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
-    if chunk > 0:
-        if TILES > 0:
-            dq = _contract_second(dq, q_at, q_t, dn_at, n_t, m, M, at, T, D, E, BD, BE, TILES, BM, STEP,
-                                  PRECISION)  # fmt: skip
+    da0 = tl.zeros((BM,), tl.float32)
+    da1, da2, da3 = da0, da0, da0
+    if STARTED or chunk > 0:
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        if ORDER > 2:
+            third = tl.zeros((BM, BD), tl.float32)
+            at3 = S3 + past * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = _factor(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+                block = tl.trans(_block(at3, i, d, e, D, E))
+                third = tl.dot(dn * factor[:, None], block, third, input_precision=PRECISION)
+            da3 = tl.sum(third * q.to(tl.float32), 1)
+            dq += 3 * a3[:, None] * third
+        if ORDER > 1:
+            second = tl.zeros((BM, BD), tl.float32)
+            at2 = S2 + past * BLOCKS2 * D * E
+            for i in range(D):
+                factor = _factor(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+                block = tl.trans(_block(at2, i, d, e, D, E))
+                second = tl.dot(dn * factor[:, None], block, second, input_precision=PRECISION)
             if BY_SUM:
-                dq += dz[:, None] * _times_second_sums(q_at, q_t, m, Z, at, T, D, BD, TILES, BM)
-            dq *= 2 * C[2]
-        inside = (d < D)[None, :] & (e < E)[:, None]
-        moments = tl.load(M + (low + d)[None, :] * E + e[:, None], mask=inside, other=0.0)
-        dq += C[1] * tl.dot(dn.to(moments.dtype), moments, input_precision=PRECISION)
+                second += dz[:, None] * _times_square(q, at, d, D, OPERAND, PRECISION)
+            da2 = tl.sum(second * q.to(tl.float32), 1)
+            dq += 2 * a2[:, None] * second
+        one = tl.dot(dn, tl.trans(_block(small, 0, d, e, D, E)).to(OPERAND), input_precision=PRECISION)
         if BY_SUM:
-            dq += C[1] * dz[:, None] * tl.load(Z + low + d, mask=d < D, other=0.0)[None, :]
+            one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        da1 = tl.sum(one * q.to(tl.float32), 1)
+        dq += a1[:, None] * one
+        if ROWS:
+            zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+            da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
+            if BY_SUM:
+                da0 += dz * tl.load(at + D * D + D)
+        if DECAY:
+            past_left = tl.exp(log)
+            dq *= past_left[:, None]
+            da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
         n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        ds = (tl.dot(dn, tl.trans(v), input_precision=PRECISION) + dz[:, None]) * _slope(s, C)
-        ds = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], ds, 0.0)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        grad = tl.dot(dn, tl.trans(v), input_precision=PRECISION) + dz[:, None]
+        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
+        if DECAY:
+            log_s = _decay(LOG, (b * heads + g) * T, n, T, DECAY)
+            grad *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
+        grad = tl.where(seen, grad, 0.0)
+        if ROWS:
+            da0 += tl.sum(grad, 1)
+            da1 += tl.sum(grad * s, 1)
+            if ORDER > 1:
+                da2 += tl.sum(grad * s * s, 1)
+            if ORDER > 2:
+                da3 += tl.sum(grad * s * s * s, 1)
+        ds = grad * _slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
+        dq = tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
-    tl.store(
-        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
-    )
+    at = DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :]
+    tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside)
+    if ROWS:
+        tl.store(DALPHA + rows + m, da0, mask=m < T)
+        tl.store(DALPHA + all_rows + rows + m, da1, mask=m < T)
+        if ORDER > 1:
+            tl.store(DALPHA + 2 * all_rows + rows + m, da2, mask=m < T)
+        if ORDER > 2:
+            tl.store(DALPHA + 3 * all_rows + rows + m, da3, mask=m < T)
 
 
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, M, Z, DK, DV,
+    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, TABLE, DK, DV, DKEY,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
-    T, H, chunks,
+    T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    TILES: tl.constexpr, F: tl.constexpr, CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    STEP: tl.constexpr, C: tl.constexpr, BY_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dv_s = Σ_{t≥s} w_ts dn_t,  dk_s = Σ_{t≥s} (dn_t·v_s + dz_t) w′_ts q_t; one key-value head, its whole group.
+    """dk, dv, and Σ_t g w (how the loss grows with all weights of a key), for one key-value head.
 
-    M and Z hold the moments of (q, dn, dz) over later chunks, summed over the group.
+    The moments are those of (q, dn, dz) over later chunks. Where rows have coefficients of their own, these are
+    in the moments already; LEFT is ln of what is left of a key at the end of its chunk.
     """
     first = tl.program_id(0) * BN
-    kv_heads = H // GROUP
-    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    heads = H // GROUP
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     chunk = first // CHUNK
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    k, v = load_rows(k_at, k_t, n, d, T, D), load_rows(v_at, v_t, n, e, T, E)
-    at = ((b * kv_heads + g) * chunks + chunk) * F
-    low = at + F - D - 1
+    k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+    of_key = (b * heads + g) * T
+    log_s = _decay(LOG, of_key, n, T, DECAY)
+    later = (b * heads + g) * chunks + chunk
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    if chunk < chunks - 1:
-        unused = tl.zeros((BN,), tl.float32)
-        if TILES > 0:
-            dk = _contract_second(dk, k_at, k_t, v_at, v_t, n, M, at, T, D, E, BD, BE, TILES, BN, STEP,
-                                  PRECISION)  # fmt: skip
+    dz_key = tl.zeros((BN,), tl.float32)
+    if STARTED or chunk < chunks - 1:
+        c0 = 1.0 if ROWS else C[0]
+        c1 = 1.0 if ROWS else C[1]
+        small = SMALL + later * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        if ORDER > 2:
+            c3 = 1.0 if ROWS else C[3]
+            at3 = S3 + later * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = _factor(k_at, k_t, TABLE, i, n, T, 3, OPERAND)
+                block = _block(at3, i, d, e, D, E)
+                dv = tl.dot(k * factor[:, None], block, dv, input_precision=PRECISION)
+                dk = tl.dot(v * factor[:, None], tl.trans(block), dk, input_precision=PRECISION)
+            dv *= c3
+            dk *= 3 * c3
+        if ORDER > 1:
+            c2 = 1.0 if ROWS else C[2]
+            at2 = S2 + later * BLOCKS2 * D * E
+            of_v = tl.zeros((BN, BE), tl.float32)
+            of_k = tl.zeros((BN, BD), tl.float32)
+            for i in range(D):
+                factor = _factor(k_at, k_t, TABLE, i, n, T, 2, OPERAND)
+                block = _block(at2, i, d, e, D, E)
+                of_v = tl.dot(k * factor[:, None], block, of_v, input_precision=PRECISION)
+                of_k = tl.dot(v * factor[:, None], tl.trans(block), of_k, input_precision=PRECISION)
             if BY_SUM:
-                dk += _times_second_sums(k_at, k_t, n, Z, at, T, D, BD, TILES, BN)
-            dk *= 2 * C[2]
-            dv, unused = _read_second(dv, unused, k_at, k_t, n, M, Z, at, T, C[2], D, E, BE, TILES, BN, False,
-                                      PRECISION)  # fmt: skip
-        inside = (d < D)[:, None] & (e < E)[None, :]
-        moments = tl.load(M + (low + d)[:, None] * E + e[None, :], mask=inside, other=0.0)
-        dv = tl.dot((k * C[1]).to(moments.dtype), moments, dv, input_precision=PRECISION)
-        dv += C[0] * tl.load(M + (low + D) * E + e, mask=e < E, other=0.0).to(tl.float32)[None, :]
-        dk += C[1] * tl.dot(v.to(moments.dtype), tl.trans(moments), input_precision=PRECISION)
+                row = _times_square(k, at, d, D, OPERAND, PRECISION)
+                of_k += row
+                dz_key += c2 * tl.sum(row * k.to(tl.float32), 1)
+            dv += c2 * of_v
+            dk += 2 * c2 * of_k
+        block = _block(small, 0, d, e, D, E).to(OPERAND)
+        dv += c1 * tl.dot(k, block, input_precision=PRECISION)
+        dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+        dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)
         if BY_SUM:
-            dk += C[1] * tl.load(Z + low + d, mask=d < D, other=0.0)[None, :]
+            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+            dk += c1 * z_first[None, :]
+            dz_key += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
+        if DECAY:
+            left = tl.exp(_decay(LEFT, of_key, n, T, DECAY))
+            dk, dv, dz_key = dk * left[:, None], dv * left[:, None], dz_key * left
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, dn_at = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
         for start in range(first // BM * BM, tl.minimum((chunk + 1) * CHUNK, T), BM):
             m = start + tl.arange(0, BM)
-            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz = tl.load(DZ + (b * H + h) * T + m, mask=m < T, other=0.0)
+            q, dn = (
+                load_rows(q_at, q_t, m, d, T, D).to(OPERAND),
+                load_rows(dn_at, n_t, m, e, T, E).to(OPERAND),
+            )
+            dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
+            a0 = _coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)[None, :]
+            a1 = _coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)[None, :]
+            a2 = _coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 1 else a0
+            a3 = _coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 2 else a0
             seen = (n[:, None] <= m[None, :]) & (m < T)[None, :]
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            w = tl.where(seen, _polynomial(s, C), 0.0)
-            dv = tl.dot(w.to(dn.dtype), dn, dv, input_precision=PRECISION)
-            ds = (tl.dot(v, tl.trans(dn), input_precision=PRECISION) + dz[None, :]) * _slope(s, C)
-            ds = tl.where(seen, ds, 0.0)
-            dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+            w = _weights(s, a0, a1, a2, a3, ORDER)
+            grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION) + dz[None, :]
+            if DECAY:
+                log_t = _decay(LOG, of_key, m, T, DECAY)
+                left = tl.exp(tl.where(seen, log_t[None, :] - log_s[:, None], 0.0))
+                w, grad = w * left, grad * left
+            w = tl.where(seen, w, 0.0)
+            dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+            if BY_SUM and DECAY:
+                dz_key += tl.sum(w * dz[None, :], 1)
+            ds = tl.where(seen, grad * _slopes(s, a1, a2, a3, ORDER), 0.0)
+            dk = tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION)
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
-    tl.store(
-        DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :], dk.to(DK.dtype.element_ty), mask=inside_d
-    )
-    tl.store(
-        DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
-    )
+    at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
+    at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
+    if DECAY:
+        tl.store(DKEY + of_key + n, dz_key + tl.sum(dv * v.to(tl.float32), 1), mask=n < T)
 
 
 # ------------------------------------------------------------------------------------ launching
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call, chunk: int) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, e] and D [B, H, T] in fp32, causal."""
+@dataclass(frozen=True)
+class Rows:
+    """What a call may have per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
+
+    alpha: Tensor | None = None
+    log_forget: Tensor | None = None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> tuple[Tensor, Tensor, Moments]:
+    """y [B, T, H, e] and D [B, H, T] in fp32, causal; and the moments of the keys, for the way back."""
     batch, tokens, heads, _ = q.shape
-    moments, sums = _summed_moments(k, v, None, call, chunk, reverse=False, group=1)
+    log = _chunk_totals(rows.log_forget, call.chunk)
+    past, _ = moments(_keys_side(k, v, log, call), call.order, call.chunk, sums=call.divide_by_sum)
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = _tiles(q, v, chunk, 128, 64)
+    tile = _tiles(q, v, call.chunk, 128, 64)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, moments, sums, y, divisor,
+        q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
-        tokens, heads, _chunks(tokens, chunk), call.eps,
-        **_sizes(q, k, v, call, chunk), **tile, BY_SUM=call.divide_by_sum,
+        tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
+        **_sizes(q, k, v, rows, call), **tile,
     )  # fmt: skip
-    return y, divisor
+    return y, divisor, past
 
 
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, divisor: Tensor, call: Call, chunk: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv in the dtypes of q, k, v. Moments are made again rather than kept."""
+    dy: Tensor,
+    d_divisor: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    divisor: Tensor,
+    rows: Rows,
+    past: Moments,
+    call: Call,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dq, dk, dv in the dtypes of q, k, v; dα and the gradient of the log forget gate, in fp32."""
     batch, tokens, heads, _ = q.shape
-    kv_heads, chunks = k.shape[2], _chunks(tokens, chunk)
-    scale = 1 / divisor.transpose(1, 2)[..., None]
-    dz = (-(dy * y).sum(-1, keepdim=True) * scale)[..., 0].transpose(1, 2).contiguous()
-    if not call.divide_by_sum:
-        dz = torch.zeros_like(dz)
-    dn = (dy * scale).to(v.dtype)
+    kv_heads, chunks = k.shape[2], past.small.shape[1]
+    log = _chunk_totals(rows.log_forget, call.chunk)
+    dn, dz = _row_gradients(dy, d_divisor, y, divisor, v.dtype, call)
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
-    sizes = {**_sizes(q, k, v, call, chunk), "BY_SUM": call.divide_by_sum}
-    sizes["STEP"] = 256 // sizes["BE"]
-    tile = _tiles(q, v, chunk, 64, 64)
-    moments, sums = _summed_moments(k, v, None, call, chunk, reverse=False, group=1)
+    shape = (tokens, heads, chunks, batch * heads * tokens)
+    sizes, table = _sizes(q, k, v, rows, call), _table(q, call)
+    tile = _tiles(q, v, call.chunk, 128, 64)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, moments, sums, dq, *strides, *dq.stride()[:3], tokens, heads, chunks, **sizes, **tile
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha,
+        *strides, *dq.stride()[:3], *shape, **sizes, **tile,
+    )  # fmt: skip
+    later, _ = moments(
+        _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
+        call.order,
+        call.chunk,
+        sums=call.divide_by_sum,
+        reverse=True,
     )
-    moments, sums = _summed_moments(q, dn, dz, call, chunk, reverse=True, group=heads // kv_heads)
+    of_keys = None if log is None else torch.empty_like(log)
+    left = None if log is None else _chunk_ends(log, call.chunk) - log
+    tile = _tiles(q, v, call.chunk, 64, 128)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, moments, sums, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
-        tokens, heads, chunks, **sizes, **tile,
+        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), table, dk, dv, of_keys,
+        *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile,
     )  # fmt: skip
-    return dq, dk, dv
+    d_forget = None
+    if of_keys is not None:
+        of_rows = (dn * y).sum(-1).transpose(1, 2) * divisor
+        if call.divide_by_sum:
+            of_rows = of_rows + dz * (divisor - call.eps)
+        of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+        d_forget = (of_rows - of_keys).double().flip(-1).cumsum(-1).flip(-1).float()
+    return dq, dk, dv, d_alpha, d_forget
 
 
-def _summed_moments(
-    k: Tensor, v: Tensor, weights: Tensor | None, call: Call, chunk: int, *, reverse: bool, group: int
+def _row_gradients(
+    dy: Tensor, d_divisor: Tensor | None, y: Tensor, divisor: Tensor, dtype: torch.dtype, call: Call
 ) -> tuple[Tensor, Tensor]:
-    """Moments [B·K, chunks, F, E] of (k, [v, ω]) before each chunk (after it), summed over groups of heads."""
-    batch, tokens, heads, d = k.shape
-    e, chunks = v.shape[3], _chunks(tokens, chunk)
-    sizes = _sizes(k, k, v, call, chunk)
-    features, tiles = sizes["F"], sizes["TILES"]
-    moments = torch.empty(batch * heads, chunks, features, e, dtype=torch.float32, device=k.device)
-    sums = torch.empty(batch * heads, chunks, features, dtype=torch.float32, device=k.device)
-    shape = {name: sizes[name] for name in ("D", "E", "BE", "F", "CHUNK", "PRECISION")}
-    wide = max(d, e) > 64
-    options = {**shape, "BN": min(64, chunk), "WEIGHTED": weights is not None, "num_warps": 8 if wide else 4}
-    arguments = (
-        k, v, weights, moments, sums, *k.stride()[:3], *v.stride()[:3], tokens, heads, chunks,
-    )  # fmt: skip
-    if tiles:
-        pairs = tiles * (tiles + 1) // 2
-        _second_moments[(pairs, chunks, batch * heads)](*arguments, **options, TILES=tiles)
-    _low_moments[(chunks, batch * heads)](*arguments, **options, BD=sizes["BD"])
-    if group > 1:
-        moments, sums = (u.unflatten(0, (-1, group)).sum(1) for u in (moments, sums))
-    kept = torch.float32 if k.dtype == torch.float16 else k.dtype  # sums outgrow fp16
-    return _exclusive(moments, kept, reverse), _exclusive(sums, torch.float32, reverse)
+    """dn = dy/D [B, T, H, e] and dz = dD − Σ dn∘y [B, H, T], which is not read where D is no row sum.
+
+    dz is made from dn as it was rounded: what counts is dn·(v − y), and rows of nearly equal values cancel in it.
+    """
+    dn = (dy / divisor.transpose(1, 2)[..., None]).to(dtype)
+    if not call.divide_by_sum:
+        return dn, divisor
+    dz = -(dn * y).sum(-1).transpose(1, 2)
+    return dn, (dz if d_divisor is None else dz + d_divisor).contiguous()
 
 
-def _exclusive(moments: Tensor, dtype: torch.dtype, reverse: bool) -> Tensor:
-    rows, chunks, size = moments.shape[0], moments.shape[1], moments[0, 0].numel()
-    out = torch.empty_like(moments, dtype=dtype)
-    block = 1024
-    _scan[(triton.cdiv(size, block), rows)](moments, out, chunks, size, REVERSE=reverse, BLOCK=block)
-    return out
+def _keys_side(k: Tensor, v: Tensor, log: Tensor | None, call: Call) -> Side:
+    """Keys and values, weighed by what is left of them at the end of their chunk."""
+    if log is None:
+        return Side(k, v)
+    ends = _chunk_ends(log, call.chunk)
+    weights = (ends - log).exp().expand(call.order + 1, *log.shape).contiguous()
+    return Side(k, v, _three(weights), carry=_carry(ends, call.chunk))
 
 
-def _chunks(tokens: int, chunk: int) -> int:
-    return -(-tokens // chunk)
+def _queries_side(
+    q: Tensor, dn: Tensor, dz: Tensor, alpha: Tensor | None, log: Tensor | None, group: int, call: Call
+) -> Side:
+    """Queries and their gradients, weighed by what is left of the past when they look at it."""
+    omega = dz if call.divide_by_sum else None
+    weights, carry = alpha, None
+    if log is not None:
+        seen = log.repeat_interleave(group, 1).exp()
+        weights = (seen.expand(call.order + 1, *seen.shape) if alpha is None else alpha * seen).contiguous()
+        carry = _carry(_chunk_ends(log, call.chunk), call.chunk)
+    return Side(q, dn, None if weights is None else _three(weights), omega, carry, group)
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, chunk: int) -> dict:
+def _three(weights: Tensor) -> Tensor:
+    """At least the weights of orders 0 to 2, which the program of the small moments reads."""
+    missing = 3 - weights.shape[0]
+    return weights if missing <= 0 else torch.cat([weights, weights[:missing]])
+
+
+def _chunk_totals(log_forget: Tensor | None, chunk: int) -> Tensor | None:
+    """L: running totals of the log forget gate from the beginning of each chunk."""
+    if log_forget is None:
+        return None
+    tokens = log_forget.shape[-1]
+    padded = torch.nn.functional.pad(log_forget.float(), (0, -tokens % chunk))
+    totals = padded.unflatten(-1, (-1, chunk)).cumsum(-1)
+    return totals.flatten(-2)[..., :tokens].contiguous()
+
+
+def _chunk_ends(log: Tensor, chunk: int) -> Tensor:
+    """L at the last token of every token's chunk."""
+    tokens = log.shape[-1]
+    last = (torch.arange(tokens, device=log.device) // chunk * chunk + chunk - 1).clamp(max=tokens - 1)
+    return log[..., last]
+
+
+def _carry(ends: Tensor, chunk: int) -> Tensor:
+    """What is left of the past at the end of each chunk."""
+    return ends[..., ::chunk].exp().contiguous()
+
+
+def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return past.small, past.high.get(2), past.high.get(3)
+
+
+def _table(q: Tensor, call: Call) -> Tensor | None:
+    return pairs(q.shape[3], q.device) if call.order > 2 else None
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
     d, e = q.shape[3], v.shape[3]
-    coefficients = (*(float(c) for c in call.coefficients), 0.0, 0.0)[:3]
-    tiles = -(-d // TILE) if coefficients[2] else 0
     return {
         "GROUP": q.shape[2] // k.shape[2],
         "D": d,
         "E": e,
         "BD": width(d),
         "BE": width(e),
-        "TILES": tiles,
-        "F": tiles * (tiles + 1) // 2 * TILE * TILE + d + 1,
-        "CHUNK": chunk,
-        "C": coefficients,
-        "PRECISION": precision(q),
+        "CHUNK": call.chunk,
+        "C": tuple(float(c) for c in call.coefficients),
+        "ORDER": call.order,
+        "BLOCKS2": blocks(d, 2),
+        "BLOCKS3": blocks(d, 3),
+        "ROWS": rows.alpha is not None,
+        "DECAY": rows.log_forget is not None,
+        "BY_SUM": call.divide_by_sum,
+        "STARTED": False,
+        **operand_options(q),
     }
 
 
 def _tiles(q: Tensor, v: Tensor, chunk: int, queries: int, keys: int) -> dict[str, int]:
     """Tile sizes, which must divide the chunk."""
-    wide = max(q.shape[3], v.shape[3]) > 64
-    if q.dtype == torch.float32:
+    if q.dtype != torch.bfloat16:
         queries, keys = 32, 32
+    wide = max(q.shape[3], v.shape[3]) > 64
     return {"BM": min(queries, chunk), "BN": min(keys, chunk), "num_warps": 8 if wide else 4, "num_stages": 2}

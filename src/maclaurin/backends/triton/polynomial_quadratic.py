@@ -261,11 +261,11 @@ def backward(
     """dq, dk, dv in the dtypes of q, k, v."""
     batch, tokens, heads, _ = q.shape
     kv_heads = k.shape[2]
-    if call.divide_by_sum:
+    dy = dy.to(v.dtype)
+    if call.divide_by_sum:  # of dy as it was rounded: rows of nearly equal values cancel in dy·(v − y)
         delta = (dy * y).sum(-1).transpose(1, 2).contiguous()
     else:
         delta = torch.zeros_like(z)
-    dy = dy.to(v.dtype)
     dy = dy if dy.stride(-1) == 1 else dy.contiguous()
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {**_sizes(q, k, v), "C": _floats(call), "CAUSAL": call.causal}

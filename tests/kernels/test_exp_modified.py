@@ -1,4 +1,4 @@
-"""Programs that dispatch does not choose yet, against float64 written out here."""
+"""softmax of a changed score, against float64 written out here."""
 
 import pytest
 import torch
@@ -9,8 +9,7 @@ from tests.kernels.conftest import ON_GPU
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.backends.triton import exp_modified, polynomial_linear
-from maclaurin.backends.triton.polynomial_quadratic import Call
+from maclaurin.backends.triton import exp_modified
 
 DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
 LARGEST = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -65,33 +64,3 @@ def softmax_of_a_changed_score(q, k, v, totals, call):
     if call.window is not None:
         seen = seen & ((s > t - call.window) | (s < call.sinks))
     return x.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("tokens", "d", "e", "heads", "kv_heads", "chunk"),
-    [(70, 16, 16, 1, 1, 32), (50, 24, 20, 4, 2, 32), (33, 40, 16, 2, 1, 16)],
-)
-@pytest.mark.parametrize(
-    "call", [Call((1.0, 0.25, 0.03), True, 1e-3, True), Call((0.0, 0.1), False, 0.0, True)]
-)
-def test_linear_time(tokens, d, e, heads, kv_heads, chunk, call, dtype, device, poisoned):
-    sizes = ((heads, d), (kv_heads, d), (kv_heads, e))
-    q, k, v = (torch.randn(1, tokens, h, s, device=device).to(dtype) for h, s in sizes)
-    leaves = [u.double().requires_grad_() for u in (q, k, v)]
-    expected = polynomial_attention(*leaves, call)
-    direction = torch.randn_like(expected).to(dtype)
-    gradients = torch.autograd.grad(expected, leaves, direction.double())
-    y, divisor = polynomial_linear.forward(q, k, v, call, chunk)
-    found = polynomial_linear.backward(direction.float(), q, k, v, y, divisor, call, chunk)
-    assert_close([y, *found], [expected, *gradients], dtype)
-
-
-def polynomial_attention(q, k, v, call):
-    group, tokens = q.shape[2] // k.shape[2], q.shape[1]
-    k, v = (u.repeat_interleave(group, 2) for u in (k, v))
-    s = torch.einsum("bthd,bshd->bhts", q, k)
-    w = sum(c * s**n for n, c in enumerate(call.coefficients)).tril()
-    count = torch.arange(1, tokens + 1, dtype=w.dtype, device=w.device)
-    divisor = w.sum(-1) + call.eps if call.divide_by_sum else count
-    return torch.einsum("bhts,bshe->bthe", w / divisor[..., None], v)

@@ -1,0 +1,356 @@
+"""Moments of a text up to each of its chunks: what a polynomial of the score needs to know of the past.
+
+    order n:   S⁽ⁿ⁾_c = Σ_{s before chunk c} x_s^{⊗n} g_sᵀ         (after chunk c, if reversed)
+
+For n ≥ 2, x^{⊗n} is kept as columns: for each monomial μ(x) of degree n − 1 one block [d, e] = Σ_s μ(x_s) x_s g_sᵀ.
+For n = 2 a monomial is an entry x_a, for n = 3 a product x_a x_b with a ≤ b (which counts twice, where a < b,
+when it is read). Features never reach memory: a tile of gᵀ lies in registers, is multiplied by one monomial per
+token and meets a tile of x in a matrix product. The program that holds a block adds it up along the text in fp32
+and writes it down before every chunk.
+
+The small moments (orders 0 and 1, and those of the row sum, which weighs tokens with ω) are found chunk by chunk
+and then added up:
+
+    [Σ x gᵀ (d × e) | Σ g (e) | Σ ω x xᵀ (d × d) | Σ ω x (d) | Σ ω]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.backends.triton.tiles import load_rows, precision, width
+
+#: blocks that share one reading of the text
+GROUPED = 4
+
+
+@triton.jit
+def _monomial(XT, TABLE, i, n, tokens, ORDER: tl.constexpr):
+    """The i-th monomial of the tokens n."""
+    if ORDER == 2:
+        found = tl.load(XT + i * tokens + n)
+    else:
+        a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
+        found = tl.load(XT + a * tokens + n) * tl.load(XT + b * tokens + n)
+    return found
+
+
+@triton.jit
+def _store_block(OUT, block, i, d, e, D: tl.constexpr, E: tl.constexpr):
+    at = OUT + (i * D + d)[None, :] * E + e[:, None]
+    tl.store(at, block.to(OUT.dtype.element_ty), mask=(d < D)[None, :] & (e < E)[:, None])
+
+
+@triton.jit
+def _load_block(INITIAL, i, d, e, D: tl.constexpr, E: tl.constexpr):
+    at = INITIAL + (i * D + d)[None, :] * E + e[:, None]
+    return tl.load(at, mask=(d < D)[None, :] & (e < E)[:, None], other=0.0)
+
+
+@triton.jit
+def _high(
+    XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
+    x_b, x_t, x_h, T, heads, chunks, tokens,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, COUNT: tl.constexpr,
+    LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, REVERSE: tl.constexpr,
+    CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Four blocks of one order for one key-value head, along the whole text; moments of a group are added."""
+    i = tl.program_id(0) * 4
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    row = b * heads + g
+    d = tl.arange(0, BD)
+    e = tl.program_id(2) * BE + tl.arange(0, BE)
+    SIZE: tl.constexpr = COUNT * D * E
+    if STARTED:
+        INITIAL += row * SIZE
+        m0, m1 = _load_block(INITIAL, i, d, e, D, E), _load_block(INITIAL, i + 1, d, e, D, E)
+        m2, m3 = _load_block(INITIAL, i + 2, d, e, D, E), _load_block(INITIAL, i + 3, d, e, D, E)
+    else:
+        m0 = tl.zeros((BE, BD), tl.float32)
+        m1, m2, m3 = m0, m0, m0
+    for step in range(chunks):
+        c = chunks - 1 - step if REVERSE else step
+        out = OUT + (row * chunks + c) * SIZE
+        _store_block(out, m0, i, d, e, D, E)
+        _store_block(out, m1, i + 1, d, e, D, E)
+        _store_block(out, m2, i + 2, d, e, D, E)
+        _store_block(out, m3, i + 3, d, e, D, E)
+        if CARRIED:
+            carry = tl.load(CARRY + row * chunks + c)
+            m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
+        for member in range(GROUP):
+            h = g * GROUP + member
+            x_at = X + b * x_b + h * x_h
+            xt_at = XT + (b * heads * GROUP + h) * LINES * tokens
+            gt_at = GT + (b * heads * GROUP + h) * E * tokens
+            for start in range(c * CHUNK, (c + 1) * CHUNK, BN):
+                n = start + tl.arange(0, BN)
+                x = load_rows(x_at, x_t, n, d, T, D).to(OPERAND)
+                gt = tl.load(gt_at + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(
+                    OPERAND
+                )
+                c0 = _monomial(xt_at, TABLE, i, n, tokens, ORDER).to(OPERAND)
+                m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
+                c1 = _monomial(xt_at, TABLE, i + 1, n, tokens, ORDER).to(OPERAND)
+                m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
+                c2 = _monomial(xt_at, TABLE, i + 2, n, tokens, ORDER).to(OPERAND)
+                m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
+                c3 = _monomial(xt_at, TABLE, i + 3, n, tokens, ORDER).to(OPERAND)
+                m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
+    if ENDED:
+        FINAL += row * SIZE
+        _store_block(FINAL, m0, i, d, e, D, E)
+        _store_block(FINAL, m1, i + 1, d, e, D, E)
+        _store_block(FINAL, m2, i + 2, d, e, D, E)
+        _store_block(FINAL, m3, i + 3, d, e, D, E)
+
+
+@triton.jit
+def _small(
+    X, G, WEIGHTS, OMEGA, OUT,
+    x_b, x_t, x_h, g_b, g_t, g_h, T, heads, chunks, all_rows,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
+    CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
+    OMEGAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The small moments of one chunk of one key-value head."""
+    c = tl.program_id(0)
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    first = tl.zeros((BD, BE), tl.float32)
+    zeroth = tl.zeros((BE,), tl.float32)
+    z_second = tl.zeros((BD, BD), tl.float32)
+    z_first = tl.zeros((BD,), tl.float32)
+    z_zeroth = tl.zeros((BN,), tl.float32)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        row = (b * heads * GROUP + h) * T
+        for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
+            n = start + tl.arange(0, BN)
+            x = load_rows(X + b * x_b + h * x_h, x_t, n, d, T, D)
+            values = load_rows(G + b * g_b + h * g_h, g_t, n, e, T, E)
+            one = tl.where(n < T, 1.0, 0.0)
+            w0, w1, w2 = one, one, one
+            if WEIGHTED:
+                w0 = tl.load(WEIGHTS + row + n, mask=n < T, other=0.0)
+                w1 = tl.load(WEIGHTS + all_rows + row + n, mask=n < T, other=0.0)
+                w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
+            scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
+            first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
+            zeroth += tl.sum(values.to(tl.float32) * w0[:, None], 0)
+            if SUMS:
+                omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
+                z_zeroth += w0 * omega
+                z_first += tl.sum(x.to(tl.float32) * (w1 * omega)[:, None], 0)
+                if SECOND:
+                    z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
+    SIZE: tl.constexpr = D * E + E + D * D + D + 1
+    at = OUT + ((b * heads + g) * chunks + c) * SIZE
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
+    tl.store(at + D * E + e, zeroth, mask=e < E)
+    if SUMS:
+        inside = (d < D)[:, None] & (d < D)[None, :]
+        tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
+        tl.store(at + D * E + E + D * D + d, z_first, mask=d < D)
+        tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
+
+
+@triton.jit
+def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """+ Σ weight x xᵀ; a weighted x is split in two, so that nothing of it is lost in a narrow dtype."""
+    if WEIGHTED:
+        wide = x.to(tl.float32) * weight[:, None]
+        high = wide.to(OPERAND)
+        total = tl.dot(tl.trans(high), x.to(OPERAND), total, input_precision=PRECISION)
+        rest = (wide - high.to(tl.float32)).to(OPERAND)
+        return tl.dot(tl.trans(rest), x.to(OPERAND), total, input_precision=PRECISION)
+    return tl.dot(tl.trans(x).to(OPERAND), x.to(OPERAND), total, input_precision=PRECISION)
+
+
+@triton.jit
+def _scan(
+    M, CARRY, INITIAL, FINAL, chunks, SIZE,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What lies before each chunk (after it, if REVERSE), in place; and the total."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    inside = at < SIZE
+    if STARTED:
+        total = tl.load(INITIAL + row * SIZE + at, mask=inside, other=0.0)
+    else:
+        total = tl.zeros((BLOCK,), tl.float32)
+    for step in range(chunks):
+        c = chunks - 1 - step if REVERSE else step
+        place = M + (row * chunks + c) * SIZE + at
+        here = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, total, mask=inside)
+        if CARRIED:
+            total *= tl.load(CARRY + row * chunks + c)
+        total += here
+    tl.store(FINAL + row * SIZE + at, total, mask=inside)
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+@dataclass(frozen=True)
+class Side:
+    """Tokens whose moments are wanted.
+
+    x, g        [B, T, H, d], [B, T, H, e]
+    weights     [3 or 4, B, H, T] fp32, one factor per order and token, or None for ones
+    omega       [B, H, T] fp32, what the row sum weighs a token with, or None for ones
+    carry       [B, K, chunks] fp32, what is left of the past at the end of each chunk, or None for ones
+    group       heads of x and g per key-value head; their moments are added
+    """
+
+    x: Tensor
+    g: Tensor
+    weights: Tensor | None = None
+    omega: Tensor | None = None
+    carry: Tensor | None = None
+    group: int = 1
+
+
+@dataclass(frozen=True)
+class Moments:
+    """small [B·K, chunks, size] fp32, high: order → [B·K, chunks, monomials, d, e] in the operands' dtype."""
+
+    small: Tensor
+    high: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The moments of the whole text, fp32: small [B·K, size], high: order → [B·K, monomials, d, e]."""
+
+    small: Tensor
+    high: dict[int, Tensor]
+
+
+def moments(
+    side: Side,
+    order: int,
+    chunk: int,
+    *,
+    sums: bool,
+    reverse: bool = False,
+    initial: Totals | None = None,
+    totals: bool = False,
+) -> tuple[Moments, Totals | None]:
+    """The moments before (after) every chunk, and those of the whole text if asked for."""
+    small, small_total = _small_moments(side, order, chunk, sums, reverse, initial)
+    high, ends = {}, {}
+    for n in range(2, order + 1):
+        start = None if initial is None else initial.high[n]
+        high[n], ends[n] = _high_moments(side, n, chunk, reverse, start, totals)
+    return Moments(small, high), Totals(small_total, ends) if totals else None
+
+
+def small_size(d: int, e: int) -> int:
+    """How many numbers the small moments of a head are."""
+    return d * e + e + d * d + d + 1
+
+
+def operand(dtype: torch.dtype) -> torch.dtype:
+    """What matrix products multiply: fp16 would overflow in sums, so it goes as tf32, which has its digits."""
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+def operand_options(x: Tensor) -> dict[str, object]:
+    """The same for a program."""
+    kind = tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float32
+    return {"OPERAND": kind, "PRECISION": precision(x)}
+
+
+def blocks(d: int, order: int) -> int:
+    """How many blocks an order has, one per monomial of degree order − 1.
+
+    Filled up to a multiple of what a program holds; nobody reads the blocks behind the last.
+    """
+    return _filled(d if order == 2 else d * (d + 1) // 2)
+
+
+@lru_cache(maxsize=64)
+def pairs(d: int, device: torch.device) -> Tensor:
+    """The entries a ≤ b of every monomial x_a x_b, [blocks, 2]."""
+    found = [(a, b) for a in range(d) for b in range(a, d)]
+    found += [(0, 0)] * (blocks(d, 3) - len(found))
+    return torch.tensor(found, dtype=torch.int32, device=device)
+
+
+def _filled(count: int) -> int:
+    return -(-count // GROUPED) * GROUPED
+
+
+def _small_moments(
+    side: Side, order: int, chunk: int, sums: bool, reverse: bool, initial: Totals | None
+) -> tuple[Tensor, Tensor]:
+    x, g = side.x, side.g
+    batch, tokens, all_heads, d = x.shape
+    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
+    size = small_size(d, e)
+    out = torch.empty(batch * heads, chunks, size, dtype=torch.float32, device=x.device)
+    if not sums:
+        out[:, :, d * e + e :].zero_()
+    wide = max(width(d), width(e)) > 64
+    _small[(chunks, batch * heads)](
+        x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
+        batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(64, chunk),
+        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
+        **operand_options(x), num_warps=8 if wide else 4, num_stages=2,
+    )  # fmt: skip
+    total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
+    block = 256
+    _scan[(triton.cdiv(size, block), batch * heads)](
+        out, side.carry, None if initial is None else initial.small, total, chunks, size,
+        REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None, BLOCK=block, num_warps=2,
+    )  # fmt: skip
+    return out, total
+
+
+def _high_moments(
+    side: Side, order: int, chunk: int, reverse: bool, initial: Tensor | None, total: bool
+) -> tuple[Tensor, Tensor]:
+    x, g = side.x, side.g
+    batch, tokens, all_heads, d = x.shape
+    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
+    count, table = blocks(d, order), pairs(d, x.device) if order > 2 else None
+    kind = operand(x.dtype)
+    out = torch.empty(batch * heads, chunks, count, d, e, dtype=kind, device=x.device)
+    final = torch.empty(batch * heads, count, d, e, dtype=torch.float32, device=x.device) if total else None
+    padded = chunks * chunk
+    weight = None if side.weights is None else side.weights[order]
+    block = 64 if kind is torch.bfloat16 else 32  # of tokens
+    _high[(count // GROUPED, batch * heads, triton.cdiv(e, 64))](
+        _along_tokens(x, None, _filled(d), padded), x, _along_tokens(g, weight, e, padded), table, side.carry, initial, out, final,
+        *x.stride()[:3], tokens, heads, chunks, padded,
+        D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
+        BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
+        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else 4, num_stages=3,
+    )  # fmt: skip
+    return out, final if final is not None else out
+
+
+def _along_tokens(x: Tensor, weight: Tensor | None, lines: int, padded: int) -> Tensor:
+    """[B, T, H, d] as [B, H, lines, padded], tokens side by side, zeros behind and below."""
+    batch, tokens, heads, d = x.shape
+    out = torch.empty(batch, heads, lines, padded, dtype=x.dtype, device=x.device)
+    inner, turned = out[:, :, :d, :tokens], x.permute(0, 2, 3, 1)
+    if weight is None:
+        inner.copy_(turned)
+    else:
+        torch.mul(turned, weight[:, :, None], out=inner)  # rounded once
+    out[:, :, :d, tokens:] = 0
+    out[:, :, d:] = 0
+    return out

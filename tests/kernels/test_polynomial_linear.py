@@ -1,0 +1,174 @@
+"""The linear-time program for polynomials of low order, against float64 written out here, every pair once."""
+
+import itertools
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin import parse
+from maclaurin.backends.linear_time import linear_polynomial
+from maclaurin.backends.triton import INSTALLED
+from maclaurin.testing import Shape
+from tests.kernels.conftest import ON_GPU
+from tests.kernels.judging import assert_as_right_as_plain
+
+if not INSTALLED:
+    pytest.skip("needs triton", allow_module_level=True)
+
+from maclaurin.backends.triton import polynomial_linear
+from maclaurin.backends.triton.polynomial_linear import Call, Rows
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32] if ON_GPU else [torch.float32, torch.float16]
+LARGEST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+COEFFICIENTS = (1.0, 0.25, 0.03, 0.004)
+#: tokens, d, e, heads, key-value heads, chunk
+SHAPES = [(70, 16, 16, 1, 1, 32), (50, 24, 20, 4, 2, 32), (33, 40, 16, 2, 1, 16), (1, 16, 16, 1, 1, 16)]
+SMALL_HEADS = (40, 6, 8, 2, 1, 16)
+
+
+def expected(q, k, v, alpha, log_forget, call):
+    """(y, D) with every pair written down."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (u.repeat_interleave(group, 2) for u in (k, v))
+    s = torch.einsum("bthd,bshd->bhts", q, k)
+    w = sum(alpha[n][..., None] * s**n for n in range(call.order + 1))
+    if log_forget is not None:
+        totals = log_forget.cumsum(-1).repeat_interleave(group, 1)
+        w = w * (totals[..., :, None] - totals[..., None, :]).clamp(max=0).exp()
+    w = w.tril()
+    tokens = s.shape[-1]
+    count = torch.arange(1, tokens + 1, dtype=s.dtype, device=s.device).expand(s.shape[:-1])
+    divisor = w.sum(-1) + call.eps if call.divide_by_sum else count
+    return torch.einsum("bhts,bshe->bthe", w / divisor[..., None], v), divisor
+
+
+def case(shape, order, dtype, device, *, rows, decays):
+    tokens, d, e, heads, kv_heads, _ = shape
+    small = 0.2 if order == 1 else 1.0  # so that sums of a linear weight do not vanish
+    sizes = ((small, heads, d), (small, kv_heads, d), (1.0, kv_heads, e))
+    q, k, v = ((size * torch.randn(2, tokens, h, s, device=device)).to(dtype) for size, h, s in sizes)
+    alpha = torch.tensor(COEFFICIENTS[: order + 1], device=device)[:, None, None, None]
+    alpha = (alpha * (1 + 0.3 * torch.rand(order + 1, 2, heads, tokens, device=device))) if rows else None
+    log_forget = -0.2 * torch.rand(2, kv_heads, tokens, device=device) if decays else None
+    return q, k, v, alpha, log_forget
+
+
+def in_float64(q, k, v, alpha, log_forget, call):
+    """Leaves, outputs and gradients for random directions; D has one only where it depends on the row."""
+    plain = torch.tensor(call.coefficients, dtype=torch.float64, device=q.device)
+    plain = plain[:, None, None, None].expand(call.order + 1, *q.shape[:1], q.shape[2], q.shape[1])
+    named = {"q": q, "k": k, "v": v, "alpha": alpha, "log_forget": log_forget}
+    leaves = {name: u.double().requires_grad_() for name, u in named.items() if u is not None}
+    y, divisor = expected(
+        leaves["q"], leaves["k"], leaves["v"], leaves.get("alpha", plain), leaves.get("log_forget"), call
+    )
+    dy, d_divisor = torch.randn_like(y).to(q.dtype), torch.randn_like(divisor).float() / divisor.shape[-1]
+    loss = (y * dy.double()).sum()
+    if call.divide_by_sum:
+        loss = loss + (divisor * d_divisor.double()).sum()
+    gradients = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    return y.detach(), divisor.detach(), dy, d_divisor, gradients
+
+
+def error(value, reference, floor=1e-3):
+    return float((value.double() - reference).norm() / reference.norm().clamp(min=floor))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "order", "by_sum", "rows", "decays"),
+    [
+        *itertools.product(SHAPES[:1], (1, 2), (True, False), (False,), (False, True)),
+        *((shape, 2, True, False, False) for shape in SHAPES[1:]),
+        (SHAPES[1], 2, True, True, False),
+        (SHAPES[1], 2, True, True, True),
+        (SHAPES[1], 1, False, True, False),
+        (SMALL_HEADS, 3, False, False, False),
+        (SMALL_HEADS, 3, False, True, True),
+    ],
+)
+def test_linear_time(shape, order, by_sum, rows, decays, dtype, device, poisoned):
+    call = Call(COEFFICIENTS[: order + 1], by_sum, 1e-3 if by_sum else 0.0, shape[-1])
+    q, k, v, alpha, log_forget = case(shape, order, dtype, device, rows=rows, decays=decays)
+    y, divisor, dy, d_divisor, gradients = in_float64(q, k, v, alpha, log_forget, call)
+    given = Rows(alpha, log_forget)
+    found_y, found_divisor, past = polynomial_linear.forward(q, k, v, given, call)
+    found = polynomial_linear.backward(
+        dy.float(), d_divisor if by_sum else None, q, k, v, found_y, found_divisor, given, past, call
+    )
+    named = dict(zip(("q", "k", "v", "alpha", "log_forget"), found, strict=True))
+    largest = max(float(g.norm()) for g in gradients.values())
+    errors = {"y": error(found_y, y), "D": error(found_divisor, divisor)}
+    for name, reference in gradients.items():
+        errors[name] = error(named[name], reference, max(1e-3, largest / 100))
+    if decays:  # a difference of long sums, in any form
+        errors["log_forget"] /= 4
+    assert max(errors.values()) < LARGEST[dtype], str(errors)
+    assert {name for name, value in named.items() if value is not None} == gradients.keys()
+
+
+SPECS = [
+    "taylor(2)/sum",
+    "taylor(2)/l2",
+    "taylor(1)/rms",
+    "taylor(3)/l2",
+    "taylor(2,about=mean)/sum",
+    "taylor(1,about=mean)/sum",
+    "power(2)/sum(eps=0.001)",
+    "power(2)*forget/len",
+    "taylor(2)*forget/sum",
+    "poly(1,0.5,0.25)/len*out",
+    "linear(identity)",
+    "linear(relu)*in/len",
+]
+
+
+@pytest.mark.parametrize("notation", SPECS)
+def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
+    small = "3" in notation
+    shape = Shape(
+        batch=2 if ON_GPU else 1,
+        tokens=300 if ON_GPU else 70,
+        kv_heads=2,
+        group=2,
+        d=6 if small else 24,
+        e=12 if small else 40,
+    )
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked", chunk_size=64)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 1024, 4097])
+@pytest.mark.parametrize("d", [16, 64, 128])
+def test_every_length(length, d, dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=d, e=64)
+    assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton", form="chunked")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+def test_row_sums_do_not_drift_over_a_long_text(device):
+    """Ones for values: every row must give exactly one, after 65,536 tokens too."""
+    q, k = (torch.randn(1, 65536, 1, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
+    y = maclaurin.attention(q, k, torch.ones_like(k), "taylor(2)/sum", form="chunked")
+    assert float((y.float() - 1).abs().max()) < 0.01
+
+
+def test_operator_is_registered_as_torch_wants_it(device):
+    q, k, v = (torch.randn(1, 40, 2, 16, device=device, requires_grad=True) for _ in range(3))
+    alpha = torch.rand(3, 1, 2, 40, device=device, requires_grad=True)
+    log_forget = (-torch.rand(1, 2, 40, device=device)).requires_grad_()
+    for rows in ((None, None), (alpha, log_forget)):
+        call = (q, k, v, *rows, [1.0, 0.25, 0.03], True, 0.0, 16)
+        assert set(torch.library.opcheck(linear_polynomial, call).values()) == {"SUCCESS"}
+
+
+@pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")
+def test_compiles_whole(device):
+    q, k, v = (torch.randn(1, 65, 2, 32, device=device, requires_grad=True) for _ in range(3))
+
+    def run(q, k, v):
+        return maclaurin.attention(q, k, v, "taylor(2)/sum", form="chunked")
+
+    compiled = torch.compile(run, fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
