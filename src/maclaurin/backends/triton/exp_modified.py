@@ -3,9 +3,10 @@
     x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
     p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
 
-L are running totals of the log forget gate, as two fp32 numbers each, so that differences of large totals
-are right. Rows that see nothing give 0 and a log-sum-exp of −∞. Tensors are [B, H, T, size] seen through
-three strides.
+L are running totals of the log forget gate. A tile looks at them from its own first token on, so that large totals
+leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the log-sum-exp.
+Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
+Tensors are [B, H, T, size] seen through three strides.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.tiles import load_rows, precision, square_tiles, width
+from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    "keys": (Tile(64, 128, 8, 2), Tile(64, 64, 8, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -43,13 +51,43 @@ def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constex
 
 
 @triton.jit
-def _score(dot, high_t, low_t, high_s, low_s, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr):
+def _since(HIGH, LOW, at, origin, n, T, DECAY: tl.constexpr):
+    """(L_n − L_origin)·log₂e, from totals kept as two fp32 numbers each; origin < T."""
+    if DECAY:
+        high = tl.load(HIGH + at + n, mask=n < T, other=0.0) - tl.load(HIGH + at + origin)
+        low = tl.load(LOW + at + n, mask=n < T, other=0.0) - tl.load(LOW + at + origin)
+        since = tl.where(n < T, high + low, 0.0) * 1.4426950408889634
+    else:
+        since = tl.zeros(n.shape, tl.float32)
+    return since
+
+
+@triton.jit
+def _score(dot, decayed, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr):
+    """x·log₂e but for the row's own L_t."""
     x = dot * scale
     if CLAMP:
         x = tl.minimum(x, clamp)
     if DECAY:
-        x += (high_t - high_s) + (low_t - low_s)
+        x -= decayed
     return x
+
+
+@triton.jit
+def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+               SINKS: tl.constexpr):  # fmt: skip
+    """For queries from `first` on: where unmasked keys end, how many masked tiles follow, where sinks end."""
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    if WINDOW > 0:
+        whole = 0
+        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
+        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
+    else:
+        whole = first // BN * BN if CAUSAL else T // BN * BN
+        begin = whole
+        sink_end = 0
+    masked = sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)
+    return whole, begin, sink_end, masked
 
 
 @triton.jit
@@ -61,7 +99,7 @@ def _forward(
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     m = first + tl.arange(0, BM)
@@ -70,49 +108,52 @@ def _forward(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals = (b * (H // GROUP) + g) * T
-    high_t = tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
-    low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BE), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
-    end = tl.minimum(first + BM, T) if CAUSAL else T
-    begin = 0
-    sink_end = 0
-    if WINDOW > 0:
-        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
-        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
-    for tile in range(sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)):
+    whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY)
+        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
+    for tile in range(masked):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
         n = start + tl.arange(0, BN)
-        acc, total, largest = _add(acc, total, largest, q, K, V, HIGH, LOW, totals, k_t, v_t, high_t, low_t, m, n, d,
-                                   e, T, scale, clamp, D, E, CAUSAL, CLAMP, DECAY, WINDOW, SINKS,
-                                   PRECISION)  # fmt: skip
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY)
+        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
     empty = total == 0
     o = acc / tl.where(empty, 1.0, total)[:, None]
-    lse = tl.where(empty, float("-inf"), largest + tl.log(tl.where(empty, 1.0, total)))
+    log2 = largest + tl.log2(tl.where(empty, 1.0, total)) + _since(HIGH, LOW, totals, first, m, T, DECAY)
+    lse = tl.where(empty, float("-inf"), log2 * 0.6931471805599453)
     inside = (m < T)[:, None] & (e < E)[None, :]
     tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
     tl.store(LSE + (b * H + h) * T + m, lse, mask=m < T)
 
 
 @triton.jit
-def _add(acc, total, largest, q, K, V, HIGH, LOW, totals, k_t, v_t, high_t, low_t, m, n, d, e, T, scale, clamp,
-         D: tl.constexpr, E: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-         WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the running maximum, sum and output."""
-    k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-    high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
-    low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros(n.shape, tl.float32)
-    x = _score(tl.dot(q, tl.trans(k), input_precision=PRECISION), high_t[:, None], low_t[:, None],
-               high_s[None, :], low_s[None, :], scale, clamp, CLAMP, DECAY)  # fmt: skip
-    x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+def _add(acc, total, largest, x, v, PRECISION: tl.constexpr):
+    """One tile of scores into the running maximum, sum and output."""
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
-    shrink = tl.exp(largest - safe)
-    p = tl.exp(x - safe[:, None])
+    shrink = tl.exp2(largest - safe)
+    p = tl.exp2(x - safe[:, None])
     total = total * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, total, new
+
+
+@triton.jit
+def _log2_of_row(LSE, rows, own, m, T):
+    """What to take from a score for p = 2^(x − ·): lse·log₂e without the row's own L_t; 0 for empty rows."""
+    lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
+    return tl.where(lse == float("-inf"), 0.0, lse * 1.4426950408889634 - own)
 
 
 @triton.jit
@@ -134,43 +175,73 @@ def _backward_queries(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
-    high_t = tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
-    low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
-    lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
-    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    log2 = _log2_of_row(LSE, rows, _since(HIGH, LOW, totals, first, m, T, DECAY), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dq = tl.zeros((BM, BD), tl.float32)
     dl = tl.zeros((BM,), tl.float32)
-    end = tl.minimum(first + BM, T) if CAUSAL else T
-    begin = 0
-    sink_end = 0
-    if WINDOW > 0:
-        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
-        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
-    for tile in range(sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)):
+    whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        p = tl.exp2(_score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None])
+        dx = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        if DECAY:
+            dl += tl.sum(dx, 1)
+        if CLAMP:
+            dx = tl.where(dot * scale < clamp, dx, 0.0)
+        dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+    for tile in range(masked):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
-        low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(
-            dot, high_t[:, None], low_t[:, None], high_s[None, :], low_s[None, :], scale, clamp, CLAMP, DECAY
-        )
-        p = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), tl.exp(x - lse[:, None]), 0.0)
+        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None]
+        seen = _seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS)
+        p = tl.exp2(tl.where(seen, x, float("-inf")))
         dx = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        dl += tl.sum(dx, 1)
+        if DECAY:
+            dl += tl.sum(dx, 1)
         if CLAMP:
             dx = tl.where(dot * scale < clamp, dx, 0.0)
         dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
+    dq *= scale * 0.6931471805599453
     tl.store(
-        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :],
-        (dq * scale).to(DQ.dtype.element_ty),
-        mask=inside,
+        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
     )
     if DECAY:
         tl.store(DL + rows + m, dl, mask=m < T)
+
+
+@triton.jit
+def _add_queries(dk, dv, dl, k, v, decayed, n, Q, DO, HIGH, LOW, LSE, DELTA, q_t, o_t, totals, rows, origin, start,
+                 d, e, T, scale, clamp, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
+                 CLAMP: tl.constexpr, DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+                 MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries beyond the text have zeros for do and δ and add nothing.
+    """
+    m = start + tl.arange(0, BM)
+    q, do = load_rows(Q, q_t, m, d, T, D), load_rows(DO, o_t, m, e, T, E)
+    log2 = _log2_of_row(LSE, rows, _since(HIGH, LOW, totals, origin, m, T, DECAY), m, T)
+    delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
+    dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    x = _score(dot, decayed[:, None], scale, clamp, CLAMP, DECAY) - log2[None, :]
+    if MASKED:
+        x = tl.where(_seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+    p = tl.exp2(x)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+    if DECAY:
+        dl -= tl.sum(dx, 1)
+    if CLAMP:
+        dx = tl.where(dot * scale < clamp, dx, 0.0)
+    dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv, dl
 
 
 @triton.jit
@@ -190,8 +261,7 @@ def _backward_keys(
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
     totals = (b * kv_heads + g) * T
-    high_s = tl.load(HIGH + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
-    low_s = tl.load(LOW + totals + n, mask=n < T, other=0.0) if DECAY else tl.zeros((BN,), tl.float32)
+    decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     dl = tl.zeros((BN,), tl.float32)
@@ -200,52 +270,34 @@ def _backward_keys(
     if WINDOW > 0:
         if first >= SINKS:
             end = tl.minimum(T, first + BN + WINDOW - 1)
+        masked_end = end
+    else:
+        # from there on all queries see all keys of the tile, if none lies beyond the text
+        masked_end = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0
+        masked_end = tl.where(first + BN > T, T, masked_end)
     for member in range(GROUP):
         h = g * GROUP + member
-        rows = (b * H + h) * T
-        for start in range(begin, end, BM):
-            m = start + tl.arange(0, BM)
-            q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-            do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
-            high_t = (
-                tl.load(HIGH + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
-            )
-            low_t = tl.load(LOW + totals + m, mask=m < T, other=0.0) if DECAY else tl.zeros((BM,), tl.float32)
-            lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
-            lse = tl.where(lse == float("-inf"), 0.0, lse)
-            delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
-            dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            x = _score(
-                dot,
-                high_t[None, :],
-                low_t[None, :],
-                high_s[:, None],
-                low_s[:, None],
-                scale,
-                clamp,
-                CLAMP,
-                DECAY,
-            )
-            p = tl.where(
-                _seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), tl.exp(x - lse[None, :]), 0.0
-            )
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
-            dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
-            dl -= tl.sum(dx, 1)
-            if CLAMP:
-                dx = tl.where(dot * scale < clamp, dx, 0.0)
-            dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+        q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * T
+        for start in range(begin, masked_end, BM):
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, decayed, n, q_at, do_at, HIGH, LOW, LSE, DELTA, q_t, o_t,
+                                      totals, rows, first, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
+                                      DECAY, WINDOW, SINKS, True, PRECISION)  # fmt: skip
+        if WINDOW == 0:
+            for start in range(tl.maximum(masked_end, begin), end, BM):
+                dk, dv, dl = _add_queries(dk, dv, dl, k, v, decayed, n, q_at, do_at, HIGH, LOW, LSE, DELTA, q_t,
+                                          o_t, totals, rows, first, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
+                                          CLAMP, DECAY, WINDOW, SINKS, False, PRECISION)  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
-    tl.store(
-        DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :],
-        (dk * scale).to(DK.dtype.element_ty),
-        mask=inside_d,
-    )
-    tl.store(
-        DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
-    )
+    dk *= scale * 0.6931471805599453
+    at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
+    at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
     if DECAY:
         tl.store(DL + totals + n, dl, mask=n < T)
+
+
+# ------------------------------------------------------------------------------------ launching
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
@@ -254,10 +306,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     high, low = split(totals)
-    tile = square_tiles(q, v, tokens, 128, 64)
+    tile = tile_options(TILES["forward"], q, v, tokens)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, high, low, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
-        tokens, heads, call.scale, call.clamp or 0.0, **_sizes(q, k, v, totals, call), **tile,
+        tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
     )  # fmt: skip
     return o, lse
 
@@ -274,14 +326,15 @@ def backward(
     of_keys = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
-    tile = square_tiles(q, v, tokens, 64, 64)
+    tile = tile_options(TILES["queries"], q, v, tokens)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, do, high, low, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
-        tokens, heads, call.scale, call.clamp or 0.0, **sizes, **tile,
+        tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
+    tile = tile_options(TILES["keys"], q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, do, high, low, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
-        tokens, heads, call.scale, call.clamp or 0.0, **sizes, **tile,
+        tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     if totals is None:
         return dq, dk, dv, None
@@ -294,6 +347,12 @@ def split(totals: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return None, None
     high = totals.float()
     return high.contiguous(), (totals - high.double()).float().contiguous()
+
+
+def _score_options(call: Call) -> tuple[float, float]:
+    """Scale and clamp of scores to base 2."""
+    log2_e = 1.4426950408889634
+    return call.scale * log2_e, (call.clamp or 0.0) * log2_e
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> dict:

@@ -306,7 +306,7 @@ def _small_moments(
     wide = max(width(d), width(e)) > 64
     _small[(chunks, batch * heads)](
         x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
-        batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(64, chunk),
+        batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
         WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
         **operand_options(x), num_warps=8 if wide else 4, num_stages=2,
     )  # fmt: skip

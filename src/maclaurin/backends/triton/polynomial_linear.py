@@ -26,7 +26,14 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.backends.triton.moments import Moments, Side, blocks, moments, operand_options, pairs
-from maclaurin.backends.triton.tiles import load_rows, width
+from maclaurin.backends.triton.tiles import Tile, load_rows, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(128, 64, 4, 2), Tile(128, 64, 8, 2)),
+    "queries": (Tile(128, 64, 4, 2), Tile(128, 64, 8, 2)),
+    "keys": (Tile(64, 128, 8, 2), Tile(64, 64, 8, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -431,7 +438,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> tuple[Te
     past, _ = moments(_keys_side(k, v, log, call), call.order, call.chunk, sums=call.divide_by_sum)
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = _tiles(q, v, call.chunk, 128, 64)
+    tile = _tile("forward", q, v, rows, call)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
@@ -463,7 +470,7 @@ def backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
     sizes, table = _sizes(q, k, v, rows, call), _table(q, call)
-    tile = _tiles(q, v, call.chunk, 128, 64)
+    tile = _tile("queries", q, v, rows, call)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha,
         *strides, *dq.stride()[:3], *shape, **sizes, **tile,
@@ -477,7 +484,7 @@ def backward(
     )
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
-    tile = _tiles(q, v, call.chunk, 64, 128)
+    tile = _tile("keys", q, v, rows, call)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), table, dk, dv, of_keys,
         *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile,
@@ -585,9 +592,10 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
     }
 
 
-def _tiles(q: Tensor, v: Tensor, chunk: int, queries: int, keys: int) -> dict[str, int]:
-    """Tile sizes, which must divide the chunk."""
+def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, int]:
+    """A tile, which must divide the chunk; products in tf32 and numbers per row take more room."""
+    options = tile_options(TILES[kind], q, v, call.chunk)
     if q.dtype != torch.bfloat16:
-        queries, keys = 32, 32
-    wide = max(q.shape[3], v.shape[3]) > 64
-    return {"BM": min(queries, chunk), "BN": min(keys, chunk), "num_warps": 8 if wide else 4, "num_stages": 2}
+        return {**options, "BM": min(32, call.chunk), "BN": min(32, call.chunk)}
+    crowded = rows.alpha is not None or rows.log_forget is not None
+    return {**options, "BM": min(64, options["BM"])} if crowded else options

@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.tiles import load_rows, precision, square_tiles, width
+from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3)),
+    "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 128, 8, 2), Tile(64, 64, 8, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -119,14 +126,15 @@ def _score_gradient(s, dw, delta, inverse, seen, C: tl.constexpr, MASKED: tl.con
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C: tl.constexpr, MASKED: tl.constexpr,
-                 CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries]."""
+def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, MASKED: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries beyond the text have zeros for q, dy and δ and add nothing; what keys beyond it get is not kept.
+    """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     w = _polynomial(s, C) * inverse[None, :]
-    seen = (m < T)[None, :] & (n < T)[:, None]
-    if CAUSAL:
-        seen = seen & (n[:, None] <= m[None, :])
+    seen = n[:, None] <= m[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
     dv = tl.dot(w.to(dy.dtype), dy, dv, input_precision=PRECISION)
@@ -154,7 +162,6 @@ def _backward_keys(
     dv = tl.zeros((BN, BE), tl.float32)
     begin = first // BM * BM if CAUSAL else 0
     whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
-    inner_end = tl.maximum(whole, T // BM * BM)
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dy_at = Q + b * q_b + h * q_h, DY + b * y_b + h * y_h
@@ -164,19 +171,13 @@ def _backward_keys(
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
-        for start in range(whole, inner_end, BM):
-            m = start + tl.arange(0, BM)
-            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
-            inverse = 1.0 / tl.load(Z + rows_at + m)
-            delta = tl.load(DELTA + rows_at + m)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, False, CAUSAL, PRECISION)
-        for start in range(inner_end, T, BM):
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, True, PRECISION)
+        for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, T, C, True, CAUSAL, PRECISION)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, False, PRECISION)
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -188,14 +189,12 @@ def _backward_keys(
 
 
 @triton.jit
-def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C: tl.constexpr, MASKED: tl.constexpr,
-                       CAUSAL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the gradient of a tile of queries."""
+def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C: tl.constexpr, MASKED: tl.constexpr,
+                       PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
-    seen = (m < T)[:, None] & (n < T)[None, :]
-    if CAUSAL:
-        seen = seen & (n[None, :] <= m[:, None])
+    seen = n[None, :] <= m[:, None]
     ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
@@ -221,16 +220,16 @@ def _backward_queries(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     dq = tl.zeros((BM, BD), tl.float32)
-    whole = first // BN * BN if CAUSAL else T // BN * BN
+    whole = first // BN * BN if CAUSAL else T
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, False, CAUSAL, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, False, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, T, C, True, CAUSAL, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, True, PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
@@ -245,7 +244,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     batch, tokens, heads, _ = q.shape
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = square_tiles(q, v, tokens, 128, 64)
+    tile = tile_options(TILES["forward"], q, v, tokens)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, y, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
@@ -270,20 +269,12 @@ def backward(
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {**_sizes(q, k, v), "C": _floats(call), "CAUSAL": call.causal}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
-    tile = (
-        square_tiles(q, v, tokens, 64, 128)
-        if max(q.shape[3], v.shape[3]) <= 64
-        else square_tiles(q, v, tokens, 64, 64)
-    )
+    tile = tile_options(TILES["keys"], q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dy, z, delta, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
-    tile = (
-        square_tiles(q, v, tokens, 128, 64)
-        if max(q.shape[3], v.shape[3]) <= 64
-        else square_tiles(q, v, tokens, 64, 64)
-    )
+    tile = tile_options(TILES["queries"], q, v, tokens)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dy, z, delta, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor, float32
@@ -31,16 +33,30 @@ def precision(tensor: Tensor) -> str:
     return "ieee" if tensor.dtype == float32 else "tf32"
 
 
-def square_tiles(q: Tensor, v: Tensor, tokens: int, queries: int, keys: int) -> dict[str, int]:
-    """Tiles of queries × keys; fp32 takes twice the room, and short texts need no long ones."""
+@dataclass(frozen=True)
+class Tile:
+    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
+    """Of a tile for heads up to 64 and one for heads up to 128, the one that fits, as a program takes it.
+
+    fp32 takes twice the room and more registers; short texts need no long tiles.
+    """
+    tile = tiles[max(q.shape[3], v.shape[3]) > 64]
+    queries, keys = tile.queries, tile.keys
     if q.dtype == float32:
         queries, keys = min(queries, 64), min(keys, 32)
-    wide = max(q.shape[3], v.shape[3]) > 64
     return {
         "BM": min(queries, width(tokens)),
         "BN": min(keys, width(tokens)),
-        "num_warps": 8 if wide else 4,
-        "num_stages": 2 if wide else 3,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
     }
 
 

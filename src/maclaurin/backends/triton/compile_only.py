@@ -1,0 +1,121 @@
+"""Compile the programs for a GPU that is not there, and read what they would take of it.
+
+    with compiled_for(90) as found:
+        polynomial_quadratic.forward(q, k, v, call)      # tensors on the CPU; nothing runs
+    found[0].registers, found[0].spilled, found[0].shared, found[0].matrix_instructions
+
+triton brings its own assembler, so any machine can say whether a program spills registers, fits the shared
+memory and reaches the matrix units, before anybody has timed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What one program takes.
+
+    registers               per thread
+    spills_in_loops         loads and stores of spilled registers within the loops that multiply matrices
+    shared                  bytes of shared memory
+    matrix_instructions     how many there are
+    """
+
+    name: str
+    warps: int
+    registers: int
+    spills_in_loops: int
+    shared: int
+    matrix_instructions: int
+
+
+class _NoGPU:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def compiled_for(capability: int) -> Iterator[list[CompiledProgram]]:
+    """Launches inside compile only; the list fills with what they would have run."""
+    found: list[CompiledProgram] = []
+    launch, active = JITFunction.run, driver._active
+
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        found.append(_described(self.__name__, kernel))
+        return kernel
+
+    driver.set_active(_NoGPU(capability))  # type: ignore[arg-type]
+    JITFunction.run = compile_only  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        JITFunction.run = launch  # type: ignore[method-assign]
+        driver._active = active  # reset_active would ask for a GPU
+
+
+def _described(name: str, kernel: Any) -> CompiledProgram:
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "program.cubin"
+        binary.write_bytes(kernel.asm["cubin"])
+        usage = _cuobjdump("--dump-resource-usage", binary)
+        code = _cuobjdump("-sass", binary)
+    registers = int(re.findall(r"REG:(\d+)", usage)[0])
+    instructions = _instructions(code)
+    matrix = sum(bool(_MATRIX.match(text)) for text in instructions.values())
+    spills = _spills_in_loops(instructions)
+    return CompiledProgram(name, kernel.metadata.num_warps, registers, spills, kernel.metadata.shared, matrix)
+
+
+_MATRIX = re.compile(r"(?:HGMMA|QGMMA|HMMA)\b")
+_SPILL = re.compile(r"(?:LDL|STL)\b")
+
+
+def _instructions(code: str) -> dict[int, str]:
+    """Machine instructions by address, without their predicates."""
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(.+?);", code, re.M)
+    return {int(address, 16): text for address, text in lines}
+
+
+def _spills_in_loops(instructions: dict[int, str]) -> int:
+    """Spill traffic in innermost loops with a matrix product: there it costs time at every turn."""
+    jumps = [(int(found[1], 16), at) for at, text in instructions.items() if (found := _jump(text))]
+    loops = [(start, end) for start, end in jumps if start < end]
+    inner = [(a, b) for a, b in loops if not any(a <= c and d < b for c, d in loops if (c, d) != (a, b))]
+    bodies = [[text for at, text in instructions.items() if a <= at <= b] for a, b in inner]
+    multiplying = [body for body in bodies if any(map(_MATRIX.match, body))]
+    return sum(bool(_SPILL.match(text)) for body in multiplying for text in body)
+
+
+def _jump(text: str) -> re.Match[str] | None:
+    return re.match(r"BRA(?:\.\w+)*\s+(?:U?!?U?P\w+,\s*)?0x([0-9a-f]+)", text)
+
+
+def _cuobjdump(option: str, binary: Path) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, option, binary], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,112 @@
+"""Every fused program, compiled for a Hopper GPU that need not be there: it compiles, fits, and does not spill."""
+
+import pytest
+import torch
+
+from maclaurin.backends.triton import INSTALLED, INTERPRETED
+
+if not INSTALLED or INTERPRETED:
+    pytest.skip("needs triton, not interpreted", allow_module_level=True)
+
+from maclaurin.backends.triton import (
+    exp_modified,
+    polynomial_linear,
+    polynomial_quadratic,
+    row_norm,
+    row_scale,
+)
+from maclaurin.backends.triton.compile_only import compiled_for
+
+HOPPER = 90
+#: bytes of shared memory a program can have there
+SHARED = 227 * 1024
+#: spilled registers that may move at every turn of a loop; dozens halve its speed
+SPILLS = 16
+SERIES = (1.0, 0.125, 0.0078, 0.0003, 0.00001)
+
+
+def tensors(d, e, dtype=torch.bfloat16, *, heads=4, kv_heads=2):
+    shapes = ((heads, d), (kv_heads, d), (kv_heads, e))
+    return tuple(torch.empty(1, 2048, h, size, dtype=dtype) for h, size in shapes)
+
+
+def assert_good(found, *, matrix_units=True):
+    assert found, "nothing was compiled"
+    for program in found:
+        assert program.shared <= SHARED, program
+        assert program.spills_in_loops <= SPILLS, program
+    if matrix_units:
+        assert any(program.matrix_instructions for program in found)
+
+
+@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(16, torch.bfloat16), (64, torch.bfloat16), (128, torch.bfloat16), (64, torch.float16)]
+)
+def test_quadratic(order, d, dtype):
+    q, k, v = tensors(d, d, dtype)
+    call = polynomial_quadratic.Call(SERIES[: order + 1], True, 0.0, True)
+    with compiled_for(HOPPER) as found:
+        y, z = polynomial_quadratic.forward(q, k, v, call)
+        polynomial_quadratic.backward(y, q, k, v, y, z, call)
+    assert_good(found)
+
+
+@pytest.mark.parametrize(
+    ("order", "d", "e", "dtype"),
+    [
+        (1, 64, 64, torch.bfloat16),
+        (2, 16, 64, torch.bfloat16),
+        (2, 64, 64, torch.bfloat16),
+        (2, 128, 128, torch.bfloat16),
+        (2, 64, 64, torch.float16),
+        (3, 16, 64, torch.bfloat16),
+        (3, 32, 32, torch.bfloat16),
+    ],
+)
+def test_linear(order, d, e, dtype):
+    q, k, v = tensors(d, e, dtype)
+    call = polynomial_linear.Call(SERIES[: order + 1], order != 3, 0.0, 1024)
+    rows = polynomial_linear.Rows()
+    with compiled_for(HOPPER) as found:
+        y, divisor, past = polynomial_linear.forward(q, k, v, rows, call)
+        polynomial_linear.backward(y, None, q, k, v, y, divisor, rows, past, call)
+    assert_good(found)
+
+
+def test_linear_with_everything_per_row():
+    q, k, v = tensors(64, 64)
+    call = polynomial_linear.Call(SERIES[:3], True, 0.0, 1024)
+    rows = polynomial_linear.Rows(torch.empty(3, 1, 4, 2048), torch.empty(1, 2, 2048))
+    with compiled_for(HOPPER) as found:
+        y, divisor, past = polynomial_linear.forward(q, k, v, rows, call)
+        polynomial_linear.backward(y, divisor, q, k, v, y, divisor, rows, past, call)
+    assert_good(found)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(
+    "call",
+    [
+        exp_modified.Call(0.125, True, clamp=5.0),
+        exp_modified.Call(0.125, True),
+        exp_modified.Call(0.125, True, window=64, sinks=1),
+    ],
+)
+def test_softmax_of_a_changed_score(d, call):
+    q, k, v = (u.transpose(1, 2) for u in tensors(d, d))
+    totals = None if call.clamp else torch.empty(1, 2, 2048, dtype=torch.float64)
+    with compiled_for(HOPPER) as found:
+        o, lse = exp_modified.forward(q, k, v, totals, call)
+        exp_modified.backward(o, q, k, v, totals, lse, lse, call)
+    assert_good(found)
+
+
+def test_passes_over_rows():
+    y = torch.empty(1, 2048, 4, 64, dtype=torch.bfloat16)
+    gate = torch.empty(1, 2048, 4)
+    o, gain = y.transpose(1, 2), torch.empty(1, 4, 2048)
+    with compiled_for(HOPPER) as found:
+        row_norm.backward(row_norm.forward(y, gate, 1.0, True), y, gate, 1.0, True)
+        row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
+    assert_good(found, matrix_units=False)
