@@ -1,4 +1,4 @@
-"""Every fused program, compiled for a Hopper GPU that need not be there: it compiles, fits, and does not spill."""
+"""Every fused program, compiled for a Hopper GPU that is not there: it compiles, fits, and does not spill."""
 
 import pytest
 import torch

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import maclaurin
+from maclaurin.cli.bench import bench
 from maclaurin.cli.check import check
 from maclaurin.cli.convert import convert
 from maclaurin.cli.eval import eval_
@@ -42,6 +43,7 @@ app.command("report")(report)
 app.command()(study)
 app.command("eval")(eval_)
 app.command("inspect")(inspect)
+app.command("bench")(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -81,11 +81,12 @@ def machine_facts() -> dict[str, Any]:
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
+    """Which state of the code this is, where it lies in a git checkout."""
     here = Path(__file__).parent
     try:
         result = subprocess.run(

@@ -1,0 +1,171 @@
+"""What is measured, as data: every call with its shape, its peers and the targets it is held to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from maclaurin.bench.size import SMALL_IS_SHORTER_BY, Size
+from maclaurin.bench.targets import (
+    BOTH_PASSES,
+    FirstCall,
+    MemoryAgainst,
+    MemoryAtMost,
+    ShareOfCopy,
+    Target,
+    TimeAgainst,
+    TimeAtMost,
+)
+from maclaurin.errors import InputError
+
+Kind = Literal["call", "step"]
+
+#: the curves against T; a batch of the longest is one sequence
+SWEPT_HEADS, SWEPT_LENGTHS = 8, tuple(2**n for n in range(10, 17))
+SMALL_SWEPT_HEADS, SMALL_SWEPT_LENGTHS = 2, tuple(2**n for n in range(5, 12))
+
+#: exact keys where a window stands alone
+WINDOW = 512
+FIRST_CALL = FirstCall(10)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of `maclaurin.attention`, or one recurrent step of it, to be measured beside its peers."""
+
+    group: str
+    spec: str
+    size: Size
+    kind: Kind = "call"
+    form: str = "auto"
+    peers: tuple[str, ...] = ()
+    targets: tuple[Target, ...] = (FIRST_CALL,)
+    #: whether it is a point of the curves against T
+    in_sweep: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells it from every other case."""
+        form = "" if self.form == "auto" else f" {self.form}"
+        return f"{self.spec}{form}{' step' if self.kind == 'step' else ''} {self.size}"
+
+    def small(self) -> Case:
+        """The same on small shapes."""
+        return dataclasses.replace(self, size=self.size.small())
+
+
+def all_cases(*, small: bool = False) -> tuple[Case, ...]:
+    """Every case; those last that take long to compile, or may spoil a GPU process for what follows."""
+    window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
+    first = (*_exp_family(), *_quadratic(), *_linear_time())
+    last = (*_changed_scores(window), *_steps())
+    sweep = tuple(_sweep(SWEPT_HEADS, SWEPT_LENGTHS))
+    if small:
+        first, last = (tuple(case.small() for case in cases) for cases in (first, last))
+        sweep = tuple(_sweep(SMALL_SWEPT_HEADS, SMALL_SWEPT_LENGTHS))
+    swept = {case.name for case in sweep}
+    first = tuple(dataclasses.replace(c, in_sweep=True) if c.name in swept else c for c in first)
+    known = {case.name for case in first}
+    return (*first, *(case for case in sweep if case.name not in known), *last)
+
+
+def chosen_cases(cases: Iterable[Case], wanted: Iterable[str]) -> tuple[Case, ...]:
+    """Those whose name or group contains one of the wanted words; all of them if none is wanted."""
+    cases, wanted = tuple(cases), tuple(wanted)
+    for words in wanted:
+        if not any(_matches(case, words) for case in cases):
+            raise InputError(f"no case is called {words!r}: maclaurin bench --list shows them all.")
+    return tuple(case for case in cases if not wanted or any(_matches(case, words) for words in wanted))
+
+
+def _matches(case: Case, words: str) -> bool:
+    return words.lower() in f"{case.group}: {case.name}".lower()
+
+
+def _times(factor: float, peer: str) -> tuple[Target, ...]:
+    """In each pass."""
+    return tuple(TimeAgainst(factor, peer, which) for which in BOTH_PASSES)
+
+
+_SHAPES = (Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64))
+_LONG, _LONGEST = Size.of(2, 16, 16384, 64), Size.of(1, 8, 65536, 64)
+
+
+def _exp_family() -> Iterable[Case]:
+    targets = (*_times(1.15, "sdpa"), MemoryAgainst(1.5, "sdpa"), FIRST_CALL)
+    for size in _SHAPES:
+        for spec in ("exp/sum", "exp/l2", "exp/rms", "exp/len", "exp/len*out", "exp/layer"):
+            yield Case(group="exp family", spec=spec, size=size, peers=("sdpa",), targets=targets)
+
+
+def _changed_scores(window: int) -> Iterable[Case]:
+    """exp over a window alone is written with a tail that weighs nothing."""
+    targets = (*_times(1.0, "flex"), FIRST_CALL)
+    windowed = f"poly(0)+window({window})/sum"
+    for size in _SHAPES:
+        for spec in ("exp(clamp=5)/len", "exp*forget/sum", windowed, "sigmoid(-6.93)"):
+            yield Case(group="changed scores", spec=spec, size=size, peers=("flex",), targets=targets)
+
+
+def _quadratic() -> Iterable[Case]:
+    for spec in ("taylor(2)/sum", "taylor(4)/sum"):
+        yield Case(
+            group="polynomial, quadratic time",
+            spec=spec,
+            form="parallel",
+            size=_SHAPES[0],
+            peers=("sdpa",),
+            targets=(*_times(1.0, "sdpa"), FIRST_CALL),
+        )
+
+
+def _linear_time() -> Iterable[Case]:
+    """The earlier milliseconds are those of fla on an H200 at these shapes."""
+    for size, forward, both in ((_LONG, 0.19, 1.68), (_LONGEST, 0.40, 1.65)):
+        peer = "chunk_linear_attn"
+        against_fla = (
+            TimeAgainst(1.0, peer, "forward", forward),
+            TimeAgainst(1.0, peer, "forward+backward", both),
+        )
+        yield _chunked("linear(identity)", size, (peer,), against_fla)
+    peers = ("sdpa", "power_retention")
+    yield _chunked("taylor(2)/sum", _LONGEST, peers, (TimeAtMost(5), MemoryAtMost(0.8)))
+    yield _chunked("taylor(2)/sum", _LONG, peers, (TimeAtMost(5),))
+    peer = "fused_chunk_based"
+    a_quarter = TimeAgainst(0.25, peer, "forward+backward", 8.3)
+    yield _chunked("taylor(2)/sum", Size.of(8, 16, 4096, 16, 64), (peer,), (a_quarter,))
+    yield _chunked("taylor(3)/l2", Size.of(2, 16, 16384, 16, 64), ("parallel",), _times(1.0, "parallel"))
+
+
+def _chunked(spec: str, size: Size, peers: tuple[str, ...], targets: tuple[Target, ...]) -> Case:
+    return Case(
+        group="linear time",
+        spec=spec,
+        form="chunked",
+        size=size,
+        peers=peers,
+        targets=(*targets, FIRST_CALL),
+    )
+
+
+def _steps() -> Iterable[Case]:
+    for batch in (1, 64):
+        yield Case(
+            group="decode",
+            spec="taylor(2)/sum",
+            kind="step",
+            size=Size.of(batch, 16, 1, 64),
+            targets=(ShareOfCopy(0.6), FIRST_CALL),
+        )
+
+
+def _sweep(heads: int, lengths: Sequence[int]) -> Iterable[Case]:
+    """As many tokens at every length: constant work for whatever is linear in T."""
+    for tokens in lengths:
+        size = Size.of(lengths[-1] // tokens, heads, tokens, 64)
+        for spec, form in (("taylor(2)/sum", "parallel"), ("taylor(2)/sum", "chunked"), ("exp/sum", "auto")):
+            peers = ("sdpa",) if spec == "exp/sum" else ()
+            yield Case(group="sweep", spec=spec, form=form, size=size, peers=peers, in_sweep=True)

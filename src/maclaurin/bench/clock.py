@@ -1,0 +1,108 @@
+"""Medians of milliseconds: CUDA events on a GPU, a clock of the processor elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+Call = Callable[[], object]
+
+ROUNDS = 3
+MOST_SAMPLES_IN_A_ROUND = 60
+#: a call slower than this is timed once more and no further
+SLOW_MS = 1000.0
+
+
+@final
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call."""
+
+    median: float
+    #: half the distance between the quartiles over the median; None with fewer than four samples
+    spread: float | None
+    samples: int
+
+
+def timings(calls: Mapping[str, Call], device: torch.device, budget_ms: float) -> dict[str, Timing]:
+    """Each of them timed for about the budget, in turns, so that the machine's moods hit all.
+
+    Samples before the first round warm up and tell how many fit the budget.
+    """
+    with _no_garbage_collection():
+        repeats = {name: _repeats(_estimate(call, device), budget_ms) for name, call in calls.items()}
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(ROUNDS):
+            for name, call in calls.items():
+                if turn == 0 or repeats[name] > 0:
+                    found[name] += samples(call, device, max(repeats[name], 1))
+    return {name: _timing(values) for name, values in found.items()}
+
+
+def samples(call: Call, device: torch.device, count: int) -> list[float]:
+    """Milliseconds of `count` calls one after the other."""
+    return _on_cuda(call, device, count) if device.type == "cuda" else _on_processor(call, count)
+
+
+def _estimate(call: Call, device: torch.device) -> float:
+    """The first call may do what later ones need not, so it is believed only if it is slow anyway."""
+    first = samples(call, device, 1)[0]
+    return first if first > SLOW_MS else samples(call, device, 1)[0]
+
+
+def _repeats(estimate_ms: float, budget_ms: float) -> int:
+    """Samples in each round; 0 for a call so slow that one has to do."""
+    if estimate_ms > SLOW_MS:
+        return 0
+    return min(MOST_SAMPLES_IN_A_ROUND, max(1, math.ceil(budget_ms / ROUNDS / max(estimate_ms, 1e-6))))
+
+
+def _on_cuda(call: Call, device: torch.device, count: int) -> list[float]:
+    """Events are recorded without waiting, so launches run ahead of the work and do not count."""
+    with torch.cuda.device(device):
+        begun = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        ended = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+        torch.cuda.synchronize()
+        for begin, end in zip(begun, ended, strict=True):
+            begin.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in zip(begun, ended, strict=True)]
+
+
+def _on_processor(call: Call, count: int) -> list[float]:
+    found = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        call()
+        found.append(1e3 * (time.perf_counter() - begun))
+    return found
+
+
+def _timing(values: list[float]) -> Timing:
+    median = statistics.median(values)
+    if len(values) < 4:
+        return Timing(median, None, len(values))
+    low, _, high = statistics.quantiles(values, n=4)
+    return Timing(median, (high - low) / 2 / median, len(values))
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a sample is no time of the call."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,129 @@
+"""Is the result right? Judged in float64 by the plain forms, which share no code with the fast programs.
+
+At the full shape a few rows of the output are computed again from their query and all keys they see; on a
+piece of it (a few heads, a few hundred tokens) the whole output and the gradient of every input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form, attend
+from maclaurin.forms.inputs import Inputs
+from maclaurin.spec import AttentionSpec
+from maclaurin.testing.cases import TensorCase
+from maclaurin.testing.tolerances import relative_error
+
+#: largest relative error of a result that is timed; tighter than that of the laws, whose shapes are any
+ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+#: sequences and heads of the piece that is computed in full
+PIECE_ROWS = 2
+#: a gradient smaller than this share of the largest is held to that share of it
+SMALLEST_GRADIENT = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class Errors:
+    """Relative errors by what was compared."""
+
+    found: dict[str, float]
+
+    @property
+    def worst(self) -> str:
+        """What is most wrong."""
+        return max(self.found, key=lambda name: self.found[name])
+
+    @property
+    def largest(self) -> float:
+        """By how much."""
+        return self.found[self.worst]
+
+    def within(self, dtype: torch.dtype) -> bool:
+        """Whether all of it is right."""
+        return self.largest <= ALLOWED[dtype]
+
+
+def rows_to_check(tokens: int) -> list[int]:
+    """The first row, the last ones of a block and of the text, and one in between."""
+    return sorted({0, min(127, tokens - 1), tokens // 2, tokens - 1})
+
+
+def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor) -> float:
+    """The largest of some rows of y [B, T, H, e], all heads together; infinite if any number is none.
+
+    Each row by itself: the first of a text is many times larger than the last, and would hide it.
+    """
+    if not all_finite([y]):
+        return math.inf
+    sequences, rows = sorted({0, y.shape[0] - 1}), rows_to_check(y.shape[1])
+    return max(relative_error(y[b, t], exact_row(case, spec, b, t)) for b in sequences for t in rows)
+
+
+@torch.no_grad()
+def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int) -> Tensor:
+    """y[b, t] [H, e] in float64, from the query and the keys up to it."""
+    per_query = ("q", "output_gate")
+    row = {
+        name: u[b : b + 1, t : t + 1] if name in per_query else u[b : b + 1, : t + 1]
+        for name, u in case.tensors.items()
+    }
+    return plain_output(spec, row)[0, 0]
+
+
+def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor]) -> Tensor:
+    """The parallel form of plain torch in float64, whatever program the library would choose."""
+    needed = ("q", "k", "v", *spec.gates)
+    inputs = Inputs(**{name: tensors[name].double() for name in needed})
+    scale = spec.kernel.default_scale(inputs.q.shape[3])
+    y, _ = attend(
+        spec,
+        inputs,
+        Form.PARALLEL,
+        scale=scale,
+        causal=True,
+        chunk=inputs.q.shape[1],
+        state=None,
+        return_state=False,
+    )
+    return y
+
+
+def piece_of(tensor: Tensor, tokens: int) -> Tensor:
+    """The first tokens of a few heads of a few sequences, in memory of its own."""
+    return tensor.detach()[:PIECE_ROWS, :tokens, :PIECE_ROWS].clone()
+
+
+def errors_of_piece(
+    piece: TensorCase, direction: Tensor, output: Callable[[TensorCase], Tensor]
+) -> dict[str, float]:
+    """Of the output and of every gradient, for the output's gradient `direction`."""
+    spec = piece.spec
+    found = _with_gradients(piece, direction, output)
+    wide = piece.map(torch.Tensor.double)
+    expected = _with_gradients(wide, direction.double(), lambda case: plain_output(spec, case.tensors))
+    largest = max(float(u.norm()) for name, u in expected.items() if name != "output")
+    errors = {"output": relative_error(found["output"], expected["output"])}
+    for name in piece.tensors:
+        floor = SMALLEST_GRADIENT * largest
+        errors[f"gradient of {name}"] = relative_error(found[name], expected[name], floor)
+    return errors
+
+
+def _with_gradients(
+    case: TensorCase, direction: Tensor, output: Callable[[TensorCase], Tensor]
+) -> dict[str, Tensor]:
+    leaves = case.with_gradients()
+    y = output(leaves)
+    return {"output": y, **leaves.gradients((y * direction).sum())}
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether every number is one."""
+    return all(bool(t.isfinite().all()) for t in tensors)

@@ -1,0 +1,116 @@
+"""All cases one after the other: each is on disk before the next begins, and none stops the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+
+from maclaurin.bench.cases import Case
+from maclaurin.bench.display import display
+from maclaurin.bench.machine import full_stamp
+from maclaurin.bench.measure import blank_record, failed, judged, measure_call, reason_of
+from maclaurin.bench.memory import free_memory
+from maclaurin.bench.record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
+from maclaurin.bench.roofs import measure_roofs
+from maclaurin.bench.setting import Setting
+from maclaurin.bench.step import measure_step
+from maclaurin.bench.table import told
+from maclaurin.errors import InputError
+from maclaurin.report.numbers import counted
+
+
+@final
+@dataclass(frozen=True)
+class Ending:
+    """What there is now, and why it ended before its end if it did."""
+
+    record: BenchRecord
+    trouble: str = ""
+
+
+@final
+class BenchRun:
+    """The cases that were chosen, in one setting, kept in one file."""
+
+    def __init__(self, cases: Sequence[Case], setting: Setting, out: Path, *, resume: bool) -> None:
+        self._setting, self._out = setting, out
+        self._record, self.notes = _beginning(setting, out)
+        self._cases = [c for c in cases if not (resume and self._record.case_named(c.name) is not None)]
+        if skipped := len(cases) - len(self._cases):
+            self.notes.append(f"{counted(skipped, 'case')} of this machine and this code stay as they are.")
+
+    def run(self, minutes: float | None) -> Ending:
+        """Measure until all is done or the time is spent; then no further case begins."""
+        if self._setting.device.type == "cuda":
+            torch.cuda.set_device(self._setting.device)
+        deadline = None if minutes is None else time.perf_counter() + 60 * minutes
+        waiting = list(self._cases)
+        if not waiting:
+            return Ending(self._record)
+        roofs = self._measure_roofs()
+        trouble = ""
+        with display(len(waiting)) as shown:
+            while waiting and not trouble and (deadline is None or time.perf_counter() < deadline):
+                case = waiting.pop(0)
+                shown.begin(case.name)
+                found = self._measured(case, roofs)
+                self._keep(self._record.with_case(found))
+                shown.end(told(found))
+                trouble = self._trouble_of_device()
+        self._keep(dataclasses.replace(self._record, left_out=tuple(case.name for case in waiting)))
+        return Ending(self._record, trouble)
+
+    def _measure_roofs(self) -> Roofs:
+        roofs = measure_roofs(self._setting.device, self._setting.dtype, self._setting.budget_ms)
+        free_memory(self._setting.device)
+        self._record = dataclasses.replace(self._record, roofs=roofs)
+        return roofs
+
+    def _measured(self, case: Case, roofs: Roofs) -> CaseRecord:
+        begun = time.perf_counter()
+        try:
+            if case.kind == "step":
+                found = measure_step(case, self._setting, roofs)
+            else:
+                found = measure_call(case, self._setting)
+        except Exception as problem:  # whatever a case does is noted, and stops no other
+            found = failed(blank_record(case, self._setting), problem)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 2))
+        return judged(found, case, self._setting)
+
+    def _keep(self, record: BenchRecord) -> None:
+        self._record = record
+        write_bench(record, self._out)
+
+    def _trouble_of_device(self) -> str:
+        """An illegal access leaves a GPU process unusable: better to stop than to blame the next case."""
+        try:
+            free_memory(self._setting.device)
+            self._setting.wait()
+        except RuntimeError as problem:
+            return reason_of(problem)
+        return ""
+
+
+def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
+    """What the file holds of this machine, code and shapes, and what is to be said about it."""
+    fresh = BenchRecord(full_stamp(), setting.device.type, setting.full_shapes)
+    notes = [] if setting.full_shapes else ["Small shapes: ratios are shown, targets are for the full ones."]
+    if not out.is_file():
+        return fresh, notes
+    try:
+        known = read_bench(out)
+    except InputError as problem:
+        raise InputError(f"{problem} Name another file with --out, or remove it.") from None
+    if known.is_of(fresh):
+        return dataclasses.replace(fresh, cases=known.cases, roofs=known.roofs), notes
+    notes.append(f"{out} is of another machine, code or shape: it is written anew.")
+    return fresh, notes

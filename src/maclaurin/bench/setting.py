@@ -1,0 +1,69 @@
+"""Where and how a benchmark runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from maclaurin.bench.judge import ALLOWED
+from maclaurin.errors import InputError
+
+#: milliseconds each number is measured for
+BUDGET_MS = 150.0
+QUICK_BUDGET_MS = 20.0
+
+
+@final
+@dataclass(frozen=True)
+class Setting:
+    """bf16 on a GPU, fp32 on a CPU; full shapes on a GPU unless it is to be quick."""
+
+    device: torch.device
+    dtype: torch.dtype
+    full_shapes: bool
+    budget_ms: float
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU, if there is one."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+
+    @property
+    def dtype_name(self) -> str:
+        """bfloat16"""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def allowed_error(self) -> float:
+        """The largest relative error of a result that is timed."""
+        return ALLOWED[self.dtype]
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def make_setting(device: str | None, *, quick: bool) -> Setting:
+    """On the device asked for, else on a GPU if there is one."""
+    chosen = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_gpu = chosen.type == "cuda"
+    return Setting(
+        device=chosen,
+        dtype=torch.bfloat16 if is_gpu else torch.float32,
+        full_shapes=is_gpu and not quick,
+        budget_ms=QUICK_BUDGET_MS if quick else BUDGET_MS,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).strip().splitlines()[0]
+        raise InputError(f"--device {name} cannot be used here: {reason}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device is cpu, cuda, cuda:1 …, not {name!r}.")
+    return device

@@ -1,0 +1,166 @@
+"""A benchmark as tables and sentences, from its record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from maclaurin.bench.record import BenchRecord, CaseRecord, Figures, Verdict
+from maclaurin.report.numbers import NOTHING, counted, listed, power, size
+from maclaurin.report.tables import Column, Entry, Table, markdown
+
+_MARKS = {True: "✓", False: "✗", None: NOTHING}
+
+
+def told(case: CaseRecord) -> str:
+    """One case in one line."""
+    if case.status != "measured":
+        return f"{case.name}: {case.own.note}"
+    parts = [f"{case.name}: {_times(case.own)}"]
+    if case.share_of_copy is not None:
+        parts.append(f"{100 * case.share_of_copy:.0f} % of a device copy")
+    parts += [f"{peer.name} {_times(peer)}" for peer in case.peers.values() if peer.forward_ms is not None]
+    return "; ".join([*parts, *_remarks(case)])
+
+
+def tables_of(record: BenchRecord) -> list[Table]:
+    """One for each group of cases, in the order they were measured."""
+    groups: dict[str, list[CaseRecord]] = {}
+    for case in record.cases:
+        groups.setdefault(case.group, []).append(case)
+    return [_without_empty_columns(_table(group, cases)) for group, cases in groups.items()]
+
+
+def heading(record: BenchRecord) -> str:
+    """What all of it was measured on."""
+    made = record.made
+    where = made.get("gpu") if record.device == "cuda" else made.get("processor")
+    dtypes = listed(sorted({case.dtype for case in record.cases})) or "nothing yet"
+    shapes = "" if record.full_shapes else ", small shapes"
+    return (
+        f"{where}, {dtypes}, causal{shapes}; torch {made.get('torch')}, commit {made.get('commit')}, "
+        f"{made.get('date')}. Forward and forward+backward in ms, medians; memory beyond inputs and outputs."
+    )
+
+
+def summary(record: BenchRecord) -> list[str]:
+    """How many targets are reached, what is wrong, what is not there."""
+    verdicts = [verdict for case in record.cases for verdict in case.verdicts]
+    counts = [sum(v.reached is mark for v in verdicts) for mark in (True, False, None)]
+    lines = [f"Of {counted(len(verdicts), 'target')}, {counts[0]} reached, {counts[1]} missed"]
+    lines[0] += f", {counts[2]} without a verdict." if counts[2] else "."
+    if record.roofs is not None:
+        roofs = record.roofs
+        lines.append(
+            f"A copy moves {roofs.copy_bytes_per_s / 1e9:,.0f} GB/s, a product of matrices in "
+            f"{roofs.matmul_dtype} does {roofs.matmul_flops_per_s / 1e12:.3g} TFLOP/s."
+        )
+    lines += [f"{case.name}: {case.own.note}" for case in record.cases if case.status != "measured"]
+    if record.left_out:
+        lines.append(f"Left out: {'; '.join(record.left_out)}.")
+    return lines
+
+
+def markdown_of(record: BenchRecord) -> str:
+    """All of it for a page of the docs."""
+    parts = [heading(record), *summary(record)]
+    for table in tables_of(record):
+        parts += [f"### {table.title}", markdown(table).rstrip("\n")]
+    return "\n\n".join(parts) + "\n"
+
+
+# ----------------------------------------------------------------------------------------- one table
+
+
+def _table(group: str, cases: Iterable[CaseRecord]) -> Table:
+    columns = (
+        Column("case", "code"),
+        Column("program"),
+        Column("error", "number"),
+        Column("first call s", "number"),
+        Column("forward", "number"),
+        Column("forward+backward", "number"),
+        Column("memory", "number"),
+        Column("peers", "prose"),
+        Column("targets", "prose"),
+    )
+    return Table(group, columns, tuple(_row(case) for case in cases))
+
+
+def _without_empty_columns(table: Table) -> Table:
+    used = [
+        place
+        for place in range(len(table.columns))
+        if any(row[place].text not in ("", NOTHING) for row in table.rows)
+    ]
+    rows = tuple(tuple(row[place] for place in used) for row in table.rows)
+    return Table(table.title, tuple(table.columns[place] for place in used), rows)
+
+
+def _row(case: CaseRecord) -> tuple[Entry, ...]:
+    own = case.own
+    program = f"{case.form}, {case.backend}" if case.backend else ""
+    peers = "; ".join(_peer(each) for each in case.peers.values())
+    if case.status != "measured":
+        return (Entry(case.name), Entry(program), *(Entry("") for _ in range(5)), Entry(""), Entry(own.note))
+    forward = milliseconds(own.forward_ms)
+    if own.graph_ms is not None:
+        forward += f" ({milliseconds(own.graph_ms)} as a graph)"
+    return (
+        Entry(case.name),
+        Entry(program),
+        Entry(power(own.error)),
+        Entry(NOTHING if own.first_call_s is None else f"{own.first_call_s:.2g}"),
+        Entry(forward),
+        Entry(milliseconds(own.forward_backward_ms)),
+        Entry(size(own.peak_bytes)),
+        Entry(peers),
+        Entry("; ".join(_remarks(case))),
+    )
+
+
+def _peer(figures: Figures) -> str:
+    if figures.forward_ms is None:
+        return f"{figures.name}: {figures.note}"
+    memory = "" if figures.peak_bytes is None else f", {size(figures.peak_bytes)}"
+    note = f" ({figures.note})" if figures.note else ""
+    return f"{figures.name} {_times(figures)}{memory}{note}"
+
+
+def _times(figures: Figures) -> str:
+    """0.65 / 2.48 ms"""
+    if figures.forward_backward_ms is None:
+        graph = "" if figures.graph_ms is None else f", {milliseconds(figures.graph_ms)} ms as a graph"
+        return f"{milliseconds(figures.forward_ms)} ms{graph}"
+    return f"{milliseconds(figures.forward_ms)} / {milliseconds(figures.forward_backward_ms)} ms"
+
+
+def _remarks(case: CaseRecord) -> list[str]:
+    """The verdicts, and what else is to be said of a case that was measured."""
+    note = [case.own.note] if case.own.note else []
+    return [*(_judgement(verdict) for verdict in case.verdicts if _is_shown(verdict)), *note]
+
+
+def _judgement(verdict: Verdict) -> str:
+    value = "" if verdict.value is None else f": {verdict.value:.3g}"
+    note = f" ({verdict.note})" if verdict.note else ""
+    return f"{_MARKS[verdict.reached]} {verdict.target}{value}{note}"
+
+
+def _is_shown(verdict: Verdict) -> bool:
+    """First calls have a column of their own; they are told where they take too long."""
+    return verdict.reached is False or (
+        verdict.reached is True and not verdict.target.startswith("first call")
+    )
+
+
+def milliseconds(value: float | None) -> str:
+    """Three digits: 0.649, 35.1, 1,234."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def list_rows(cases: Iterable[Any]) -> list[tuple[str, str, str]]:
+    """Group, name and targets of cases that are yet to be measured."""
+    return [(c.group, c.name, "; ".join(target.text for target in c.targets)) for c in cases]

@@ -1,0 +1,267 @@
+"""What a case is held to: at most so many times a peer, at most so many bytes, at least so fast.
+
+Targets are for the full shapes on a GPU; elsewhere the same values are shown without a verdict. One in
+milliseconds is for an H200.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, final
+
+from maclaurin.bench.record import Figures, Verdict
+
+Pass = Literal["forward", "forward+backward"]
+BOTH_PASSES: tuple[Pass, ...] = ("forward", "forward+backward")
+H200 = "H200"
+
+#: peers as targets and tables name them
+PEER_TITLES = {
+    "sdpa": "cuDNN SDPA",
+    "flex": "FlexAttention",
+    "chunk_linear_attn": "fla chunk_linear_attn",
+    "fused_chunk_based": "fla fused_chunk_based",
+    "power_retention": "retention power_retention",
+    "parallel": "its own parallel form",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Measured:
+    """All that a verdict may look at."""
+
+    own: Figures
+    peers: Mapping[str, Figures]
+    share_of_copy: float | None
+    #: the name of the GPU; None on a CPU
+    gpu: str | None
+    full_shapes: bool
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the targets were set for such a run."""
+        return self.gpu is not None and self.full_shapes
+
+    @property
+    def is_h200(self) -> bool:
+        """Whether milliseconds can be compared with those of an H200."""
+        return self.is_comparable and H200 in (self.gpu or "")
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """The value a target looks at; `comparable` is False where something to compare it with is missing."""
+
+    value: float | None
+    comparable: bool = True
+    note: str = ""
+
+
+NOT_MEASURED = Reading(None, note="not measured")
+
+
+class Target(ABC):
+    """One limit: a value is to stay below it, or above it where `is_least`."""
+
+    is_least = False
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """How it is written in tables."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> float:
+        """The number in it."""
+
+    @abstractmethod
+    def read(self, measured: Measured) -> Reading:
+        """The value that is held against the limit."""
+
+    def judge(self, measured: Measured) -> Verdict:
+        """A case without a figure of its own has not reached its target; without a peer's, nobody knows."""
+        reading = self.read(measured)
+        reached = None
+        if measured.is_comparable and reading.comparable:
+            reached = reading.value is not None and self._holds(reading.value)
+        return Verdict(self.text, reading.value, self.limit, reached, reading.note)
+
+    def _holds(self, value: float) -> bool:
+        return value >= self.limit if self.is_least else value <= self.limit
+
+
+@final
+@dataclass(frozen=True)
+class TimeAgainst(Target):
+    """time ≤ factor × the peer's, in one run.
+
+    `earlier_ms` is what the peer took at this shape on an H200 before: it stands in on an H200 that does not
+    have the peer, and the verdict says so.
+    """
+
+    factor: float
+    peer: str
+    which: Pass
+    earlier_ms: float | None = None
+
+    @property
+    def text(self) -> str:
+        """forward ≤ 1.15 × cuDNN SDPA"""
+        return f"{self.which} ≤ {self.factor:g} × {PEER_TITLES[self.peer]}"
+
+    @property
+    def limit(self) -> float:
+        """The factor."""
+        return self.factor
+
+    def read(self, measured: Measured) -> Reading:
+        """Own time over the peer's."""
+        own, peer = time_of(measured.own, self.which), measured.peers[self.peer]
+        if own is None:
+            return NOT_MEASURED
+        theirs = time_of(peer, self.which)
+        if theirs is not None:
+            return Reading(own / theirs, note=_other_name(self.peer, peer))
+        if self.earlier_ms is None or not measured.is_h200:
+            return Reading(None, False, peer.note)
+        note = f"against {self.earlier_ms:g} ms measured earlier on an H200, not in this run: {peer.note}"
+        return Reading(own / self.earlier_ms, note=note)
+
+
+@final
+@dataclass(frozen=True)
+class TimeAtMost(Target):
+    """So many milliseconds on an H200, forward and backward together."""
+
+    most_ms: float
+
+    @property
+    def text(self) -> str:
+        """forward+backward ≤ 5 ms on an H200"""
+        return f"forward+backward ≤ {self.most_ms:g} ms on an H200"
+
+    @property
+    def limit(self) -> float:
+        """Milliseconds."""
+        return self.most_ms
+
+    def read(self, measured: Measured) -> Reading:
+        """Own time."""
+        own = measured.own.forward_backward_ms
+        return NOT_MEASURED if own is None else Reading(own, measured.is_h200)
+
+
+@final
+@dataclass(frozen=True)
+class MemoryAgainst(Target):
+    """Peak memory beyond inputs and outputs ≤ factor × the peer's."""
+
+    factor: float
+    peer: str
+
+    @property
+    def text(self) -> str:
+        """memory ≤ 1.5 × cuDNN SDPA"""
+        return f"memory ≤ {self.factor:g} × {PEER_TITLES[self.peer]}"
+
+    @property
+    def limit(self) -> float:
+        """The factor."""
+        return self.factor
+
+    def read(self, measured: Measured) -> Reading:
+        """Own peak over the peer's."""
+        own, peer = measured.own.peak_bytes, measured.peers[self.peer]
+        if own is None:
+            return NOT_MEASURED
+        if peer.peak_bytes is None:
+            return Reading(None, False, peer.note)
+        if peer.peak_bytes == 0:
+            return Reading(math.inf if own else 0.0)
+        return Reading(own / peer.peak_bytes)
+
+
+@final
+@dataclass(frozen=True)
+class MemoryAtMost(Target):
+    """Peak memory beyond inputs and outputs, in gigabytes."""
+
+    most_gb: float
+
+    @property
+    def text(self) -> str:
+        """memory ≤ 0.8 GB"""
+        return f"memory ≤ {self.most_gb:g} GB"
+
+    @property
+    def limit(self) -> float:
+        """Gigabytes."""
+        return self.most_gb
+
+    def read(self, measured: Measured) -> Reading:
+        """Own peak."""
+        own = measured.own.peak_bytes
+        return NOT_MEASURED if own is None else Reading(own / 1e9)
+
+
+@final
+@dataclass(frozen=True)
+class ShareOfCopy(Target):
+    """State bytes read and written per second over those of a device copy."""
+
+    is_least = True
+    least: float
+
+    @property
+    def text(self) -> str:
+        """state traffic ≥ 60 % of a device copy"""
+        return f"state traffic ≥ {100 * self.least:g} % of a device copy"
+
+    @property
+    def limit(self) -> float:
+        """The share."""
+        return self.least
+
+    def read(self, measured: Measured) -> Reading:
+        """Own share."""
+        share = measured.share_of_copy
+        return NOT_MEASURED if share is None else Reading(share)
+
+
+@final
+@dataclass(frozen=True)
+class FirstCall(Target):
+    """Seconds until the first answer and its gradients, compilation included."""
+
+    most_s: float
+
+    @property
+    def text(self) -> str:
+        """first call ≤ 10 s"""
+        return f"first call ≤ {self.most_s:g} s"
+
+    @property
+    def limit(self) -> float:
+        """Seconds."""
+        return self.most_s
+
+    def read(self, measured: Measured) -> Reading:
+        """Own first call."""
+        own = measured.own.first_call_s
+        return NOT_MEASURED if own is None else Reading(own)
+
+
+def _other_name(key: str, peer: Figures) -> str:
+    """Which program stood in for the one the target names."""
+    return "" if peer.name == PEER_TITLES[key] else f"against {peer.name}"
+
+
+def time_of(figures: Figures, which: Pass) -> float | None:
+    """Milliseconds of a pass."""
+    return figures.forward_ms if which == "forward" else figures.forward_backward_ms

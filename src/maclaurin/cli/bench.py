@@ -1,0 +1,206 @@
+"""`maclaurin bench`: speed and memory beside peers, of results that were checked first."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from maclaurin.cli.extras import requires_extra
+from maclaurin.errors import InputError
+
+if TYPE_CHECKING:
+    from maclaurin.bench.record import BenchRecord
+    from maclaurin.bench.run import Ending
+    from maclaurin.bench.setting import Setting
+
+INTERRUPTED = 130
+RESULTS = Path("benchmarks") / "results"
+
+
+def bench(
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only cases whose name or group contains this; may be repeated.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small shapes, timed briefly; on a CPU shapes are always small.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 …; a GPU if there is one by default.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File of the results [dim]\\[benchmarks/results/gpu_bench.json or cpu_bench.json][/].",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip cases the file has of this machine and this code.")
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no further case after so many minutes.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Folder for figures (SVG) and table.md, made from the results.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Measure nothing: print the results in this file.", show_default=False)
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the cases and their targets.")] = False,
+) -> None:
+    """Time and memory of every form beside its peers, in one run.
+
+    Each result is compared with float64 first; a wrong one gets no number. Results are on disk after every
+    case. Ends with 1 if a result was wrong or a case failed.
+
+    [bold]Examples[/]
+
+        maclaurin bench --list
+
+        maclaurin bench --quick --case exp/l2 --case decode
+
+        maclaurin bench --minutes 5 --plots docs/figures/bench
+
+        maclaurin bench --resume
+
+        maclaurin bench --table benchmarks/results/gpu_bench.json --plots docs/figures/bench
+    """
+    if plots is not None:
+        _require_plots(plots)
+    if table is not None:
+        _show_file(table, plots)
+    elif show_list:
+        _print_list(case or [], quick)
+    else:
+        _measure(case or [], quick, device, out, resume, minutes, plots)
+
+
+def _show_file(file: Path, plots: Path | None) -> None:
+    from maclaurin.bench.record import read_bench
+
+    record = read_bench(file)
+    _print_tables(record)
+    if plots is not None:
+        _draw(record, plots)
+
+
+def _print_list(wanted: list[str], small: bool) -> None:
+    from maclaurin.bench.cases import all_cases, chosen_cases
+    from maclaurin.bench.table import list_rows
+
+    found = Table(title="cases", title_justify="left")
+    for column in ("group", "case", "targets"):
+        found.add_column(column, overflow="fold")
+    for row in list_rows(chosen_cases(all_cases(small=small), wanted)):
+        found.add_row(*row)
+    _console().print(found)
+
+
+def _measure(
+    wanted: list[str],
+    quick: bool,
+    device: str | None,
+    out: Path | None,
+    resume: bool,
+    minutes: float | None,
+    plots: Path | None,
+) -> None:
+    from maclaurin.bench.cases import all_cases, chosen_cases
+    from maclaurin.bench.run import BenchRun
+    from maclaurin.bench.setting import make_setting
+
+    setting = make_setting(device, quick=quick)
+    cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
+    file = out or _default_file(setting)
+    _require_file(file)
+    console = Console(stderr=True, highlight=False)
+    run = BenchRun(cases, setting, file, resume=resume)
+    for line in run.notes:
+        console.print(line, markup=False, soft_wrap=True)
+    try:
+        ending = run.run(minutes)
+    except KeyboardInterrupt:
+        again = shlex.join(["maclaurin", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+        console.print(
+            f"stopped; what was measured is in {file}. Go on with: {again}", markup=False, soft_wrap=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    _print_tables(ending.record)
+    if plots is not None:
+        _draw(ending.record, plots)
+    print(file)
+    _end(ending, {case.name for case in cases})
+
+
+def _end(ending: Ending, asked: set[str]) -> None:
+    """Exit with 1 unless all that was asked for is right."""
+    if ending.trouble:
+        raise InputError(
+            f"the GPU does not answer any more after the last case ({ending.trouble}); what was measured is "
+            "kept. Run it again with --resume to go on with the next one."
+        )
+    if any(case.status != "measured" for case in ending.record.cases if case.name in asked):
+        raise typer.Exit(1)
+
+
+def _default_file(setting: Setting) -> Path:
+    """A quick run on a GPU does not take the place of a whole one."""
+    if setting.device.type == "cpu":
+        return RESULTS / "cpu_bench.json"
+    return RESULTS / ("gpu_bench.json" if setting.full_shapes else "gpu_quick_bench.json")
+
+
+def _print_tables(record: BenchRecord) -> None:
+    from maclaurin.bench.table import heading, summary, tables_of
+
+    console = _console()
+    for each in tables_of(record):
+        shown = Table(title=each.title, title_justify="left")
+        for column in each.columns:
+            shown.add_column(
+                column.title, justify="right" if column.kind == "number" else "left", overflow="fold"
+            )
+        for row in each.rows:
+            shown.add_row(*(Text(str(entry)) for entry in row))
+        console.print(shown)
+    for line in (heading(record), *summary(record)):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _draw(record: BenchRecord, folder: Path) -> None:
+    from maclaurin.bench.figures import draw_figures
+    from maclaurin.bench.table import markdown_of
+
+    written, missing = draw_figures(record, folder)
+    page = folder / "table.md"
+    page.write_text(markdown_of(record), encoding="utf-8")
+    for line in (*missing, *map(str, written), str(page)):
+        print(line)
+
+
+def _console() -> Console:
+    """In a file or a pipe, wide enough for the tables."""
+    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=180 if is_narrow else None)
+
+
+def _require_plots(folder: Path) -> None:
+    """Say now, not after the work, that nothing can be drawn."""
+    with requires_extra("plot", "matplotlib"):
+        import matplotlib  # noqa: F401
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--plots is a folder, and {folder} is a file.")
+
+
+def _require_file(file: Path) -> None:
+    if file.is_dir():
+        raise InputError(f"--out is a file, and {file} is a folder.")

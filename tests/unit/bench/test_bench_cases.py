@@ -1,0 +1,100 @@
+"""The list of cases is data: every promise of it can be read off."""
+
+import itertools
+
+import pytest
+
+from maclaurin import parse
+from maclaurin.bench.cases import all_cases, chosen_cases
+from maclaurin.bench.peers import _MAKERS
+from maclaurin.bench.size import Size
+from maclaurin.bench.targets import PEER_TITLES, MemoryAgainst, TimeAgainst
+from maclaurin.errors import InputError
+
+SHAPES = [Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64)]
+
+
+def case_named(name):
+    return next(case for case in all_cases() if case.name == name)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_names_tell_cases_apart_and_specs_are_written_well(small):
+    cases = all_cases(small=small)
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        assert str(parse(case.spec)) == case.spec
+        assert case.targets
+
+
+def test_small_cases_are_the_same_calls_on_fewer_tokens():
+    full, small = all_cases(), all_cases(small=True)
+    assert len(full) == len(small)
+    assert {(c.group, c.form, c.kind, c.peers) for c in full} == {
+        (c.group, c.form, c.kind, c.peers) for c in small
+    }
+    assert max(case.size.tokens for case in small) == 2048
+    assert {c.size.d for c in full} == {c.size.d for c in small}
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_targets_name_peers_that_are_asked_and_exist(small):
+    assert set(_MAKERS) == set(PEER_TITLES)
+    for case in all_cases(small=small):
+        assert set(case.peers) <= set(_MAKERS)
+        for target in case.targets:
+            if isinstance(target, (TimeAgainst, MemoryAgainst)):
+                assert target.peer in case.peers
+
+
+@pytest.mark.parametrize(
+    ("size", "spec"),
+    list(itertools.product(SHAPES, ["exp/sum", "exp/l2", "exp/rms", "exp/len", "exp/len*out", "exp/layer"])),
+)
+def test_the_exp_family_is_held_to_sdpa_in_time_and_memory(size, spec):
+    texts = [target.text for target in case_named(f"{spec} {size}").targets]
+    assert texts == [
+        "forward ≤ 1.15 × cuDNN SDPA",
+        "forward+backward ≤ 1.15 × cuDNN SDPA",
+        "memory ≤ 1.5 × cuDNN SDPA",
+        "first call ≤ 10 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("exp(clamp=5)/len B2 H16 T16384 D64", "forward+backward ≤ 1 × FlexAttention"),
+        ("exp*forget/sum B8 H16 T4096 D128", "forward ≤ 1 × FlexAttention"),
+        ("poly(0)+window(512)/sum B8 H16 T4096 D64", "forward ≤ 1 × FlexAttention"),
+        ("sigmoid(-6.93) B8 H16 T4096 D64", "forward ≤ 1 × FlexAttention"),
+        ("taylor(4)/sum parallel B8 H16 T4096 D64", "forward+backward ≤ 1 × cuDNN SDPA"),
+        ("linear(identity) chunked B1 H8 T65536 D64", "forward ≤ 1 × fla chunk_linear_attn"),
+        ("taylor(2)/sum chunked B1 H8 T65536 D64", "forward+backward ≤ 5 ms on an H200"),
+        ("taylor(2)/sum chunked B1 H8 T65536 D64", "memory ≤ 0.8 GB"),
+        ("taylor(2)/sum chunked B8 H16 T4096 d16 e64", "forward+backward ≤ 0.25 × fla fused_chunk_based"),
+        ("taylor(3)/l2 chunked B2 H16 T16384 d16 e64", "forward ≤ 1 × its own parallel form"),
+        ("taylor(2)/sum step B64 H16 T1 D64", "state traffic ≥ 60 % of a device copy"),
+    ],
+)
+def test_what_else_is_promised(name, text):
+    assert text in [target.text for target in case_named(name).targets]
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_sweep_has_as_many_tokens_at_every_length(small):
+    swept = [case for case in all_cases(small=small) if case.in_sweep]
+    assert len({case.size.batch * case.size.tokens for case in swept}) == 1
+    for form in ("parallel", "chunked", "auto"):
+        assert len({case.size.tokens for case in swept if case.form == form}) == 7
+
+
+def test_cases_are_chosen_by_any_part_of_their_name_or_group():
+    cases = all_cases()
+    assert chosen_cases(cases, []) == cases
+    assert {c.spec for c in chosen_cases(cases, ["EXP/L2"])} == {"exp/l2"}
+    assert {c.kind for c in chosen_cases(cases, ["decode"])} == {"step"}
+    both = chosen_cases(cases, ["exp/l2", "decode"])
+    assert len(both) == 3 + 2
+    with pytest.raises(InputError, match=r"no case is called 'exp/l3': maclaurin bench --list"):
+        chosen_cases(cases, ["exp/l2", "exp/l3"])
