@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from maclaurin.study.code_version import code_version
-from maclaurin.training.run_folder import commit
+from maclaurin.code_version import code_version, commit
 
 #: packages whose version may decide a figure
 PACKAGES = ("maclaurin", "triton", "flash-linear-attention", "retention")

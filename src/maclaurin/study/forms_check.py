@@ -8,8 +8,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.code_version import code_version
 from maclaurin.data.cache.whole_file import write_whole_file
-from maclaurin.study.code_version import code_version
 from maclaurin.study.record import FormsRecord
 
 #: one of each kind of part

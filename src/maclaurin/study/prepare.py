@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from maclaurin.study.code_version import code_version
+from maclaurin.code_version import code_version
 from maclaurin.study.design import Study
 from maclaurin.study.fingerprints import Fingerprints
 from maclaurin.study.job import Job

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from maclaurin.code_version import code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.study.code_version import code_version
 from maclaurin.study.job import Job
 from maclaurin.study.key import run_key
 from maclaurin.study.lifeline import end_with_study

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from maclaurin.code_version import commit
 from maclaurin.errors import InputError
 from maclaurin.training.config import TrainConfig
 
@@ -83,15 +83,3 @@ def machine_facts() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit(),
     }
-
-
-def commit() -> str | None:
-    """Which state of the code this is, where it lies in a git checkout."""
-    here = Path(__file__).parent
-    try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return result.stdout.strip()

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maclaurin.code_version import ROOMS, code_version, digest_of_source
 from maclaurin.study.attention_facts import attention_facts
 from maclaurin.study.canonical import canonical, canonical_attention
-from maclaurin.study.code_version import ROOMS, code_version, digest_of_source
 from maclaurin.study.design import Experiment, Study, cells_of
 from maclaurin.study.fingerprints import Fingerprints
 from maclaurin.study.key import run_key

@@ -1,8 +1,9 @@
-"""Which code decided the numbers: digest of the rooms a run depends on, and of no other."""
+"""Which code decided the numbers: the commit, and a digest of the rooms a run depends on, and of no other."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,3 +29,15 @@ def digest_of_source(package: Path) -> str:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             total.update(f"{file.relative_to(package).as_posix()} {content}\n".encode())
     return total.hexdigest()
+
+
+def commit() -> str | None:
+    """Which state of the code this is, where it lies in a git checkout."""
+    here = Path(__file__).parent
+    try:
+        result = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
