@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from maclaurin import parse
+from maclaurin.backends.changed_score import changed_softmax
 from maclaurin.backends.triton import INSTALLED
+from maclaurin.testing import Shape
 from tests.kernels.conftest import ON_GPU
+from tests.kernels.judging import assert_as_right_as_plain
 
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
@@ -64,3 +68,38 @@ def softmax_of_a_changed_score(q, k, v, totals, call):
     if call.window is not None:
         seen = seen & ((s > t - call.window) | (s < call.sinks))
     return x.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "exp(clamp=0.5)/len",
+        "exp(clamp=0.5)/sum",
+        "exp(clamp=0.5)/l2",
+        "exp*forget/sum",
+        "exp*forget/len*out",
+        "exp*forget*in",
+        "exp*forget/running",
+        "exp(clamp=1)*forget/sum(eps=0.1,detach)",
+        "poly(0)+window(9,sinks=2)/sum",
+        "poly(0)+window(20)/rms",
+    ],
+)
+def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=130 if ON_GPU else 37, kv_heads=2, group=2, d=24, e=40)
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("notation", ["exp(clamp=1)/len", "exp*forget/sum"])
+def test_every_length(length, notation, dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=64, e=64)
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton")
+
+
+def test_operator_is_registered_as_torch_wants_it(device):
+    q, k, v = (torch.randn(1, 2, 20, 16, device=device, requires_grad=True) for _ in range(3))
+    totals = (-torch.rand(1, 2, 20, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
+    call = (q, k, v, totals, 0.25, True, 0.5, None, 0)
+    assert set(torch.library.opcheck(changed_softmax, call).values()) == {"SUCCESS"}

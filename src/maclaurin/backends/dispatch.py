@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from maclaurin.backends.changed_score import changed_score_attend, changed_score_serves
 from maclaurin.backends.flash import flash_attend
 from maclaurin.backends.linear_time import linear_attend
 from maclaurin.backends.plan import Plan, make_plan
@@ -242,10 +243,8 @@ class _Call:
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
-        if plan_.backend == "triton" and plan_.form is Form.CHUNKED:
-            return linear_attend(self.spec, inputs, scale=scale, chunk=plan_.chunk_size), None
         if plan_.backend == "triton":
-            return fused_attend(self.spec, inputs, scale=scale, causal=self.causal), None
+            return self._run_fused(inputs, plan_, scale), None
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             return attend(
                 self.spec,
@@ -257,6 +256,14 @@ class _Call:
                 state=state,
                 return_state=self.return_state,
             )
+
+    def _run_fused(self, inputs: Inputs, plan_: Plan, scale: float) -> Tensor:
+        """By the fused program that serves this form of the spec."""
+        if plan_.form is Form.CHUNKED:
+            return linear_attend(self.spec, inputs, scale=scale, chunk=plan_.chunk_size)
+        changed = changed_score_serves(self.spec, inputs, self.causal)
+        attend_ = changed_score_attend if changed else fused_attend
+        return attend_(self.spec, inputs, scale=scale, causal=self.causal)
 
     def masked_inputs(self) -> Inputs:
         """The inputs with zeros where padding stands, whatever was there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from maclaurin.backends.changed_score import changed_score_serves
 from maclaurin.backends.flash import flash_serves
 from maclaurin.backends.linear_time import chunk_for as linear_chunk
 from maclaurin.backends.linear_time import linear_serves
@@ -138,7 +139,8 @@ def make_plan(
 def _parallel_backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
     if flash_serves(spec, inputs, causal):
         return "sdpa"
-    return "triton" if fused_serves(spec, inputs, causal) else "torch"
+    fused = fused_serves(spec, inputs, causal) or changed_score_serves(spec, inputs, causal)
+    return "triton" if fused else "torch"
 
 
 def _state_bytes(spec: AttentionSpec, inputs: Inputs) -> int | None:

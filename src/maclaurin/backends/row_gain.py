@@ -57,7 +57,7 @@ class _GainedSoftmax(torch.autograd.Function):
         o, lse = stock.forward(q, k, v, scale, causal)
         lse, unseen = lse.contiguous(), None
         if row_sum is not None:
-            log_divisor, unseen = _log_row_sum(row_sum, lse)
+            log_divisor, unseen = log_row_sum(row_sum, lse)
         log_gain = lse if log_divisor is None else lse - log_divisor
         ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
         ctx.call = (stock, scale, causal)
@@ -105,7 +105,7 @@ def scaled_rows_backward(
     return do, kept, total
 
 
-def _log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+def log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor | None]:
     """ln max(e^lse + eps, floor), and its slope in lse (1 − a in the formula above; None where it is 0)."""
     log_sum, slope = lse, torch.ones_like(lse)
     if row_sum.eps is not None:

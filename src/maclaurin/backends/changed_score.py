@@ -1,0 +1,199 @@
+"""exp of a changed score (a clamp, a forget gate, a window with sinks) through the fused program for it
+(backends/triton/exp_modified.py): softmax rows and their log-sum-exp, both with gradients.
+
+    Σ_s e^x v_s / D = e^{lse − ln D} o,          δ = Σ do∘o − dlse
+
+Registered as custom operators, so torch.compile keeps them whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends import triton as programs
+from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
+from maclaurin.backends.row_norm import finish_rows
+from maclaurin.forms.divisors import log_divisor
+from maclaurin.forms.inputs import Inputs, clamped_log_forget, working_dtype
+from maclaurin.forms.stream import running_totals
+from maclaurin.spec import AttentionSpec, Exp, RowSum
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
+    """Whether softmax of a changed score and a function of its rows is all that the spec asks for."""
+    if not (_changes_exp(spec) or _is_window_alone(spec)):
+        return False
+    over_heads = spec.norm is not None and not spec.norm.per_head
+    return not over_heads and tensors_are_served(inputs, causal)
+
+
+def tensors_are_served(inputs: Inputs, causal: bool) -> bool:
+    """Whether the program takes such tensors."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    aligned = q.shape[1] == k.shape[1] > 0 and (causal or inputs.present is None)
+    same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES
+    return aligned and same and max(q.shape[3], v.shape[3]) <= 128 and programs.runs_on(q.device)
+
+
+def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
+    """y [B, T, H, e] in the dtype of q."""
+    o, lse = exact_rows(spec, inputs, scale=scale, causal=causal)
+    row_sum = _row_sum(spec)
+    plain = row_sum is not None and row_sum.eps is None and row_sum.floor is None and not row_sum.detach
+    if not plain:
+        o = _scaled(spec, inputs, row_sum, o, lse, causal)
+    return finish_rows(spec, o.transpose(1, 2), inputs.output_gate, inputs.q.dtype)
+
+
+def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if inputs.input_gate is not None:
+        wide = working_dtype(q.dtype)
+        v = (v.to(wide) * inputs.input_gate.to(wide)[..., None]).to(v.dtype)
+    log_forget = clamped_log_forget(inputs)
+    clamp = spec.kernel.clamp if isinstance(spec.kernel, Exp) else None
+    return changed_softmax(
+        *(_dense(u.transpose(1, 2)) for u in (q, k, v)),
+        None if log_forget is None else running_totals(log_forget),
+        scale,
+        causal,
+        clamp,
+        None if spec.window is None else spec.window.size,
+        0 if spec.window is None else spec.window.sinks,
+    )
+
+
+def _changes_exp(spec: AttentionSpec) -> bool:
+    changed = isinstance(spec.kernel, Exp) and (spec.kernel.clamp is not None or spec.forget_gate)
+    return changed and spec.window is None
+
+
+def _is_window_alone(spec: AttentionSpec) -> bool:
+    """A window beside a tail that weighs nothing."""
+    return spec.window is not None and spec.orders == ()
+
+
+def _row_sum(spec: AttentionSpec) -> RowSum | None:
+    """What the row is divided by; under a norm that does not see it, the sum that keeps numbers small."""
+    if isinstance(spec.denominator, RowSum):
+        return spec.denominator
+    return RowSum() if spec.ignores_row_scale else None
+
+
+def _scaled(
+    spec: AttentionSpec, inputs: Inputs, row_sum: RowSum | None, o: Tensor, lse: Tensor, causal: bool
+) -> Tensor:
+    """The rows over their denominator."""
+    if row_sum is not None:
+        log_sum, _ = log_row_sum(row_sum, lse.detach() if row_sum.detach else lse)
+        return scale_rows(o, lse - log_sum)
+    divisor = log_divisor(spec, inputs, causal)
+    return scale_rows(o, lse if divisor is None else lse - divisor.transpose(1, 2))
+
+
+def _dense(u: Tensor) -> Tensor:
+    return u if u.stride(-1) == 1 else u.contiguous()
+
+
+def scale_rows(o: Tensor, log_gain: Tensor) -> Tensor:
+    """e^g o for o [B, H, T, e]."""
+    return _ScaledRows.apply(o, log_gain.contiguous())  # type: ignore[no-any-return]
+
+
+class _ScaledRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, log_gain: Tensor) -> Tensor:
+        ctx.save_for_backward(o, log_gain)
+        return scaled_rows(o, log_gain, None)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
+        o, log_gain = ctx.saved_tensors
+        do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
+        return do, (do.to(log_gain.dtype) * o.to(log_gain.dtype)).sum(-1)
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@torch.library.custom_op("maclaurin::changed_softmax", mutates_args=())
+def changed_softmax(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    totals: Tensor | None,
+    scale: float,
+    causal: bool,
+    clamp: float | None,
+    window: int | None,
+    sinks: int,
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f."""
+    from maclaurin.backends.triton import exp_modified as program
+
+    return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
+
+
+@torch.library.custom_op("maclaurin::changed_softmax_backward", mutates_args=())
+def changed_softmax_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    totals: Tensor | None,
+    lse: Tensor,
+    delta: Tensor,
+    scale: float,
+    causal: bool,
+    clamp: float | None,
+    window: int | None,
+    sinks: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and the gradient of the totals (empty without them)."""
+    from maclaurin.backends.triton import exp_modified as program
+
+    call = program.Call(scale, causal, clamp, window, sinks)
+    dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
+    return dq, dk, dv, q.new_empty(0) if d_totals is None else d_totals
+
+
+@changed_softmax.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, _size = q.shape
+    lse = q.new_empty(batch, heads, tokens, dtype=torch.float32)
+    return v.new_empty(batch, heads, tokens, v.shape[3]), lse
+
+
+@changed_softmax_backward.register_fake
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals, dtype=torch.float32)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_totals
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, totals, *ctx.call = inputs
+    ctx.save_for_backward(q, k, v, totals, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, totals, o, lse = ctx.saved_tensors
+    if do is None and dlse is None:
+        return (None,) * 9
+    do = torch.zeros_like(o) if do is None else _dense(do)
+    delta = (do.float() * o.float()).sum(-1)
+    delta = delta if dlse is None else delta - dlse
+    dq, dk, dv, d_totals = changed_softmax_backward(do, q, k, v, totals, lse, delta.contiguous(), *ctx.call)
+    return dq, dk, dv, None if totals is None else d_totals.to(totals.dtype), *(None,) * 5
+
+
+changed_softmax.register_autograd(_backward, setup_context=_save)
