@@ -1,4 +1,4 @@
-"""Polynomial kernels through the fused quadratic program (backends/triton/polynomial_quadratic.py).
+"""Polynomial kernels, and σ, through the fused quadratic program (backends/triton/polynomial_quadratic.py).
 
 The program divides by the row sum or by the number of visible keys; what is left of a spec (other
 factors per row, gates, norms) follows on its rows. Registered as custom operators, so torch.compile
@@ -17,7 +17,7 @@ from maclaurin.backends import triton as programs
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import visible_keys
 from maclaurin.forms.inputs import Inputs, working_dtype
-from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
+from maclaurin.spec import AttentionSpec, RowSum, Sigmoid, VisibleKeys
 
 #: Horner's rule is unrolled, and no higher order was measured
 HIGHEST_FUSED_ORDER = 12
@@ -40,18 +40,27 @@ def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
         q,
         k,
         v,
-        [float(c) * scale**n for n, c in enumerate(spec.kernel.coefficients())],
+        _series(spec, scale),
         row_sum is not None,
         0.0 if row_sum is None or row_sum.eps is None else row_sum.eps,
         causal,
+        isinstance(spec.kernel, Sigmoid),
     )
     if spec.denominator is None and not spec.ignores_row_scale:
         y = y * visible_keys(inputs, None, causal)[..., None, None]
     return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
 
 
+def _series(spec: AttentionSpec, scale: float) -> list[float]:
+    """Coefficients of the score without its scale; of what σ is taken of, where the kernel is σ."""
+    if isinstance(spec.kernel, Sigmoid):
+        return [spec.kernel.bias, scale]
+    return [float(c) * scale**n for n, c in enumerate(spec.kernel.coefficients())]
+
+
 def _spec_is_served(spec: AttentionSpec) -> bool:
-    if not spec.orders or max(spec.orders) > HIGHEST_FUSED_ORDER:
+    low = bool(spec.orders) and max(spec.orders or ()) <= HIGHEST_FUSED_ORDER
+    if not (low or isinstance(spec.kernel, Sigmoid)):
         return False
     if spec.kernel.depends_on_row or spec.forget_gate or spec.window is not None:
         return False
@@ -103,11 +112,12 @@ def polynomial_attention(
     divide_by_sum: bool,
     eps: float,
     causal: bool,
+    sigmoid: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ."""
+    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it."""
     from maclaurin.backends.triton import polynomial_quadratic as program
 
-    return program.forward(q, k, v, program.Call(tuple(coefficients), divide_by_sum, eps, causal))
+    return program.forward(q, k, v, program.Call(tuple(coefficients), divide_by_sum, eps, causal, sigmoid))
 
 
 @torch.library.custom_op("maclaurin::polynomial_attention_backward", mutates_args=())
@@ -121,11 +131,12 @@ def polynomial_attention_backward(
     coefficients: Sequence[float],
     divide_by_sum: bool,
     causal: bool,
+    sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     from maclaurin.backends.triton import polynomial_quadratic as program
 
-    call = program.Call(tuple(coefficients), divide_by_sum, 0.0, causal)
+    call = program.Call(tuple(coefficients), divide_by_sum, 0.0, causal, sigmoid)
     return program.backward(dy, q, k, v, y, z, call)
 
 
@@ -142,7 +153,7 @@ def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.coefficients, ctx.divide_by_sum, _, ctx.causal = inputs
+    q, k, v, ctx.coefficients, ctx.divide_by_sum, _, ctx.causal, ctx.sigmoid = inputs
     y, z = output
     ctx.save_for_backward(q, k, v, y, z)
     ctx.set_materialize_grads(False)
@@ -152,10 +163,10 @@ def _backward(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]
     """The divisor z is for this pass only: nothing of a spec reads it."""
     q, k, v, y, z = ctx.saved_tensors
     if dy is None:
-        return (None,) * 7
-    call = (ctx.coefficients, ctx.divide_by_sum, ctx.causal)
+        return (None,) * 8
+    call = (ctx.coefficients, ctx.divide_by_sum, ctx.causal, ctx.sigmoid)
     dq, dk, dv = polynomial_attention_backward(dy, q, k, v, y, z, *call)
-    return dq, dk, dv, None, None, None, None
+    return dq, dk, dv, None, None, None, None, None
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

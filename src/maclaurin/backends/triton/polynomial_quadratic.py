@@ -1,6 +1,6 @@
 """Attention with a polynomial of the score for a weight, every pair once, nothing of size T² in memory.
 
-    w_ts = Σ_n c_n s_ts^n,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
+    w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
 
 Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with
 δ_t = Σ dy∘y (0 where D is t):
@@ -34,6 +34,7 @@ class Call:
     """What of a call is no tensor.
 
     coefficients    c₀ … c_N of s, the score without its scale
+    sigmoid         whether the weight is σ of the polynomial
     divide_by_sum   D = row sum + eps; else the number of visible keys
     """
 
@@ -41,31 +42,37 @@ class Call:
     divide_by_sum: bool
     eps: float
     causal: bool
+    sigmoid: bool = False
 
 
 @triton.jit
-def _polynomial(s, C: tl.constexpr):
-    """Σ c_n sⁿ by Horner's rule."""
+def _weight(s, C: tl.constexpr, SIGMOID: tl.constexpr):
+    """Σ c_n sⁿ by Horner's rule, or σ of it."""
     w = tl.full(s.shape, C[len(C) - 1], tl.float32)
     for i in tl.static_range(1, len(C)):
         w = w * s + C[len(C) - 1 - i]
+    if SIGMOID:
+        w = tl.sigmoid(w)
     return w
 
 
 @triton.jit
-def _slope(s, C: tl.constexpr):
-    """Σ n c_n sⁿ⁻¹."""
-    w = tl.zeros(s.shape, tl.float32)
+def _slope(s, C: tl.constexpr, SIGMOID: tl.constexpr):
+    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) where the weight is σ."""
+    slope = tl.zeros(s.shape, tl.float32)
     for i in tl.static_range(0, len(C) - 1):
-        w = w * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
-    return w
+        slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
+    if SIGMOID:
+        w = _weight(s, C, SIGMOID)
+        slope *= w * (1 - w)
+    return slope
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the sums of a tile of queries."""
-    w = _polynomial(tl.dot(q, tl.trans(k), input_precision=PRECISION), C)
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), C, SIGMOID)
     if MASKED:
         seen = (n < T)[None, :]
         if CAUSAL:
@@ -82,7 +89,7 @@ def _forward(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, BY_SUM: tl.constexpr, CAUSAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
@@ -100,11 +107,11 @@ def _forward(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, False, CAUSAL, PRECISION)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, False, CAUSAL, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, True, CAUSAL, PRECISION)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, PRECISION)
     if BY_SUM:
         divisor = z + eps
     else:
@@ -117,29 +124,31 @@ def _forward(
 
 
 @triton.jit
-def _score_gradient(s, dw, delta, inverse, seen, C: tl.constexpr, MASKED: tl.constexpr):
+def _score_gradient(
+    s, dw, delta, inverse, seen, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr
+):
     """ds = (dy·v − δ) w′(s)/D."""
-    ds = (dw - delta) * inverse * _slope(s, C)
+    ds = (dw - delta) * inverse * _slope(s, C, SIGMOID)
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
     return ds
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, MASKED: tl.constexpr,
+def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dy and δ and add nothing; what keys beyond it get is not kept.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = _polynomial(s, C) * inverse[None, :]
+    w = _weight(s, C, SIGMOID) * inverse[None, :]
     seen = n[:, None] <= m[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
     dv = tl.dot(w.to(dy.dtype), dy, dv, input_precision=PRECISION)
     dw = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
-    ds = _score_gradient(s, dw, delta[None, :], inverse[None, :], seen, C, MASKED)
+    ds = _score_gradient(s, dw, delta[None, :], inverse[None, :], seen, C, SIGMOID, MASKED)
     return tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION), dv
 
 
@@ -149,7 +158,7 @@ def _backward_keys(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
@@ -171,13 +180,13 @@ def _backward_keys(
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, True, PRECISION)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, True, PRECISION)
         for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, False, PRECISION)
+            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, False, PRECISION)
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -189,13 +198,13 @@ def _backward_keys(
 
 
 @triton.jit
-def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C: tl.constexpr, MASKED: tl.constexpr,
+def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
                        PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
     seen = n[None, :] <= m[:, None]
-    ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, MASKED)
+    ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, SIGMOID, MASKED)
     return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
 
 
@@ -205,7 +214,7 @@ def _backward_queries(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -225,11 +234,11 @@ def _backward_queries(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, False, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, False, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, True, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, True, PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
@@ -249,7 +258,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
         q, k, v, y, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, call.eps,
-        **_sizes(q, k, v), **tile, C=_floats(call), BY_SUM=call.divide_by_sum, CAUSAL=call.causal,
+        **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid, BY_SUM=call.divide_by_sum, CAUSAL=call.causal,
     )  # fmt: skip
     return y, z
 
@@ -267,7 +276,7 @@ def backward(
         delta = torch.zeros_like(z)
     dy = dy if dy.stride(-1) == 1 else dy.contiguous()
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    common = {**_sizes(q, k, v), "C": _floats(call), "CAUSAL": call.causal}
+    common = {**_sizes(q, k, v), "C": _floats(call), "SIGMOID": call.sigmoid, "CAUSAL": call.causal}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
     tile = tile_options(TILES["keys"], q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
