@@ -14,6 +14,7 @@ from maclaurin.backends.plan import Plan, make_plan
 from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
 from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
+from maclaurin.backends.window_tail import window_tail_attend
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.compiling import untraced
@@ -260,7 +261,8 @@ class _Call:
     def _run_fused(self, inputs: Inputs, plan_: Plan, scale: float) -> Tensor:
         """By the fused program that serves this form of the spec."""
         if plan_.form is Form.CHUNKED:
-            return linear_attend(self.spec, inputs, scale=scale, chunk=plan_.chunk_size)
+            in_linear_time = linear_attend if self.spec.window is None else window_tail_attend
+            return in_linear_time(self.spec, inputs, scale=scale, chunk=plan_.chunk_size)
         changed = changed_score_serves(self.spec, inputs, self.causal)
         attend_ = changed_score_attend if changed else fused_attend
         return attend_(self.spec, inputs, scale=scale, causal=self.causal)

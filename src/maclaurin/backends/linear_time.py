@@ -43,8 +43,8 @@ def linear_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: i
     row_sum = spec.denominator if isinstance(spec.denominator, RowSum) else None
     alpha = None
     if spec.kernel.depends_on_row:
-        k = _centred(k, inputs.present)
-        alpha = _row_coefficients(spec, q, k, scale)
+        k = k - mean_key(k, inputs.present)
+        alpha = row_coefficients(spec, mean_score(q, k, scale), scale)
     log_forget = clamped_log_forget(inputs)
     y, *_ = linear_polynomial(
         q,
@@ -52,7 +52,7 @@ def linear_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: i
         v,
         alpha,
         None if log_forget is None else log_forget.float(),
-        _padded_series(spec, scale),
+        padded_series(spec, scale),
         row_sum is not None,
         0.0 if row_sum is None or row_sum.eps is None else row_sum.eps,
         chunk_for(spec, chunk),
@@ -83,7 +83,7 @@ def _tensors_are_served(inputs: Inputs) -> bool:
     return same and q.shape[1] == k.shape[1] > 0 and v.shape[3] <= 128 and programs.runs_on(q.device)
 
 
-def _padded_series(spec: AttentionSpec, scale: float) -> list[float]:
+def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
     """c₀, c₁, … of the score without its scale; where rows have their own, only how many there are counts."""
     if spec.kernel.depends_on_row:
         return [1.0] * (max(*(spec.orders or ()), 1) + 1)
@@ -91,25 +91,35 @@ def _padded_series(spec: AttentionSpec, scale: float) -> list[float]:
     return series + [0.0] * (2 - len(series))
 
 
-def _centred(k: Tensor, present: Tensor | None) -> Tensor:
-    """The mean key taken off every key, which these kernels do not see: smaller scores cancel less."""
+def mean_key(k: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of all keys [B, 1, K, d] in their dtype, without a gradient.
+
+    Kernels that expand about the row's mean do not see it taken off, and smaller scores cancel less.
+    """
     wide = k.detach().float()
     if present is None:
         mean = wide.mean(1, keepdim=True)
     else:
         real = present[:, :, None, None]
         mean = torch.where(real, wide, 0.0).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
-    return (k.float() - mean).to(k.dtype)
+    return mean.to(k.dtype)
 
 
-def _row_coefficients(spec: AttentionSpec, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """α [N+1, B, H, T]: the kernel's coefficients at c_t, in powers of the score without its scale."""
-    tokens, group = q.shape[1], q.shape[2] // k.shape[2]
-    count = torch.arange(1, tokens + 1, device=q.device)[:, None, None]
-    mean_key = k.float().cumsum(1) / count
-    mean = (
-        torch.einsum("btkgd,btkd->bkgt", q.float().unflatten(2, (-1, group)), mean_key).flatten(1, 2) * scale
-    )
+def mean_score(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """c [B, H, T], the mean score of every query over the keys up to its own."""
+    count = torch.arange(1, k.shape[1] + 1, device=k.device)[:, None, None]
+    return scores_of_own_key(q, k.float().cumsum(1) / count, scale)
+
+
+def scores_of_own_key(q: Tensor, key: Tensor, scale: float) -> Tensor:
+    """scale·q_t·key_t [B, H, T] for a key [B, T or 1, K, d] of its own for each query."""
+    grouped = q.float().unflatten(2, (key.shape[2], -1))
+    own = key.float().expand(-1, q.shape[1], -1, -1)
+    return torch.einsum("btkgd,btkd->bkgt", grouped, own).flatten(1, 2) * scale
+
+
+def row_coefficients(spec: AttentionSpec, mean: Tensor, scale: float) -> Tensor:
+    """α [N+1, B, H, T]: the coefficients about the mean, in powers of the score without its scale."""
     alpha = spec.kernel.coefficients(mean)
     return torch.stack([(a + torch.zeros_like(mean)) * scale**n for n, a in enumerate(alpha)])
 

@@ -14,6 +14,7 @@ from maclaurin.backends.flash import flash_serves
 from maclaurin.backends.linear_time import chunk_for as linear_chunk
 from maclaurin.backends.linear_time import linear_serves
 from maclaurin.backends.polynomial import fused_serves
+from maclaurin.backends.window_tail import window_tail_serves
 from maclaurin.forms.attend import Form
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
 from maclaurin.forms.inputs import Inputs, working_dtype
@@ -143,6 +144,10 @@ def _parallel_backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
     return "triton" if fused else "torch"
 
 
+def _linear_is_fused(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
+    return linear_serves(spec, inputs, causal) or window_tail_serves(spec, inputs, causal)
+
+
 def _state_bytes(spec: AttentionSpec, inputs: Inputs) -> int | None:
     if not spec.has_finite_state:
         return None
@@ -171,7 +176,7 @@ def _costs(
         costs[Form.BLOCKED] = _blocked_cost(spec, inputs, chunk)
     same_length = inputs.q.shape[1] == inputs.k.shape[1]
     if spec.has_finite_state and (same_length or not causal):
-        if not carries_state and linear_serves(spec, inputs, causal):
+        if not carries_state and _linear_is_fused(spec, inputs, causal):
             costs[Form.CHUNKED] = _fused_chunked_cost(spec, inputs, linear_chunk(spec, asked))
         else:
             costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
@@ -239,7 +244,8 @@ def _fused_chunked_cost(spec: AttentionSpec, inputs: Inputs, chunk: int) -> Cost
     chunk = min(chunk, tokens)
     features = d ** min(order, 2) * ((d + 1) / 2 if order > 2 else 1)
     rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
-    flops = 2 * (rows + keys) * features * e + rows * chunk * (d + e)
+    beside = chunk if spec.window is None else chunk + 2 * spec.window.size
+    flops = 2 * (rows + keys) * features * e + rows * beside * (d + e)
     states = float(batch * kv_heads) * (tokens // chunk) * features * e * inputs.q.element_size()
     return Cost(flops, 2 * states, 8, states, "triton")
 
