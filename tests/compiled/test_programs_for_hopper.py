@@ -14,6 +14,7 @@ from maclaurin.backends.triton import (
     polynomial_quadratic,
     row_norm,
     row_scale,
+    state_step,
 )
 from maclaurin.backends.triton.compile_only import compiled_for
 
@@ -109,4 +110,12 @@ def test_passes_over_rows():
     with compiled_for(HOPPER) as found:
         row_norm.backward(row_norm.forward(y, gate, 1.0, True), y, gate, 1.0, True)
         row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
+    assert_good(found, matrix_units=False)
+
+
+def test_a_step():
+    state, features = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 2, 2145)
+    cuts = torch.zeros(68, dtype=torch.int32)
+    with compiled_for(HOPPER) as found:
+        state_step.forward(state, features, torch.empty(1, 16, 65), None, cuts, cuts)
     assert_good(found, matrix_units=False)

@@ -13,6 +13,7 @@ from maclaurin.backends.linear_time import linear_attend
 from maclaurin.backends.plan import Plan, make_plan
 from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
+from maclaurin.backends.step import is_step, step
 from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
 from maclaurin.backends.window_tail import window_tail_attend
 from maclaurin.errors import InputError, StateBudgetError
@@ -246,6 +247,9 @@ class _Call:
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
         if plan_.backend == "triton":
             return self._run_fused(inputs, plan_, scale), None
+        free = self.asked_form in (None, Form.RECURRENT) and self.causal
+        if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
+            return step(self.spec, inputs, state, scale)
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             return attend(
                 self.spec,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.backends.dispatch import attention
+from maclaurin.backends.step import is_step, step
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.divisors import counts_keys
@@ -22,7 +23,6 @@ from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
 from maclaurin.forms.window import ExactKeys
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.step import is_step, step
 from maclaurin.spec import AttentionSpec
 
 #: the arguments of `attention` that belong to a query; all others belong to a key

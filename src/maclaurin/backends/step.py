@@ -2,8 +2,8 @@
 
 S ← f S + φ(k)[i v, 1]ᵀ,     y reads a·φ(q)ᵀ S
 
-What `attention(…, state=…, return_state=True)` gives for one token, without looking for the cheapest form
-and with φ of key and queries made at once, by tables. Most of a step on a CPU is overhead of operations.
+The recurrent form for one token, with φ of key and queries made at once, by tables, and on a GPU one pass
+over the state. Most of a step on a CPU is overhead of operations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from maclaurin.backends.state_step import state_step_serves, sums_by_order
 from maclaurin.forms.attend import make_stream
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.divisors import log_running_sum, visible_keys
@@ -32,7 +33,7 @@ _MOST_FEATURES = 1 << 15
 
 
 def is_step(spec: AttentionSpec, q: Tensor, state: State | None, mask: Tensor | None) -> bool:
-    """Whether `step` serves: one token after others, without padding."""
+    """Whether `step` serves: one token after others, without padding or packing."""
     return (
         state is not None
         and q.shape[1] == 1
@@ -42,11 +43,13 @@ def is_step(spec: AttentionSpec, q: Tensor, state: State | None, mask: Tensor | 
     )
 
 
-def step(spec: AttentionSpec, inputs: Inputs, state: State) -> tuple[Tensor, State]:
+def step(
+    spec: AttentionSpec, inputs: Inputs, state: State, scale: float | None = None
+) -> tuple[Tensor, State]:
     """y [B, 1, H, e] in the dtype of q, and the state after it."""
     with torch.autocast(inputs.q.device.type, enabled=False):
-        d = inputs.q.shape[3]
-        stream = make_stream(spec, inputs, spec.kernel.default_scale(d))
+        scale = spec.kernel.default_scale(inputs.q.shape[3]) if scale is None else scale
+        stream = make_stream(spec, inputs, scale)
         moments, exact, log_decay = state.moments, state.exact, state.log_decay
         if exact is None:
             rows, _, moments = _token_rows(spec, stream, moments)
@@ -76,15 +79,33 @@ def step(spec: AttentionSpec, inputs: Inputs, state: State) -> tuple[Tensor, Sta
 def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
     """(rows, row statistics, moments after it) of one token; the G queries of a head read one state."""
     both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders or ())  # [B, K, 1+G, F]
-    if stream.log_forget is not None:
-        moments = moments * stream.log_forget[..., None].exp()
-    moments = _with_token(moments, both[:, :, 0], values_with_count(spec, stream)[:, :, 0])
+    columns = values_with_count(spec, stream)[:, :, 0]
+    forget = None if stream.log_forget is None else stream.log_forget[..., 0].exp()
+    if state_step_serves(moments, both):
+        return _fused_rows(spec, stream, both, columns, forget, moments)
+    if forget is not None:
+        moments = moments * forget[..., None, None]
+    moments = _with_token(moments, both[:, :, 0], columns)
     features, statistics = both[:, :, 1:], None
     if spec.kernel.depends_on_row:
         sums, statistics = read_state(spec, features, moments, stream.key_size)
     else:
         sums = (features * _coefficients(spec, stream.key_size, features.dtype, features.device)) @ moments
     return Rows(*split_count(spec, sums[:, :, :, None])), _of_one_token(statistics), moments
+
+
+def _fused_rows(
+    spec: AttentionSpec, stream: Stream, both: Tensor, columns: Tensor, forget: Tensor | None, moments: Tensor
+) -> tuple[Rows, Any, Tensor]:
+    """The same in one pass over the state: sums of each order, weighed by the kernel's coefficients."""
+    orders, statistics = spec.orders or (), None
+    moments, sums = sums_by_order(moments, both, columns, forget, orders, stream.key_size)
+    if spec.kernel.depends_on_row:
+        statistics = spec.kernel.statistics([order[..., -1:] for order in sums])
+    known = spec.kernel.coefficients(statistics)
+    total = sum(known[n] * order for n, order in zip(orders, sums, strict=True))
+    assert isinstance(total, Tensor)
+    return Rows(*split_count(spec, total[:, :, :, None])), _of_one_token(statistics), moments
 
 
 def _of_one_token(statistics: Any) -> Any:
