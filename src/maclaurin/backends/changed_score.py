@@ -37,7 +37,8 @@ def tensors_are_served(inputs: Inputs, causal: bool) -> bool:
     q, k, v = inputs.q, inputs.k, inputs.v
     aligned = q.shape[1] == k.shape[1] > 0 and (causal or inputs.present is None)
     same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES
-    return aligned and same and max(q.shape[3], v.shape[3]) <= 128 and programs.runs_on(q.device)
+    reached = programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
+    return aligned and same and max(q.shape[3], v.shape[3]) <= 128 and reached
 
 
 def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:

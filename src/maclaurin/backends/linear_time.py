@@ -80,7 +80,8 @@ def _kernel_is_served(spec: AttentionSpec, d: int) -> bool:
 def _tensors_are_served(inputs: Inputs) -> bool:
     q, k, v = inputs.q, inputs.k, inputs.v
     same = q.dtype == k.dtype == v.dtype and q.dtype in HALF_OR_SINGLE
-    return same and q.shape[1] == k.shape[1] > 0 and v.shape[3] <= 128 and programs.runs_on(q.device)
+    reached = programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
+    return same and q.shape[1] == k.shape[1] > 0 and v.shape[3] <= 128 and reached
 
 
 def padded_series(spec: AttentionSpec, scale: float) -> list[float]:

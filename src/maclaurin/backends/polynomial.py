@@ -86,7 +86,8 @@ def _tensors_are_served(inputs: Inputs, causal: bool) -> bool:
     aligned = q.shape[1] == k.shape[1] and (causal or inputs.present is None)
     small = max(q.shape[3], v.shape[3]) <= 128 and q.shape[1] > 0
     same = q.dtype == k.dtype == v.dtype
-    return aligned and small and same and q.dtype in HALF_OR_SINGLE and programs.runs_on(q.device)
+    reached = programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
+    return aligned and small and same and q.dtype in HALF_OR_SINGLE and reached
 
 
 def polynomial_operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
