@@ -9,7 +9,7 @@ import maclaurin
 from maclaurin import parse
 from maclaurin.backends.linear_time import linear_polynomial
 from maclaurin.backends.triton import INSTALLED
-from maclaurin.testing import Shape
+from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain
 
@@ -93,11 +93,11 @@ def test_linear_time(shape, order, by_sum, rows, decays, dtype, device, poisoned
     q, k, v, alpha, log_forget = case(shape, order, dtype, device, rows=rows, decays=decays)
     y, divisor, dy, d_divisor, gradients = in_float64(q, k, v, alpha, log_forget, call)
     given = Rows(alpha, log_forget)
-    found_y, found_divisor, past = polynomial_linear.forward(q, k, v, given, call)
-    found = polynomial_linear.backward(
+    found_y, found_divisor, past, _ = polynomial_linear.forward(q, k, v, given, call)
+    found, _ = polynomial_linear.backward(
         dy.float(), d_divisor if by_sum else None, q, k, v, found_y, found_divisor, given, past, call
     )
-    named = dict(zip(("q", "k", "v", "alpha", "log_forget"), found, strict=True))
+    named = found._asdict()
     largest = max(float(g.norm()) for g in gradients.values())
     errors = {"y": error(found_y, y), "D": error(found_divisor, divisor)}
     for name, reference in gradients.items():
@@ -159,8 +159,42 @@ def test_operator_is_registered_as_torch_wants_it(device):
     alpha = torch.rand(3, 1, 2, 40, device=device, requires_grad=True)
     log_forget = (-torch.rand(1, 2, 40, device=device)).requires_grad_()
     for rows in ((None, None), (alpha, log_forget)):
-        call = (q, k, v, *rows, [1.0, 0.25, 0.03], True, 0.0, 16)
+        call = (q, k, v, *rows, None, [1.0, 0.25, 0.03], True, 0.0, 16, [0, 1, 2], False)
         assert set(torch.library.opcheck(linear_polynomial, call).values()) == {"SUCCESS"}
+    state = torch.randn(1, 2, 153, 17, device=device, requires_grad=True)
+    call = (q, k, v, None, log_forget, state, [1.0, 0.25, 0.03], True, 0.0, 16, [0, 1, 2], True)
+    assert set(torch.library.opcheck(linear_polynomial, call).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)/sum", "power(2)*forget/sum(eps=0.001)", "taylor(3)/l2", "linear(identity)/len"]
+)
+def test_a_text_in_pieces_gives_what_the_whole_gives_with_all_gradients(notation, device, poisoned):
+    """State after one piece, state before the next: outputs, the last state and gradients across them."""
+    small = "3" in notation
+    shape = Shape(batch=2, tokens=50, kv_heads=2, group=2, d=5 if small else 12, e=6)
+    case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
+    wide = case.map(torch.Tensor.double)
+    found, expected = (read_in_pieces(c.with_gradients(), (20, 30)) for c in (case, wide))
+    for name, reference in expected.items():
+        assert error(found[name], reference) < 2e-5, name
+
+
+def read_in_pieces(case, lengths):
+    """Outputs, last moments, and gradients of a function of both."""
+    state, parts, start = None, [], 0
+    for length in lengths:
+        piece = {name: u[:, start : start + length] for name, u in case.tensors.items()}
+        q, k, v = (piece.pop(name) for name in "qkv")
+        options = {"form": "chunked", "chunk_size": 64, "return_state": True, "state": state}
+        y, state = maclaurin.attention(q, k, v, case.spec, **options, **piece)
+        parts.append(y)
+        start += length
+    y, moments = torch.cat(parts, 1), state.moments
+    generator = torch.Generator().manual_seed(0)
+    directions = [torch.randn(u.shape, generator=generator, dtype=torch.float64).to(u) for u in (y, moments)]
+    loss = (y * directions[0]).sum() + 0.01 * (moments * directions[1]).sum()
+    return {"y": y.detach(), "moments": moments.detach(), **case.gradients(loss)}
 
 
 @pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maclaurin.backends.changed_score import changed_score_attend, changed_score_serves
 from maclaurin.backends.flash import flash_attend
-from maclaurin.backends.linear_time import linear_attend
+from maclaurin.backends.linear_time import linear_attend, linear_attend_from_state, linear_carries_state
 from maclaurin.backends.plan import Plan, make_plan
 from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
@@ -220,6 +220,7 @@ class _Call:
             causal=self.causal,
             chunk_size=chunk_size,
             carries_state=self.carries_state,
+            fused_state=self.carries_state and linear_carries_state(self.spec, inputs, self.state),
         )
 
     def run(self, scale: float, chunk_size: int | None) -> tuple[Tensor, State | None]:
@@ -245,11 +246,14 @@ class _Call:
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
-        if plan_.backend == "triton":
-            return self._run_fused(inputs, plan_, scale), None
         free = self.asked_form in (None, Form.RECURRENT) and self.causal
         if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
             return step(self.spec, inputs, state, scale)
+        if plan_.backend == "triton" and self.carries_state:
+            chunk = plan_.chunk_size
+            return linear_attend_from_state(self.spec, inputs, state, scale=scale, chunk=chunk)
+        if plan_.backend == "triton":
+            return self._run_fused(inputs, plan_, scale), None
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             return attend(
                 self.spec,

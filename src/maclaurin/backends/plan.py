@@ -117,12 +117,16 @@ def make_plan(
     causal: bool,
     chunk_size: int | None,
     carries_state: bool,
+    fused_state: bool = False,
 ) -> Plan:
-    """The plan for these shapes; `form` None means the cheapest."""
+    """The plan for these shapes; `form` None: the cheapest; fused_state: a state that fused programs know."""
     d = inputs.k.shape[3]
     chunk = chunk_size or (chunk_size_for(spec, d) if spec.has_finite_state else 256)
     state_bytes = _state_bytes(spec, inputs)
-    costs = _costs(spec, inputs, chunk, chunk_size, carries_state, causal)
+    fused = _linear_is_fused(spec, inputs, causal, carries_state, fused_state)
+    costs = _costs(
+        spec, inputs, chunk, linear_chunk(spec, chunk_size) if fused else None, carries_state, causal
+    )
     device = inputs.q.device.type
     if form is None:
         chosen = _cheapest(costs, device)
@@ -144,7 +148,11 @@ def _parallel_backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
     return "triton" if fused else "torch"
 
 
-def _linear_is_fused(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
+def _linear_is_fused(
+    spec: AttentionSpec, inputs: Inputs, causal: bool, carries_state: bool, fused_state: bool
+) -> bool:
+    if carries_state:
+        return fused_state and linear_serves(spec, inputs, causal)
     return linear_serves(spec, inputs, causal) or window_tail_serves(spec, inputs, causal)
 
 
@@ -167,17 +175,20 @@ def _cheapest(costs: dict[Form, Cost], device: str) -> Form:
 
 
 def _costs(
-    spec: AttentionSpec, inputs: Inputs, chunk: int, asked: int | None, carries_state: bool, causal: bool
+    spec: AttentionSpec, inputs: Inputs, chunk: int, fused: int | None, carries_state: bool, causal: bool
 ) -> dict[Form, Cost]:
-    """The forms this call could take. The parallel form carries no state."""
+    """The forms this call could take; `fused` is the chunk where fused programs serve the chunked form.
+
+    The parallel form carries no state.
+    """
     costs: dict[Form, Cost] = {}
     if not carries_state:
         costs[Form.PARALLEL] = _parallel_cost(spec, inputs, causal)
         costs[Form.BLOCKED] = _blocked_cost(spec, inputs, chunk)
     same_length = inputs.q.shape[1] == inputs.k.shape[1]
     if spec.has_finite_state and (same_length or not causal):
-        if not carries_state and _linear_is_fused(spec, inputs, causal):
-            costs[Form.CHUNKED] = _fused_chunked_cost(spec, inputs, linear_chunk(spec, asked))
+        if fused is not None:
+            costs[Form.CHUNKED] = _fused_chunked_cost(spec, inputs, fused)
         else:
             costs[Form.CHUNKED] = _chunked_cost(spec, inputs, chunk)
         if causal:

@@ -79,6 +79,17 @@ def _tail_rows(spec: AttentionSpec, inputs: Inputs, scale: float, chunk: int | N
         alpha = row_coefficients(spec, mean, scale)
         reference = mean + scores_of_own_key(q, centre, scale)
     y, z, *_ = linear_polynomial(
-        q, k, v, alpha, None, padded_series(spec, scale), True, 0.0, chunk_for(spec, chunk)
+        q,
+        k,
+        v,
+        alpha,
+        None,
+        None,
+        padded_series(spec, scale),
+        True,
+        0.0,
+        chunk_for(spec, chunk),
+        list(spec.orders or ()),
+        False,
     )
     return y, z.log() + reference

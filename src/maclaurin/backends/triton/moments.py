@@ -248,12 +248,14 @@ def moments(
     initial: Totals | None = None,
     totals: bool = False,
 ) -> tuple[Moments, Totals | None]:
-    """The moments before (after) every chunk, and those of the whole text if asked for."""
+    """The moments before (after) every chunk; and if asked for, with what came before, those of the whole text."""
     small, small_total = _small_moments(side, order, chunk, sums, reverse, initial)
     high, ends = {}, {}
     for n in range(2, order + 1):
         start = None if initial is None else initial.high[n]
-        high[n], ends[n] = _high_moments(side, n, chunk, reverse, start, totals)
+        high[n], end = _high_moments(side, n, chunk, reverse, start, totals)
+        if end is not None:
+            ends[n] = end
     return Moments(small, high), Totals(small_total, ends) if totals else None
 
 
@@ -321,7 +323,7 @@ def _small_moments(
 
 def _high_moments(
     side: Side, order: int, chunk: int, reverse: bool, initial: Tensor | None, total: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     x, g = side.x, side.g
     batch, tokens, all_heads, d = x.shape
     e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
@@ -339,7 +341,7 @@ def _high_moments(
         BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
         ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else 4, num_stages=3,
     )  # fmt: skip
-    return out, final if final is not None else out
+    return out, final
 
 
 def _along_tokens(x: Tensor, weight: Tensor | None, lines: int, padded: int) -> Tensor:

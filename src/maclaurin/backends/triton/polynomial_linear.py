@@ -19,13 +19,14 @@ order n is one block [d, e] per monomial μ of degree n − 1, so both direction
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.moments import Moments, Side, blocks, moments, operand_options, pairs
+from maclaurin.backends.triton.moments import Moments, Side, Totals, blocks, moments, operand_options, pairs
 from maclaurin.backends.triton.tiles import Tile, load_rows, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -423,6 +424,16 @@ def _backward_keys(
 # ------------------------------------------------------------------------------------ launching
 
 
+class Gradients(NamedTuple):
+    """Of q, k, v in their dtypes, of α and of the log forget gate in fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    alpha: Tensor | None
+    log_forget: Tensor | None
+
+
 @dataclass(frozen=True)
 class Rows:
     """What a call may have per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
@@ -431,11 +442,30 @@ class Rows:
     log_forget: Tensor | None = None
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> tuple[Tensor, Tensor, Moments]:
-    """y [B, T, H, e] and D [B, H, T] in fp32, causal; and the moments of the keys, for the way back."""
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    call: Call,
+    *,
+    initial: Totals | None = None,
+    totals: bool = False,
+) -> tuple[Tensor, Tensor, Moments, Totals | None]:
+    """y [B, T, H, e] and D [B, H, T] in fp32, causal; the moments of the keys, for the way back; their totals.
+
+    `initial` are the totals of a text that came before; those after this one are made if asked for.
+    """
     batch, tokens, heads, _ = q.shape
     log = _chunk_totals(rows.log_forget, call.chunk)
-    past, _ = moments(_keys_side(k, v, log, call), call.order, call.chunk, sums=call.divide_by_sum)
+    past, after = moments(
+        _keys_side(k, v, log, call),
+        call.order,
+        call.chunk,
+        sums=call.divide_by_sum,
+        initial=initial,
+        totals=totals,
+    )
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, rows, call)
@@ -443,9 +473,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> tuple[Te
         q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
-        **_sizes(q, k, v, rows, call), **tile,
+        **_sizes(q, k, v, rows, call), **tile, STARTED=initial is not None,
     )  # fmt: skip
-    return y, divisor, past
+    return y, divisor, past, after
 
 
 def backward(
@@ -459,8 +489,15 @@ def backward(
     rows: Rows,
     past: Moments,
     call: Call,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dq, dk, dv in the dtypes of q, k, v; dα and the gradient of the log forget gate, in fp32."""
+    *,
+    started: bool = False,
+    totals: Totals | None = None,
+    d_totals: Totals | None = None,
+) -> tuple[Gradients, Totals | None]:
+    """All gradients; and where the text was `started`, that of the totals it started from.
+
+    d_totals is the gradient of the totals after it, which are needed beside it where there is a forget gate.
+    """
     batch, tokens, heads, _ = q.shape
     kv_heads, chunks = k.shape[2], past.small.shape[1]
     log = _chunk_totals(rows.log_forget, call.chunk)
@@ -473,21 +510,24 @@ def backward(
     tile = _tile("queries", q, v, rows, call)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha,
-        *strides, *dq.stride()[:3], *shape, **sizes, **tile,
+        *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
-    later, _ = moments(
+    scaled = rows.alpha is not None
+    later, before = moments(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
         call.order,
         call.chunk,
         sums=call.divide_by_sum,
         reverse=True,
+        initial=None if d_totals is None else _by_coefficients(d_totals, q, v, call, scaled, inverse=True),
+        totals=started,
     )
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile("keys", q, v, rows, call)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), table, dk, dv, of_keys,
-        *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile,
+        *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
     if of_keys is not None:
@@ -495,8 +535,36 @@ def backward(
         if call.divide_by_sum:
             of_rows = of_rows + dz * (divisor - call.eps)
         of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+        if totals is not None and d_totals is not None:  # every gate shrinks the totals too
+            of_rows[..., -1] += _inner(totals, d_totals).view(batch, kv_heads)
         d_forget = (of_rows - of_keys).double().flip(-1).cumsum(-1).flip(-1).float()
-    return dq, dk, dv, d_alpha, d_forget
+    d_initial = None if before is None else _by_coefficients(before, q, v, call, scaled, inverse=False)
+    return Gradients(dq, dk, dv, d_alpha, d_forget), d_initial
+
+
+def _inner(totals: Totals, other: Totals) -> Tensor:
+    """Σ over all entries of two moments, [B·K]."""
+    found = (totals.small * other.small).sum(-1)
+    for n, block in totals.high.items():
+        found = found + (block * other.high[n]).flatten(1).sum(-1)
+    return found
+
+
+def _by_coefficients(
+    totals: Totals, q: Tensor, v: Tensor, call: Call, scaled: bool, *, inverse: bool
+) -> Totals:
+    """Moments of queries as gradients of a state: order n times its coefficient, or over it on the way back.
+
+    Where rows have coefficients of their own, their moments hold them already.
+    """
+    if scaled:
+        return totals
+    c = [1 / c if inverse and c else c for c in (*call.coefficients, 0.0, 0.0)]
+    d, e = q.shape[3], v.shape[3]
+    sizes = torch.tensor([d * e, e, d * d, d, 1], device=q.device)
+    factors = torch.tensor([c[1], c[0], c[2], c[1], c[0]], device=q.device)
+    small = totals.small * factors.repeat_interleave(sizes, output_size=totals.small.shape[1])
+    return Totals(small, {n: u * c[n] for n, u in totals.high.items()})
 
 
 def _row_gradients(
@@ -587,7 +655,6 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
         "ROWS": rows.alpha is not None,
         "DECAY": rows.log_forget is not None,
         "BY_SUM": call.divide_by_sum,
-        "STARTED": False,
         **operand_options(q),
     }
 
