@@ -20,8 +20,8 @@ study: $(READY)  ## the main job: train small models and write a page on which p
 	$(BIN)/maclaurin study mini
 
 test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
-	$(BIN)/python -m pytest -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/kernels
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

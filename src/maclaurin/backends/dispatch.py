@@ -249,12 +249,12 @@ class _Call:
         free = self.asked_form in (None, Form.RECURRENT) and self.causal
         if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
             return step(self.spec, inputs, state, scale)
-        if plan_.backend == "triton" and self.carries_state:
-            chunk = plan_.chunk_size
-            return linear_attend_from_state(self.spec, inputs, state, scale=scale, chunk=chunk)
-        if plan_.backend == "triton":
-            return self._run_fused(inputs, plan_, scale), None
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
+            if plan_.backend == "triton" and self.carries_state:
+                chunk = plan_.chunk_size
+                return linear_attend_from_state(self.spec, inputs, state, scale=scale, chunk=chunk)
+            if plan_.backend == "triton":
+                return self._run_fused(inputs, plan_, scale), None
             return attend(
                 self.spec,
                 inputs,

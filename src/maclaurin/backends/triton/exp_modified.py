@@ -157,6 +157,27 @@ def _log2_of_row(LSE, rows, own, m, T):
 
 
 @triton.jit
+def _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, origin, start, m, d, e, T, scale, clamp,
+              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr,
+              DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the gradient of a tile of queries."""
+    n = start + tl.arange(0, BN)
+    k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+    decayed = _since(HIGH, LOW, totals, origin, n, T, DECAY)
+    dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None]
+    if MASKED:
+        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+    dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    if DECAY:
+        dl += tl.sum(dx, 1)
+    if CLAMP:
+        dx = tl.where(dot * scale < clamp, dx, 0.0)
+    return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
+
+
+@triton.jit
 def _backward_queries(
     Q, K, V, DO, HIGH, LOW, LSE, DELTA, DQ, DL,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
@@ -181,32 +202,14 @@ def _backward_queries(
     dl = tl.zeros((BM,), tl.float32)
     whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
     for start in range(0, whole, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
-        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        p = tl.exp2(_score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None])
-        dx = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        if DECAY:
-            dl += tl.sum(dx, 1)
-        if CLAMP:
-            dx = tl.where(dot * scale < clamp, dx, 0.0)
-        dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, first, start, m, d, e, T,
+                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, False,
+                           PRECISION)  # fmt: skip
     for tile in range(masked):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
-        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None]
-        seen = _seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS)
-        p = tl.exp2(tl.where(seen, x, float("-inf")))
-        dx = p * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        if DECAY:
-            dl += tl.sum(dx, 1)
-        if CLAMP:
-            dx = tl.where(dot * scale < clamp, dx, 0.0)
-        dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, first, start, m, d, e, T,
+                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, True,
+                           PRECISION)  # fmt: skip
     inside = (m < T)[:, None] & (d < D)[None, :]
     dq *= scale * 0.6931471805599453
     tl.store(
