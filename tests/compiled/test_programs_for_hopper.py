@@ -10,6 +10,7 @@ if not INSTALLED or INTERPRETED:
 
 from maclaurin.backends.triton import (
     exp_modified,
+    moments,
     polynomial_linear,
     polynomial_quadratic,
     row_norm,
@@ -119,3 +120,20 @@ def test_a_step():
     with compiled_for(HOPPER) as found:
         state_step.forward(state, features, torch.empty(1, 16, 65), None, cuts, cuts)
     assert_good(found, matrix_units=False)
+
+
+@pytest.mark.parametrize(("order", "d"), [(2, 64), (3, 16)])
+def test_linear_from_one_state_to_another(order, d):
+    q, k, v = tensors(d, 64)
+    call = polynomial_linear.Call(SERIES[: order + 1], order != 3, 0.0, 1024)
+    rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
+    totals = moments.Totals(
+        torch.empty(2, moments.small_size(d, 64)),
+        {n: torch.empty(2, moments.blocks(d, n), d, 64) for n in range(2, order + 1)},
+    )
+    with compiled_for(HOPPER) as found:
+        y, divisor, past, after = polynomial_linear.forward(q, k, v, rows, call, initial=totals, totals=True)
+        polynomial_linear.backward(
+            y, None, q, k, v, y, divisor, rows, past, call, started=True, totals=after, d_totals=totals
+        )
+    assert_good(found)

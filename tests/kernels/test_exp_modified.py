@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import maclaurin
 from maclaurin import parse
 from maclaurin.backends.changed_score import changed_softmax
 from maclaurin.backends.triton import INSTALLED
@@ -103,3 +104,22 @@ def test_operator_is_registered_as_torch_wants_it(device):
     totals = (-torch.rand(1, 2, 20, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
     call = (q, k, v, totals, 0.25, True, 0.5, None, 0)
     assert set(torch.library.opcheck(changed_softmax, call).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("forget", [-4.0, -0.2, float("-inf")])
+def test_strong_forgetting_in_texts_that_end_within_a_tile(forget, dtype, device, poisoned):
+    q, k, v = (torch.randn(1, 100, 1, 16, device=device).to(dtype).requires_grad_() for _ in range(3))
+    log_forget = torch.full((1, 100, 1), forget, device=device).to(dtype).requires_grad_()
+    y = maclaurin.attention(q, k, v, "exp*forget/sum", log_forget=log_forget, form="parallel")
+    gradients = torch.autograd.grad(y.float().square().sum(), (q, k, v, log_forget))
+    assert all(bool(u.isfinite().all()) for u in (y, *gradients))
+
+
+def test_the_clamp_hands_on_a_gradient_where_it_is_reached(device):
+    q = torch.zeros(1, 4, 1, 16, device=device, requires_grad=True)
+    k, v = (torch.randn(1, 4, 1, 16, device=device) for _ in range(2))
+    found, expected = (
+        torch.autograd.grad(maclaurin.attention(q, k, v, "exp(clamp=0)/len", form=form).sum(), q)[0]
+        for form in ("parallel", "blocked")
+    )
+    torch.testing.assert_close(found, expected)

@@ -11,7 +11,7 @@ from maclaurin.backends.linear_time import linear_polynomial
 from maclaurin.backends.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
-from tests.kernels.judging import assert_as_right_as_plain
+from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradients, plain
 
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
@@ -167,7 +167,14 @@ def test_operator_is_registered_as_torch_wants_it(device):
 
 
 @pytest.mark.parametrize(
-    "notation", ["taylor(2)/sum", "power(2)*forget/sum(eps=0.001)", "taylor(3)/l2", "linear(identity)/len"]
+    "notation",
+    [
+        "taylor(2)/sum",
+        "power(2)*forget/sum(eps=0.001)",
+        "taylor(3)/l2",
+        "taylor(3)*forget/len",
+        "linear(identity)/len",
+    ],
 )
 def test_a_text_in_pieces_gives_what_the_whole_gives_with_all_gradients(notation, device, poisoned):
     """State after one piece, state before the next: outputs, the last state and gradients across them."""
@@ -206,3 +213,27 @@ def test_compiles_whole(device):
 
     compiled = torch.compile(run, fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
+
+
+def test_gradients_that_come_in_another_layout(device, poisoned):
+    tensors = [torch.randn(1, 40, 2, 16, device=device, requires_grad=True) for _ in range(3)]
+    direction = torch.randn(1, 40, 16, 2, device=device)
+
+    def gradients(form):
+        turned = maclaurin.attention(*tensors, "taylor(2)/sum", form=form).transpose(2, 3).contiguous()
+        return torch.autograd.grad((turned * direction).sum(), tensors)
+
+    found, expected = gradients("chunked"), gradients("blocked")
+    for value, reference in zip(found, expected, strict=True):
+        assert error(value, reference.double()) < 1e-5
+
+
+def test_small_gradients_in_fp16(device):
+    """dy over a row sum leaves the range of fp16."""
+    shape = Shape(batch=1, tokens=140, kv_heads=1, group=1, d=16, e=16)
+    case = random_tensors(parse("taylor(2)/sum"), shape, 0, torch.float16, device=device)
+    direction = 1e-3 * torch.randn(1, 140, 1, 16, dtype=torch.float64, device=device)
+    found = outputs_and_gradients(case, lambda c: c.output(form="chunked"), direction.half())
+    gold = outputs_and_gradients(case.map(torch.Tensor.double), plain, direction.half().double())
+    for name, reference in gold.items():
+        assert error(found[name], reference, 1e-6) < 1e-3, name

@@ -58,3 +58,12 @@ def test_operator_is_registered_as_torch_wants_it(device):
     starts, stops = (torch.tensor(cuts, dtype=torch.int32, device=device) for cuts in ([0, 32], [32, 40]))
     call = (moments, features, columns, forget, starts, stops)
     assert set(torch.library.opcheck(state_step, call).values()) == {"SUCCESS"}
+
+
+def test_a_step_with_a_gradient_takes_the_plain_form(device):
+    q, k, v = (torch.randn(1, 3, 2, 16, device=device) for _ in range(3))
+    _, state = maclaurin.attention(q, k, v, "taylor(2)/sum", return_state=True)
+    last = v[:, :1].requires_grad_()
+    y, _ = maclaurin.attention(q[:, :1], k[:, :1], last, "taylor(2)/sum", state=state, return_state=True)
+    y.sum().backward()
+    assert last.grad is not None

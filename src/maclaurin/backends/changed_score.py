@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
 from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
@@ -114,6 +115,7 @@ class _ScaledRows(torch.autograd.Function):
         return scaled_rows(o, log_gain, None)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
         o, log_gain = ctx.saved_tensors

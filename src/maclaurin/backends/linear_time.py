@@ -88,23 +88,26 @@ def _attend(
         k,
         v,
         alpha,
-        None if log_forget is None else log_forget.float(),
+        None if log_forget is None else log_forget.float().contiguous(),
         initial,
         padded_series(spec, scale),
         row_sum is not None,
         0.0 if row_sum is None or row_sum.eps is None else row_sum.eps,
-        chunk_for(spec, chunk),
+        chunk_for(spec, chunk, q.shape[1]),
         list(spec.orders or ()),
         state,
     )
     return y, after
 
 
-def chunk_for(spec: AttentionSpec, asked: int | None) -> int:
-    """Tokens per chunk: what was asked for, rounded up to a size the program's tiles divide."""
-    if asked is None:
-        return CHUNK[max(spec.orders or (0,))]
-    return max(64, 1 << (asked - 1).bit_length())
+def chunk_for(spec: AttentionSpec, asked: int | None, tokens: int) -> int:
+    """Tokens per chunk: what was asked for, up to the text's length, in a size the program's tiles divide."""
+    wanted = CHUNK[max(spec.orders or (0,))] if asked is None else asked
+    return max(64, _power_of_two(min(wanted, tokens)))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _kernel_is_served(spec: AttentionSpec, d: int) -> bool:
@@ -126,7 +129,8 @@ def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
     """c₀, c₁, … of the score without its scale; where rows have their own, only how many there are counts."""
     if spec.kernel.depends_on_row:
         return [1.0] * (max(*(spec.orders or ()), 1) + 1)
-    series = [float(c) * scale**n for n, c in enumerate(spec.kernel.coefficients())]
+    known = spec.kernel.coefficients()[: max(spec.orders or (0,)) + 1]
+    series = [float(c) * scale**n for n, c in enumerate(known)]
     return series + [0.0] * (2 - len(series))
 
 

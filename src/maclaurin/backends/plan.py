@@ -125,7 +125,12 @@ def make_plan(
     state_bytes = _state_bytes(spec, inputs)
     fused = _linear_is_fused(spec, inputs, causal, carries_state, fused_state)
     costs = _costs(
-        spec, inputs, chunk, linear_chunk(spec, chunk_size) if fused else None, carries_state, causal
+        spec,
+        inputs,
+        chunk,
+        linear_chunk(spec, chunk_size, inputs.q.shape[1]) if fused else None,
+        carries_state,
+        causal,
     )
     device = inputs.q.device.type
     if form is None:
@@ -137,7 +142,7 @@ def make_plan(
     if chosen not in costs:
         costs[chosen] = _blocked_cost(spec, inputs, chunk)
     if chosen is Form.CHUNKED and costs[chosen].backend == "triton":
-        chunk = linear_chunk(spec, chunk_size)
+        chunk = linear_chunk(spec, chunk_size, inputs.q.shape[1])
     return Plan(spec, chosen, chunk, costs, device, state_bytes, form is not None, carries_state)
 
 

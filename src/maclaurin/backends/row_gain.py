@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
 from maclaurin.backends.stock_softmax import stock_softmax
@@ -64,6 +65,7 @@ class _GainedSoftmax(torch.autograd.Function):
         return scaled_rows(o, log_gain, gate)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         stock, scale, causal = ctx.call

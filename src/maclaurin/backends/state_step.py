@@ -16,9 +16,10 @@ from maclaurin.forms.features import feature_slices
 _LARGEST_GROUP = 16
 
 
-def state_step_serves(moments: Tensor, features: Tensor) -> bool:
+def state_step_serves(moments: Tensor, features: Tensor, columns: Tensor, forget: Tensor | None) -> bool:
     """Whether the fused program takes this state; it has no gradient."""
-    graded = torch.is_grad_enabled() and (moments.requires_grad or features.requires_grad)
+    given = (moments, features, columns, *([] if forget is None else [forget]))
+    graded = torch.is_grad_enabled() and any(u.requires_grad for u in given)
     sizes = moments.shape[3] <= 1024 and features.shape[2] - 1 <= _LARGEST_GROUP and moments.shape[2] > 0
     return programs.runs_on(moments.device) and moments.dtype == torch.float32 and sizes and not graded
 

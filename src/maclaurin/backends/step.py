@@ -81,7 +81,7 @@ def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[R
     both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders or ())  # [B, K, 1+G, F]
     columns = values_with_count(spec, stream)[:, :, 0]
     forget = None if stream.log_forget is None else stream.log_forget[..., 0].exp()
-    if state_step_serves(moments, both):
+    if state_step_serves(moments, both, columns, forget):
         return _fused_rows(spec, stream, both, columns, forget, moments)
     if forget is not None:
         moments = moments * forget[..., None, None]

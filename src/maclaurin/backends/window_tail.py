@@ -28,6 +28,7 @@ from maclaurin.backends.polynomial import polynomial_operands
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs
 from maclaurin.spec import AttentionSpec, RowSum, Taylor
+from maclaurin.spec.sign import Sign
 
 
 def window_tail_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
@@ -37,7 +38,8 @@ def window_tail_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> boo
     order, d = max(spec.orders or (0,)), inputs.q.shape[3]
     low = order in LARGEST_HEAD and order < 3 and d <= LARGEST_HEAD[order]
     per_head = spec.norm is None or spec.norm.per_head
-    return low and per_head and _is_normalised(spec) and tensors_are_served(inputs, causal)
+    positive = spec.kernel.row_sum_sign is Sign.POSITIVE
+    return low and per_head and positive and _is_normalised(spec) and tensors_are_served(inputs, causal)
 
 
 def window_tail_attend(
@@ -88,7 +90,7 @@ def _tail_rows(spec: AttentionSpec, inputs: Inputs, scale: float, chunk: int | N
         padded_series(spec, scale),
         True,
         0.0,
-        chunk_for(spec, chunk),
+        chunk_for(spec, chunk, q.shape[1]),
         list(spec.orders or ()),
         False,
     )

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -152,7 +153,7 @@ def _add(acc, total, largest, x, v, PRECISION: tl.constexpr):
 @triton.jit
 def _log2_of_row(LSE, rows, own, m, T):
     """What to take from a score for p = 2^(x − ·): lse·log₂e without the row's own L_t; 0 for empty rows."""
-    lse = tl.load(LSE + rows + m, mask=m < T, other=0.0)
+    lse = tl.load(LSE + rows + m, mask=m < T, other=float("inf"))  # rows beyond the text weigh nothing
     return tl.where(lse == float("-inf"), 0.0, lse * 1.4426950408889634 - own)
 
 
@@ -173,7 +174,7 @@ def _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, ori
     if DECAY:
         dl += tl.sum(dx, 1)
     if CLAMP:
-        dx = tl.where(dot * scale < clamp, dx, 0.0)
+        dx = tl.where(dot * scale <= clamp, dx, 0.0)
     return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
 
 
@@ -242,7 +243,7 @@ def _add_queries(dk, dv, dl, k, v, decayed, n, Q, DO, HIGH, LOW, LSE, DELTA, q_t
     if DECAY:
         dl -= tl.sum(dx, 1)
     if CLAMP:
-        dx = tl.where(dot * scale < clamp, dx, 0.0)
+        dx = tl.where(dot * scale <= clamp, dx, 0.0)
     dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv, dl
 
@@ -303,6 +304,7 @@ def _backward_keys(
 # ------------------------------------------------------------------------------------ launching
 
 
+@on_its_device
 def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None."""
     batch, heads, tokens, _ = q.shape
@@ -317,6 +319,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     return o, lse
 
 
+@on_its_device
 def backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, lse: Tensor, delta: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:

@@ -31,13 +31,13 @@ GROUPED = 4
 
 
 @triton.jit
-def _monomial(XT, TABLE, i, n, tokens, ORDER: tl.constexpr):
+def _monomial(XT, TABLE, i, n, tokens, ORDER: tl.constexpr, OPERAND: tl.constexpr):
     """The i-th monomial of the tokens n."""
     if ORDER == 2:
-        found = tl.load(XT + i * tokens + n)
+        found = tl.load(XT + i * tokens + n).to(OPERAND)
     else:
         a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
-        found = tl.load(XT + a * tokens + n) * tl.load(XT + b * tokens + n)
+        found = tl.load(XT + a * tokens + n).to(OPERAND) * tl.load(XT + b * tokens + n).to(OPERAND)
     return found
 
 
@@ -97,13 +97,13 @@ def _high(
                 gt = tl.load(gt_at + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(
                     OPERAND
                 )
-                c0 = _monomial(xt_at, TABLE, i, n, tokens, ORDER).to(OPERAND)
+                c0 = _monomial(xt_at, TABLE, i, n, tokens, ORDER, OPERAND)
                 m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
-                c1 = _monomial(xt_at, TABLE, i + 1, n, tokens, ORDER).to(OPERAND)
+                c1 = _monomial(xt_at, TABLE, i + 1, n, tokens, ORDER, OPERAND)
                 m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
-                c2 = _monomial(xt_at, TABLE, i + 2, n, tokens, ORDER).to(OPERAND)
+                c2 = _monomial(xt_at, TABLE, i + 2, n, tokens, ORDER, OPERAND)
                 m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
-                c3 = _monomial(xt_at, TABLE, i + 3, n, tokens, ORDER).to(OPERAND)
+                c3 = _monomial(xt_at, TABLE, i + 3, n, tokens, ORDER, OPERAND)
                 m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
     if ENDED:
         FINAL += row * SIZE
@@ -265,7 +265,7 @@ def small_size(d: int, e: int) -> int:
 
 
 def operand(dtype: torch.dtype) -> torch.dtype:
-    """What matrix products multiply: fp16 would overflow in sums, so it goes as tf32, which has its digits."""
+    """What matrix products multiply: fp16 would overflow in sums, so it goes as fp32."""
     return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
 
 

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.moments import Moments, Side, Totals, blocks, moments, operand_options, pairs
 from maclaurin.backends.triton.tiles import Tile, load_rows, tile_options, width
 
@@ -382,8 +383,8 @@ def _backward_keys(
             dk += c1 * z_first[None, :]
             dz_key += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
         if DECAY:
-            left = tl.exp(_decay(LEFT, of_key, n, T, DECAY))
-            dk, dv, dz_key = dk * left[:, None], dv * left[:, None], dz_key * left
+            at_end = tl.exp(_decay(LEFT, of_key, n, T, DECAY))
+            dk, dv, dz_key = dk * at_end[:, None], dv * at_end[:, None], dz_key * at_end
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
@@ -442,6 +443,7 @@ class Rows:
     log_forget: Tensor | None = None
 
 
+@on_its_device
 def forward(
     q: Tensor,
     k: Tensor,
@@ -478,6 +480,7 @@ def forward(
     return y, divisor, past, after
 
 
+@on_its_device
 def backward(
     dy: Tensor,
     d_divisor: Tensor | None,
@@ -536,17 +539,22 @@ def backward(
             of_rows = of_rows + dz * (divisor - call.eps)
         of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
         if totals is not None and d_totals is not None:  # every gate shrinks the totals too
-            of_rows[..., -1] += _inner(totals, d_totals).view(batch, kv_heads)
+            of_rows[..., -1] += _inner(totals, d_totals, q.shape[3]).view(batch, kv_heads)
         d_forget = (of_rows - of_keys).double().flip(-1).cumsum(-1).flip(-1).float()
     d_initial = None if before is None else _by_coefficients(before, q, v, call, scaled, inverse=False)
     return Gradients(dq, dk, dv, d_alpha, d_forget), d_initial
 
 
-def _inner(totals: Totals, other: Totals) -> Tensor:
-    """Σ over all entries of two moments, [B·K]."""
+def _inner(totals: Totals, other: Totals, d: int) -> Tensor:
+    """Σ over all entries of two moments, [B·K]; blocks of x_a x_b stand for x_b x_a too."""
     found = (totals.small * other.small).sum(-1)
     for n, block in totals.high.items():
-        found = found + (block * other.high[n]).flatten(1).sum(-1)
+        products = (block * other.high[n]).flatten(2).sum(-1)
+        if n == 3:
+            first, second = pairs(d, block.device).unbind(-1)
+            products = products * (1 + (first != second).to(products.dtype))
+            products = products[:, : d * (d + 1) // 2]
+        found = found + products.sum(-1)
     return found
 
 
@@ -561,9 +569,9 @@ def _by_coefficients(
         return totals
     c = [1 / c if inverse and c else c for c in (*call.coefficients, 0.0, 0.0)]
     d, e = q.shape[3], v.shape[3]
-    sizes = torch.tensor([d * e, e, d * d, d, 1], device=q.device)
-    factors = torch.tensor([c[1], c[0], c[2], c[1], c[0]], device=q.device)
-    small = totals.small * factors.repeat_interleave(sizes, output_size=totals.small.shape[1])
+    parts = totals.small.split([d * e, e, d * d, d, 1], dim=-1)
+    factors = (c[1], c[0], c[2], c[1], c[0])
+    small = torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)], -1)
     return Totals(small, {n: u * c[n] for n, u in totals.high.items()})
 
 
@@ -574,7 +582,8 @@ def _row_gradients(
 
     dz is made from dn as it was rounded: what counts is dn·(v − y), and rows of nearly equal values cancel in it.
     """
-    dn = (dy / divisor.transpose(1, 2)[..., None]).to(dtype)
+    kept = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32  # a quotient may leave fp16's range
+    dn = (dy / divisor.transpose(1, 2)[..., None]).to(kept).contiguous()
     if not call.divide_by_sum:
         return dn, divisor
     dz = -(dn * y).sum(-1).transpose(1, 2)
@@ -614,9 +623,9 @@ def _chunk_totals(log_forget: Tensor | None, chunk: int) -> Tensor | None:
     if log_forget is None:
         return None
     tokens = log_forget.shape[-1]
-    padded = torch.nn.functional.pad(log_forget.float(), (0, -tokens % chunk))
+    padded = torch.nn.functional.pad(log_forget.double(), (0, -tokens % chunk))
     totals = padded.unflatten(-1, (-1, chunk)).cumsum(-1)
-    return totals.flatten(-2)[..., :tokens].contiguous()
+    return totals.flatten(-2)[..., :tokens].float().contiguous()
 
 
 def _chunk_ends(log: Tensor, chunk: int) -> Tensor:

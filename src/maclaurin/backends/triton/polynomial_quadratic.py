@@ -13,12 +13,14 @@ Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m quer
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -70,7 +72,7 @@ def _slope(s, C: tl.constexpr, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
+              OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the sums of a tile of queries."""
     w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), C, SIGMOID)
     if MASKED:
@@ -78,9 +80,9 @@ def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, 
         if CAUSAL:
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
-    w = w.to(v.dtype)
+    w = w.to(OPERAND)
     z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
-    return tl.dot(w, v, acc, input_precision=PRECISION), z
+    return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
 @triton.jit
@@ -90,7 +92,7 @@ def _forward(
     T, H, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -107,11 +109,11 @@ def _forward(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, False, CAUSAL, PRECISION)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, False, CAUSAL, OPERAND, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, PRECISION)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, OPERAND, PRECISION)
     if BY_SUM:
         divisor = z + eps
     else:
@@ -136,7 +138,7 @@ def _score_gradient(
 
 @triton.jit
 def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
+                 OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dy and δ and add nothing; what keys beyond it get is not kept.
@@ -146,10 +148,10 @@ def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, SIG
     seen = n[:, None] <= m[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
-    dv = tl.dot(w.to(dy.dtype), dy, dv, input_precision=PRECISION)
+    dv = tl.dot(w.to(OPERAND), dy.to(OPERAND), dv, input_precision=PRECISION)
     dw = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
     ds = _score_gradient(s, dw, delta[None, :], inverse[None, :], seen, C, SIGMOID, MASKED)
-    return tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION), dv
+    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv
 
 
 @triton.jit
@@ -158,7 +160,7 @@ def _backward_keys(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
@@ -180,13 +182,17 @@ def _backward_keys(
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, True, PRECISION)
+            dk, dv = _add_queries(
+                dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, True, OPERAND, PRECISION
+            )
         for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
             q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
             inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
             delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, False, PRECISION)
+            dk, dv = _add_queries(
+                dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, False, OPERAND, PRECISION
+            )
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -199,13 +205,13 @@ def _backward_keys(
 
 @triton.jit
 def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
-                       PRECISION: tl.constexpr):  # fmt: skip
+                       OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
     seen = n[None, :] <= m[:, None]
     ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, SIGMOID, MASKED)
-    return tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION)
 
 
 @triton.jit
@@ -214,7 +220,7 @@ def _backward_queries(
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -234,11 +240,11 @@ def _backward_queries(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, False, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, False, OPERAND, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, True, PRECISION)
+        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, True, OPERAND, PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
@@ -248,6 +254,7 @@ def _backward_queries(
 # ------------------------------------------------------------------------------------ launching
 
 
+@on_its_device
 def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """y [B, T, H, e] and D [B, H, T], both in fp32: δ = Σ dy∘y must not see y rounded."""
     batch, tokens, heads, _ = q.shape
@@ -263,6 +270,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     return y, z
 
 
+@on_its_device
 def backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, z: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,7 +298,7 @@ def backward(
     return dq, dk, dv
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int | str]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[2] // k.shape[2],
@@ -298,6 +306,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int | str]:
         "E": e,
         "BD": width(d),
         "BE": width(e),
+        # weights and score gradients may leave the range of fp16
+        "OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32,
         "PRECISION": precision(q),
     }
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import row_offsets, row_tiles
 
 
@@ -78,6 +79,7 @@ def _backward(
     tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def forward(y: Tensor, gate: Tensor | None, factor: float, centred: bool) -> Tensor:
     """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)]."""
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
@@ -89,6 +91,7 @@ def forward(y: Tensor, gate: Tensor | None, factor: float, centred: bool) -> Ten
     return out
 
 
+@on_its_device
 def backward(
     dout: Tensor, y: Tensor, gate: Tensor | None, factor: float, centred: bool
 ) -> tuple[Tensor, Tensor | None]:

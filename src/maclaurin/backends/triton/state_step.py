@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import width
 
 #: features per block
@@ -25,7 +26,7 @@ def _step(
     F, blocks,
     GROUP: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, FORGETS: tl.constexpr,
 ):  # fmt: skip
-    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     f = tl.load(STARTS + block) + tl.arange(0, BF)
     inside_f = f < tl.load(STOPS + block)
     e = tl.arange(0, BE)
@@ -45,6 +46,7 @@ def _step(
         tl.store(PARTIAL + ((row * GROUP + g) * blocks + block) * E + e, total, mask=e < E)
 
 
+@on_its_device
 def forward(
     state: Tensor, features: Tensor, columns: Tensor, forget: Tensor | None, starts: Tensor, stops: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -57,7 +59,7 @@ def forward(
     group, blocks = features.shape[2] - 1, starts.numel()
     out = torch.empty_like(state)
     partial = torch.empty(batch, heads, group, blocks, e, dtype=state.dtype, device=state.device)
-    _step[(blocks, batch * heads)](
+    _step[(batch * heads, blocks)](
         state, features, columns, forget, starts, stops, out, partial, size, blocks,
         GROUP=group, E=e, BE=width(e), BF=BLOCK, FORGETS=forget is not None, num_warps=4,
     )  # fmt: skip
