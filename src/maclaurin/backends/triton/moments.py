@@ -305,7 +305,7 @@ def _small_moments(
     out = torch.empty(batch * heads, chunks, size, dtype=torch.float32, device=x.device)
     if not sums:
         out[:, :, d * e + e :].zero_()
-    wide = max(width(d), width(e)) > 64
+    wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
     _small[(chunks, batch * heads)](
         x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
@@ -339,7 +339,7 @@ def _high_moments(
         *x.stride()[:3], tokens, heads, chunks, padded,
         D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
         BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
-        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else 4, num_stages=3,
+        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 or kind is torch.float32 else 4, num_stages=3,
     )  # fmt: skip
     return out, final
 

@@ -672,6 +672,6 @@ def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, 
     """A tile, which must divide the chunk; products in tf32 and numbers per row take more room."""
     options = tile_options(TILES[kind], q, v, call.chunk)
     if q.dtype != torch.bfloat16:
-        return {**options, "BM": min(32, call.chunk), "BN": min(32, call.chunk)}
+        return {**options, "BM": min(32, call.chunk), "BN": min(32, call.chunk), "num_warps": 8}
     crowded = rows.alpha is not None or rows.log_forget is not None
     return {**options, "BM": min(64, options["BM"])} if crowded else options

@@ -260,7 +260,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     batch, tokens, heads, _ = q.shape
     y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = tile_options(TILES["forward"], q, v, tokens)
+    tile = _tile("forward", q, v, tokens)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, y, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
@@ -286,16 +286,24 @@ def backward(
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {**_sizes(q, k, v), "C": _floats(call), "SIGMOID": call.sigmoid, "CAUSAL": call.causal}
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
-    tile = tile_options(TILES["keys"], q, v, tokens)
+    tile = _tile("keys", q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dy, z, delta, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
-    tile = tile_options(TILES["queries"], q, v, tokens)
+    tile = _tile("queries", q, v, tokens)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dy, z, delta, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )
     return dq, dk, dv
+
+
+def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
+    """fp16 is multiplied as fp32 in part, which takes more room."""
+    options = tile_options(TILES[kind], q, v, tokens)
+    if q.dtype == torch.float16:
+        options |= {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
+    return options
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
