@@ -45,7 +45,7 @@ docs: $(READY)  ## the reports in docs/reports again, from the records of the st
 gpu-test: $(READY)  ## kernels and forms on this machine's GPU; the result is kept under benchmarks/results
 	$(BIN)/python benchmarks/gpu_tests.py
 
-gpu-bench: $(READY)  ## speed and memory beside peers on this machine's GPU, and figures for the docs (5 minutes)
+gpu-bench: $(READY)  ## speed and memory beside peers on this machine's GPU, and figures for the docs (minutes)
 	$(BIN)/maclaurin bench --device cuda --plots docs/figures/bench
 
 golden: $(READY)  ## rewrite the golden files after a change that is meant

@@ -129,7 +129,7 @@ def test_linear_from_one_state_to_another(order, d):
     q, k, v = tensors(d, 64)
     call = polynomial_linear.Call(SERIES[: order + 1], order != 3, 0.0, 1024)
     rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
-    totals = moments.Totals(
+    totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
         {n: torch.empty(2, moments.blocks(d, n), d, 64) for n in range(2, order + 1)},
     )

@@ -7,7 +7,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.linear_time import linear_polynomial
+from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from maclaurin.backends import triton as programs
+from maclaurin.backends.fused_inputs import dense, operands, tensors_are_served
 from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import log_divisor
-from maclaurin.forms.inputs import Inputs, clamped_log_forget, working_dtype
+from maclaurin.forms.inputs import Inputs, clamped_log_forget
 from maclaurin.forms.stream import running_totals
 from maclaurin.spec import AttentionSpec, Exp, RowSum
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
@@ -33,35 +31,21 @@ def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> b
     return not over_heads and tensors_are_served(inputs, causal)
 
 
-def tensors_are_served(inputs: Inputs, causal: bool) -> bool:
-    """Whether the program takes such tensors."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    aligned = q.shape[1] == k.shape[1] > 0 and (causal or inputs.present is None)
-    same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES
-    reached = programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
-    return aligned and same and max(q.shape[3], v.shape[3]) <= 128 and reached
-
-
 def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
     o, lse = exact_rows(spec, inputs, scale=scale, causal=causal)
     row_sum = _row_sum(spec)
-    plain = row_sum is not None and row_sum.eps is None and row_sum.floor is None and not row_sum.detach
-    if not plain:
+    if row_sum is None or row_sum.sees_row_scale:
         o = _scaled(spec, inputs, row_sum, o, lse, causal)
     return finish_rows(spec, o.transpose(1, 2), inputs.output_gate, inputs.q.dtype)
 
 
 def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if inputs.input_gate is not None:
-        wide = working_dtype(q.dtype)
-        v = (v.to(wide) * inputs.input_gate.to(wide)[..., None]).to(v.dtype)
     log_forget = clamped_log_forget(inputs)
     clamp = spec.kernel.clamp if isinstance(spec.kernel, Exp) else None
     return changed_softmax(
-        *(_dense(u.transpose(1, 2)) for u in (q, k, v)),
+        *(u.transpose(1, 2) for u in operands(spec, inputs)),
         None if log_forget is None else running_totals(log_forget),
         scale,
         causal,
@@ -97,10 +81,6 @@ def _scaled(
         return scale_rows(o, lse - log_sum)
     divisor = log_divisor(spec, inputs, causal)
     return scale_rows(o, lse if divisor is None else lse - divisor.transpose(1, 2))
-
-
-def _dense(u: Tensor) -> Tensor:
-    return u if u.stride(-1) == 1 else u.contiguous()
 
 
 def scale_rows(o: Tensor, log_gain: Tensor) -> Tensor:
@@ -192,7 +172,7 @@ def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ..
     q, k, v, totals, o, lse = ctx.saved_tensors
     if do is None and dlse is None:
         return (None,) * 9
-    do = torch.zeros_like(o) if do is None else _dense(do)
+    do = torch.zeros_like(o) if do is None else dense(do)
     delta = (do.float() * o.float()).sum(-1)
     delta = delta if dlse is None else delta - dlse
     dq, dk, dv, d_totals = changed_softmax_backward(do, q, k, v, totals, lse, delta.contiguous(), *ctx.call)

@@ -13,41 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.backends import triton as programs
+from maclaurin.backends.fused_inputs import (
+    denominator_is_served,
+    loses_digits,
+    operands,
+    over_denominator,
+    row_sum_and_eps,
+    tensors_are_served,
+)
 from maclaurin.backends.row_norm import finish_rows
-from maclaurin.forms.divisors import visible_keys
-from maclaurin.forms.inputs import Inputs, working_dtype
-from maclaurin.spec import AttentionSpec, RowSum, Sigmoid, VisibleKeys
+from maclaurin.forms.inputs import Inputs
+from maclaurin.spec import AttentionSpec, Sigmoid
 
 #: Horner's rule is unrolled, and no higher order was measured
 HIGHEST_FUSED_ORDER = 12
-#: dtypes the programs take
-HALF_OR_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def fused_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
     """Whether the fused program computes this spec for such tensors."""
     if loses_digits(spec, inputs):
         return False
-    return _spec_is_served(spec) and _tensors_are_served(inputs, causal)
+    return _spec_is_served(spec) and tensors_are_served(inputs, causal)
 
 
 def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
-    q, k, v = polynomial_operands(spec, inputs)
-    row_sum = spec.denominator if isinstance(spec.denominator, RowSum) else None
+    is_sigmoid = isinstance(spec.kernel, Sigmoid)
     y, _ = polynomial_attention(
-        q,
-        k,
-        v,
-        _series(spec, scale),
-        row_sum is not None,
-        0.0 if row_sum is None or row_sum.eps is None else row_sum.eps,
-        causal,
-        isinstance(spec.kernel, Sigmoid),
+        *operands(spec, inputs), _series(spec, scale), *row_sum_and_eps(spec), causal, is_sigmoid
     )
-    if spec.denominator is None and not spec.ignores_row_scale:
-        y = y * visible_keys(inputs, None, causal)[..., None, None]
+    y = over_denominator(spec, inputs, y, causal)
     return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
 
 
@@ -64,41 +59,7 @@ def _spec_is_served(spec: AttentionSpec) -> bool:
         return False
     if spec.kernel.depends_on_row or spec.forget_gate or spec.window is not None:
         return False
-    return row_sum_is_served(spec)
-
-
-def row_sum_is_served(spec: AttentionSpec) -> bool:
-    """Whether a program that divides by a plain row sum or by t knows the denominator."""
-    denominator = spec.denominator
-    if isinstance(denominator, RowSum):
-        return denominator.floor is None and not denominator.detach
-    return denominator is None or isinstance(denominator, VisibleKeys)
-
-
-def loses_digits(spec: AttentionSpec, inputs: Inputs) -> bool:
-    """Whether φ(q) and φ(k) would lose digits in the dtype the program multiplies in."""
-    feature_map = spec.kernel.feature_map
-    return feature_map is not None and not feature_map.keeps_digits and inputs.q.dtype != torch.float32
-
-
-def _tensors_are_served(inputs: Inputs, causal: bool) -> bool:
-    q, k, v = inputs.q, inputs.k, inputs.v
-    aligned = q.shape[1] == k.shape[1] and (causal or inputs.present is None)
-    small = max(q.shape[3], v.shape[3]) <= 128 and q.shape[1] > 0
-    same = q.dtype == k.dtype == v.dtype
-    reached = programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
-    return aligned and small and same and q.dtype in HALF_OR_SINGLE and reached
-
-
-def polynomial_operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """φ and the input gate applied, rounded to the dtype the program multiplies in."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)
-    if feature_map is not None:
-        q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
-    if inputs.input_gate is not None:
-        v = (v.to(dtype) * inputs.input_gate.to(dtype)[..., None]).to(v.dtype)
-    return tuple(u if u.stride(-1) == 1 else u.contiguous() for u in (q, k, v))  # type: ignore[return-value]
+    return denominator_is_served(spec)
 
 
 # -------------------------------------------------------------------------------- the operators

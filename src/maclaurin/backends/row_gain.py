@@ -84,9 +84,7 @@ class _GainedSoftmax(torch.autograd.Function):
 def scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
     """y = p e^g o for o [B, H, T, e]."""
     if programs.runs_on(o.device) and o.dtype != torch.float64:
-        from maclaurin.backends.triton import row_scale
-
-        return row_scale.forward(o, log_gain, gate)
+        return fused_scaled_rows(o, log_gain, gate)
     factor = log_gain.exp() if gate is None else log_gain.exp() * gate
     return (o * factor[..., None]).to(o.dtype)
 
@@ -96,9 +94,8 @@ def scaled_rows_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """do = p e^g dy, the output a stock backward is to see (None for zeros), and e^g Σ dy∘o if asked for."""
     if programs.runs_on(o.device) and o.dtype != torch.float64:
-        from maclaurin.backends.triton import row_scale
-
-        return row_scale.backward(dy, o, log_gain, gate, unseen, sums=sums)
+        do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, gate, unseen, sums)
+        return do, None if unseen is None else kept, total if sums else None
     gain = log_gain.exp()
     factor = gain if gate is None else gain * gate
     do = (dy * factor[..., None]).to(dy.dtype)
@@ -118,3 +115,40 @@ def log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor | None]:
         slope = torch.where(log_sum > lowest, slope, 0.0)
         log_sum = log_sum.clamp(min=lowest)
     return log_sum, None if row_sum.detach else slope
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@torch.library.custom_op("maclaurin::scaled_rows", mutates_args=())
+def fused_scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
+    """p e^g o in the layout of o."""
+    from maclaurin.backends.triton import row_scale
+
+    return row_scale.forward(o, log_gain, gate)
+
+
+@torch.library.custom_op("maclaurin::scaled_rows_backward", mutates_args=())
+def fused_scaled_rows_backward(
+    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, sums: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """do, what a stock backward is to see, and e^g Σ dy∘o; empty where not asked for."""
+    from maclaurin.backends.triton import row_scale
+
+    do, kept, total = row_scale.backward(dy, o, log_gain, gate, unseen, sums=sums)
+    return do, o.new_empty(0) if kept is None else kept, log_gain.new_empty(0) if total is None else total
+
+
+@fused_scaled_rows.register_fake
+def _(o: Tensor, *_: Any) -> Tensor:
+    return torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+
+
+@fused_scaled_rows_backward.register_fake
+def _(
+    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, sums: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    kept = o.new_empty(0) if unseen is None else torch.empty_like(do)
+    read = sums or unseen is not None
+    return do, kept, log_gain.new_empty(log_gain.shape if read else (0,), dtype=torch.float32)

@@ -13,20 +13,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maclaurin.backends.changed_score import exact_rows, tensors_are_served
+from maclaurin.backends.changed_score import exact_rows
+from maclaurin.backends.fused_inputs import operands, tensors_are_served
+from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.linear_time import (
     LARGEST_HEAD,
     chunk_for,
-    linear_polynomial,
-    mean_key,
     mean_score,
     padded_series,
     row_coefficients,
     scores_of_own_key,
 )
-from maclaurin.backends.polynomial import polynomial_operands
 from maclaurin.backends.row_norm import finish_rows
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.inputs import Inputs, mean_key
 from maclaurin.spec import AttentionSpec, RowSum, Taylor
 from maclaurin.spec.sign import Sign
 
@@ -42,9 +41,7 @@ def window_tail_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> boo
     return low and per_head and positive and _is_normalised(spec) and tensors_are_served(inputs, causal)
 
 
-def window_tail_attend(
-    spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: int | None = None
-) -> Tensor:
+def window_tail_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: int | None) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
     assert spec.window is not None
     exact, lse = exact_rows(spec, inputs, scale=scale, causal=True)
@@ -59,23 +56,22 @@ def window_tail_attend(
 
 def _is_normalised(spec: AttentionSpec) -> bool:
     """Whether rows are divided by their plain sum, or by nothing that a norm would see."""
-    denominator = spec.denominator
-    if not isinstance(denominator, RowSum):
-        return spec.ignores_row_scale
-    return denominator.eps is None and denominator.floor is None and not denominator.detach
+    if isinstance(spec.denominator, RowSum):
+        return not spec.denominator.sees_row_scale
+    return spec.ignores_row_scale
 
 
 def _tail_rows(spec: AttentionSpec, inputs: Inputs, scale: float, chunk: int | None) -> tuple[Tensor, Tensor]:
     """Rows of the tail [B, T', H, e] and ln(e^r z), what they weigh [B, H, T'], of the last T' queries."""
     assert spec.window is not None
     size, sinks = spec.window.size, spec.window.sinks
-    q, k, v = polynomial_operands(spec, inputs)
+    q, k, v = operands(spec, inputs)
     tokens = q.shape[1]
     q, k, v = q[:, size + sinks :], k[:, sinks : tokens - size], v[:, sinks : tokens - size]
     alpha, reference = None, 0.0
     if spec.kernel.depends_on_row:
         present = None if inputs.present is None else inputs.present[:, sinks : tokens - size]
-        centre = mean_key(k, present)
+        centre = mean_key(k, present).to(k.dtype)
         k = k - centre
         mean = mean_score(q, k, scale)
         alpha = row_coefficients(spec, mean, scale)

@@ -18,10 +18,8 @@ from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.inputs import Inputs
 from maclaurin.spec import AttentionSpec
 from maclaurin.testing.cases import TensorCase
-from maclaurin.testing.tolerances import relative_error
+from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
 
-#: largest relative error of a result that is timed; tighter than that of the laws, whose shapes are any
-ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 #: sequences and heads of the piece that is computed in full
 PIECE_ROWS = 2
 #: a gradient smaller than this share of the largest is held to that share of it
@@ -47,7 +45,7 @@ class Errors:
 
     def within(self, dtype: torch.dtype) -> bool:
         """Whether all of it is right."""
-        return self.largest <= ALLOWED[dtype]
+        return self.largest <= TOLERANCE_BEFORE_TIMING[dtype]
 
 
 def rows_to_check(tokens: int) -> list[int]:

@@ -7,8 +7,8 @@ from typing import final
 
 import torch
 
-from maclaurin.bench.judge import ALLOWED
 from maclaurin.errors import InputError
+from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING
 
 #: milliseconds each number is measured for
 BUDGET_MS = 150.0
@@ -38,7 +38,7 @@ class Setting:
     @property
     def allowed_error(self) -> float:
         """The largest relative error of a result that is timed."""
-        return ALLOWED[self.dtype]
+        return TOLERANCE_BEFORE_TIMING[self.dtype]
 
     def wait(self) -> None:
         """Until the device has done all it was given."""

@@ -6,13 +6,12 @@ import dataclasses
 import enum
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
 from maclaurin.forms.divisors import log_running_sum, visible_keys
 from maclaurin.forms.epilogue import finish
-from maclaurin.forms.inputs import Inputs, clamped_log_forget, working_dtype
+from maclaurin.forms.inputs import Inputs, clamped_log_forget, mean_key, working_dtype
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
@@ -88,15 +87,8 @@ def _with_centred_keys(stream: Stream) -> Stream:
     Their moments are then those of small scores: re-centring cancels less. A state must add up with
     others, so it is made of the keys as they are.
     """
-    present = stream.present
-    if present is None:
-        mean = stream.k.mean(-2, keepdim=True)
-    else:
-        real = present[:, None, :, None]
-        mean = torch.where(real, stream.k, 0.0).sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp(
-            min=1
-        )
-    return dataclasses.replace(stream, k=stream.k - mean.detach())
+    mean = mean_key(stream.k.transpose(1, 2), stream.present).transpose(1, 2)
+    return dataclasses.replace(stream, k=stream.k - mean)
 
 
 def _rows_with_state(

@@ -53,3 +53,15 @@ def clamped_log_forget(inputs: Inputs) -> Tensor | None:
     dtype = working_dtype(inputs.q.dtype)
     log_forget = inputs.log_forget.to(dtype).transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
     return log_forget if inputs.present is None else torch.where(inputs.present[:, None], log_forget, 0.0)
+
+
+def mean_key(k: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of all real keys, [B, 1, K, d] in the working dtype, without a gradient.
+
+    Kernels that look at their row do not see it taken off, and smaller scores cancel less.
+    """
+    wide = k.detach().to(working_dtype(k.dtype))
+    if present is None:
+        return wide.mean(1, keepdim=True)
+    real = present[:, :, None, None]
+    return torch.where(real, wide, 0.0).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)

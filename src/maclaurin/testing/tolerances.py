@@ -12,6 +12,8 @@ TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }
+#: the same for what is to be timed: random inputs of unit size, where rounding is all that may show
+TOLERANCE_BEFORE_TIMING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 #: a quantity smaller than this is compared absolutely: the gradient of a gate that cancels is 0
 FLOOR = 1e-3
 

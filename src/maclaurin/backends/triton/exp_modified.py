@@ -3,9 +3,9 @@
     x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
     p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
 
-L are running totals of the log forget gate. A tile looks at them from its own first token on, so that large totals
-leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the log-sum-exp.
-Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
+L are running totals of the log forget gate, in fp64. A tile looks at them from its own first token on, so that large
+totals leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the
+log-sum-exp. For fp32 that still rounds too much over a tile, and L_t − L_s is taken pair by pair (PAIRS). Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
 Tensors are [B, H, T, size] seen through three strides.
 """
 
@@ -23,9 +23,9 @@ from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_opt
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
-    "forward": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
-    "queries": (Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
-    "keys": (Tile(64, 128, 8, 2), Tile(64, 64, 8, 3)),
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3)),
+    "queries": (Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)),
+    "keys": (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
 }
 
 
@@ -52,25 +52,31 @@ def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constex
 
 
 @triton.jit
-def _since(HIGH, LOW, at, origin, n, T, DECAY: tl.constexpr):
-    """(L_n − L_origin)·log₂e, from totals kept as two fp32 numbers each; origin < T."""
+def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
+    """L_n·log₂e; zeros beyond the text."""
     if DECAY:
-        high = tl.load(HIGH + at + n, mask=n < T, other=0.0) - tl.load(HIGH + at + origin)
-        low = tl.load(LOW + at + n, mask=n < T, other=0.0) - tl.load(LOW + at + origin)
-        since = tl.where(n < T, high + low, 0.0) * 1.4426950408889634
+        totals = tl.load(TOTALS + at + n, mask=n < T, other=0.0) * 1.4426950408889634
     else:
-        since = tl.zeros(n.shape, tl.float32)
-    return since
+        totals = tl.zeros(n.shape, tl.float64)
+    return totals
 
 
 @triton.jit
-def _score(dot, decayed, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr):
-    """x·log₂e but for the row's own L_t."""
+def _own(totals, origin, PAIRS: tl.constexpr):
+    """What of L_t is left out of a row's scores."""
+    return (totals - (totals if PAIRS else origin)).to(tl.float32)
+
+
+@triton.jit
+def _score(
+    dot, of_row, of_key, origin, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr, PAIRS: tl.constexpr
+):
+    """x·log₂e, but for the row's own L_t where it is left out."""
     x = dot * scale
     if CLAMP:
         x = tl.minimum(x, clamp)
     if DECAY:
-        x -= decayed
+        x += ((of_row if PAIRS else origin) - of_key).to(tl.float32)
     return x
 
 
@@ -93,12 +99,12 @@ def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexp
 
 @triton.jit
 def _forward(
-    Q, K, V, HIGH, LOW, O, LSE,
+    Q, K, V, TOTALS, O, LSE,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -109,6 +115,8 @@ def _forward(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals = (b * (H // GROUP) + g) * T
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
@@ -116,22 +124,22 @@ def _forward(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY)
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
         acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
     for tile in range(masked):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY)
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
         x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
         acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
     empty = total == 0
     o = acc / tl.where(empty, 1.0, total)[:, None]
-    log2 = largest + tl.log2(tl.where(empty, 1.0, total)) + _since(HIGH, LOW, totals, first, m, T, DECAY)
+    log2 = largest + tl.log2(tl.where(empty, 1.0, total)) + _own(of_row, origin, PAIRS)
     lse = tl.where(empty, float("-inf"), log2 * 0.6931471805599453)
     inside = (m < T)[:, None] & (e < E)[None, :]
     tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
@@ -158,16 +166,19 @@ def _log2_of_row(LSE, rows, own, m, T):
 
 
 @triton.jit
-def _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, origin, start, m, d, e, T, scale, clamp,
+def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T, scale, clamp,
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr,
               DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
+              PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries."""
     n = start + tl.arange(0, BN)
     k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-    decayed = _since(HIGH, LOW, totals, origin, n, T, DECAY)
+    of_key = _totals(TOTALS, totals, n, T, DECAY)
     dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    x = _score(dot, decayed[None, :], scale, clamp, CLAMP, DECAY) - log2[:, None]
+    x = (
+        _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        - log2[:, None]
+    )
     if MASKED:
         x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
     dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
@@ -180,12 +191,12 @@ def _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, ori
 
 @triton.jit
 def _backward_queries(
-    Q, K, V, DO, HIGH, LOW, LSE, DELTA, DQ, DL,
+    Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -197,20 +208,22 @@ def _backward_queries(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
-    log2 = _log2_of_row(LSE, rows, _since(HIGH, LOW, totals, first, m, T, DECAY), m, T)
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dq = tl.zeros((BM, BD), tl.float32)
     dl = tl.zeros((BM,), tl.float32)
     whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
     for start in range(0, whole, BN):
-        dq, dl = _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, first, start, m, d, e, T,
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
                            scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, False,
-                           PRECISION)  # fmt: skip
+                           PAIRS, PRECISION)  # fmt: skip
     for tile in range(masked):
         start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
-        dq, dl = _add_keys(dq, dl, q, do, log2, delta, K, V, HIGH, LOW, k_t, v_t, totals, first, start, m, d, e, T,
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
                            scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, True,
-                           PRECISION)  # fmt: skip
+                           PAIRS, PRECISION)  # fmt: skip
     inside = (m < T)[:, None] & (d < D)[None, :]
     dq *= scale * 0.6931471805599453
     tl.store(
@@ -221,20 +234,24 @@ def _backward_queries(
 
 
 @triton.jit
-def _add_queries(dk, dv, dl, k, v, decayed, n, Q, DO, HIGH, LOW, LSE, DELTA, q_t, o_t, totals, rows, origin, start,
+def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA, q_t, o_t, totals, rows, start,
                  d, e, T, scale, clamp, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
                  CLAMP: tl.constexpr, DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-                 MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 MASKED: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for do and δ and add nothing.
     """
     m = start + tl.arange(0, BM)
     q, do = load_rows(Q, q_t, m, d, T, D), load_rows(DO, o_t, m, e, T, E)
-    log2 = _log2_of_row(LSE, rows, _since(HIGH, LOW, totals, origin, m, T, DECAY), m, T)
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    x = _score(dot, decayed[:, None], scale, clamp, CLAMP, DECAY) - log2[None, :]
+    x = (
+        _score(dot, of_row[None, :], of_key[:, None], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        - log2[None, :]
+    )
     if MASKED:
         x = tl.where(_seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
     p = tl.exp2(x)
@@ -250,12 +267,12 @@ def _add_queries(dk, dv, dl, k, v, decayed, n, Q, DO, HIGH, LOW, LSE, DELTA, q_t
 
 @triton.jit
 def _backward_keys(
-    Q, K, V, DO, HIGH, LOW, LSE, DELTA, DK, DV, DL,
+    Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
@@ -265,7 +282,8 @@ def _backward_keys(
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
     totals = (b * kv_heads + g) * T
-    decayed = _since(HIGH, LOW, totals, first, n, T, DECAY)
+    of_key = _totals(TOTALS, totals, n, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     dl = tl.zeros((BN,), tl.float32)
@@ -283,14 +301,14 @@ def _backward_keys(
         h = g * GROUP + member
         q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * T
         for start in range(begin, masked_end, BM):
-            dk, dv, dl = _add_queries(dk, dv, dl, k, v, decayed, n, q_at, do_at, HIGH, LOW, LSE, DELTA, q_t, o_t,
-                                      totals, rows, first, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
-                                      DECAY, WINDOW, SINKS, True, PRECISION)  # fmt: skip
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t, o_t,
+                                      totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
+                                      DECAY, WINDOW, SINKS, True, PAIRS, PRECISION)  # fmt: skip
         if WINDOW == 0:
             for start in range(tl.maximum(masked_end, begin), end, BM):
-                dk, dv, dl = _add_queries(dk, dv, dl, k, v, decayed, n, q_at, do_at, HIGH, LOW, LSE, DELTA, q_t,
-                                          o_t, totals, rows, first, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
-                                          CLAMP, DECAY, WINDOW, SINKS, False, PRECISION)  # fmt: skip
+                dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t,
+                                          o_t, totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
+                                          CLAMP, DECAY, WINDOW, SINKS, False, PAIRS, PRECISION)  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
     dk *= scale * 0.6931471805599453
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
@@ -310,10 +328,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     batch, heads, tokens, _ = q.shape
     o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    high, low = split(totals)
+    totals = None if totals is None else totals.contiguous()
     tile = tile_options(TILES["forward"], q, v, tokens)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, high, low, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
+        q, k, v, totals, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
         tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
     )  # fmt: skip
     return o, lse
@@ -326,7 +344,7 @@ def backward(
     """dq, dk, dv and the gradient of the totals [B, K, T]."""
     batch, heads, tokens, _ = q.shape
     kv_heads = k.shape[1]
-    high, low = split(totals)
+    totals = None if totals is None else totals.contiguous()
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     of_rows = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     of_keys = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
@@ -334,25 +352,17 @@ def backward(
     sizes = _sizes(q, k, v, totals, call)
     tile = tile_options(TILES["queries"], q, v, tokens)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, do, high, low, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
+        q, k, v, do, totals, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     tile = tile_options(TILES["keys"], q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, do, high, low, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     if totals is None:
         return dq, dk, dv, None
     return dq, dk, dv, of_keys + of_rows.unflatten(1, (kv_heads, -1)).sum(2)
-
-
-def split(totals: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A running total as two fp32 numbers that add up to it."""
-    if totals is None:
-        return None, None
-    high = totals.float()
-    return high.contiguous(), (totals - high.double()).float().contiguous()
 
 
 def _score_options(call: Call) -> tuple[float, float]:
@@ -374,5 +384,6 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -
         "DECAY": totals is not None,
         "WINDOW": call.window or 0,
         "SINKS": call.sinks,
+        "PAIRS": q.dtype == torch.float32,
         "PRECISION": precision(q),
     }

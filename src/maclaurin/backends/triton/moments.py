@@ -24,10 +24,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton.tiles import load_rows, precision, width
+from maclaurin.backends.triton.tiles import load_rows, operand, operand_options, width
 
 #: blocks that share one reading of the text
 GROUPED = 4
+#: tokens at a time, warps and loads ahead of the program for high orders, in bf16
+HIGH = (64, 4, 3)
 
 
 @triton.jit
@@ -224,15 +226,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Moments:
-    """small [B·K, chunks, size] fp32, high: order → [B·K, chunks, monomials, d, e] in the operands' dtype."""
+    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) monomials, d, e].
 
-    small: Tensor
-    high: dict[int, Tensor]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The moments of the whole text, fp32: small [B·K, size], high: order → [B·K, monomials, d, e]."""
+    Those before each chunk are kept in the operands' dtype, those of a whole text in fp32.
+    """
 
     small: Tensor
     high: dict[int, Tensor]
@@ -245,9 +242,9 @@ def moments(
     *,
     sums: bool,
     reverse: bool = False,
-    initial: Totals | None = None,
+    initial: Moments | None = None,
     totals: bool = False,
-) -> tuple[Moments, Totals | None]:
+) -> tuple[Moments, Moments | None]:
     """The moments before (after) every chunk; and if asked for, with what came before, those of the whole text."""
     small, small_total = _small_moments(side, order, chunk, sums, reverse, initial)
     high, ends = {}, {}
@@ -256,23 +253,12 @@ def moments(
         high[n], end = _high_moments(side, n, chunk, reverse, start, totals)
         if end is not None:
             ends[n] = end
-    return Moments(small, high), Totals(small_total, ends) if totals else None
+    return Moments(small, high), Moments(small_total, ends) if totals else None
 
 
 def small_size(d: int, e: int) -> int:
     """How many numbers the small moments of a head are."""
     return d * e + e + d * d + d + 1
-
-
-def operand(dtype: torch.dtype) -> torch.dtype:
-    """What matrix products multiply: fp16 would overflow in sums, so it goes as fp32."""
-    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-
-
-def operand_options(x: Tensor) -> dict[str, object]:
-    """The same for a program."""
-    kind = tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float32
-    return {"OPERAND": kind, "PRECISION": precision(x)}
 
 
 def blocks(d: int, order: int) -> int:
@@ -296,7 +282,7 @@ def _filled(count: int) -> int:
 
 
 def _small_moments(
-    side: Side, order: int, chunk: int, sums: bool, reverse: bool, initial: Totals | None
+    side: Side, order: int, chunk: int, sums: bool, reverse: bool, initial: Moments | None
 ) -> tuple[Tensor, Tensor]:
     x, g = side.x, side.g
     batch, tokens, all_heads, d = x.shape
@@ -328,18 +314,18 @@ def _high_moments(
     batch, tokens, all_heads, d = x.shape
     e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
     count, table = blocks(d, order), pairs(d, x.device) if order > 2 else None
-    kind = operand(x.dtype)
+    kind = operand(x)
     out = torch.empty(batch * heads, chunks, count, d, e, dtype=kind, device=x.device)
     final = torch.empty(batch * heads, count, d, e, dtype=torch.float32, device=x.device) if total else None
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
-    block = 64 if kind is torch.bfloat16 else 32  # of tokens
+    block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
     _high[(count // GROUPED, batch * heads, triton.cdiv(e, 64))](
         _along_tokens(x, None, _filled(d), padded), x, _along_tokens(g, weight, e, padded), table, side.carry, initial, out, final,
         *x.stride()[:3], tokens, heads, chunks, padded,
         D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
         BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
-        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 or kind is torch.float32 else 4, num_stages=3,
+        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final
 

@@ -2,10 +2,10 @@
 
     w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
 
-Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with
-δ_t = Σ dy∘y (0 where D is t):
+Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with dn = dy/D and
+dz = −Σ dn∘y (0 where D is t; row_quotient.py):
 
-    dv_s = Σ_t (w_ts/D_t) dy_t,    ds_ts = (dy_t·v_s − δ_t) w′_ts / D_t,    dq = ds K,    dk = dsᵀ Q
+    dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 """
@@ -20,14 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton import on_its_device
-from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
+from maclaurin.backends.triton import on_its_device, row_quotient
+from maclaurin.backends.triton.tiles import Tile, load_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
-    "forward": (Tile(128, 64, 4, 3), Tile(128, 64, 8, 3)),
-    "queries": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 3)),
-    "keys": (Tile(64, 128, 8, 2), Tile(64, 64, 8, 3)),
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    "queries": (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
 
 
@@ -127,40 +127,53 @@ def _forward(
 
 @triton.jit
 def _score_gradient(
-    s, dw, delta, inverse, seen, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr
+    s, dw, dz, seen, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr
 ):
-    """ds = (dy·v − δ) w′(s)/D."""
-    ds = (dw - delta) * inverse * _slope(s, C, SIGMOID)
+    """ds = (dn·v + dz) w′(s)."""
+    if BY_SUM:
+        dw += dz
+    ds = dw * _slope(s, C, SIGMOID)
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
     return ds
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, q, dy, delta, inverse, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
-                 OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
+    """dz of the rows m."""
+    if BY_SUM:
+        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
+    else:
+        dz = tl.zeros(m.shape, tl.float32)
+    return dz
+
+
+@triton.jit
+def _add_queries(dk, dv, k, v, q, dn, dz, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                 MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
-    Queries beyond the text have zeros for q, dy and δ and add nothing; what keys beyond it get is not kept.
+    Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = _weight(s, C, SIGMOID) * inverse[None, :]
+    w = _weight(s, C, SIGMOID)
     seen = n[:, None] <= m[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
-    dv = tl.dot(w.to(OPERAND), dy.to(OPERAND), dv, input_precision=PRECISION)
-    dw = tl.dot(v, tl.trans(dy), input_precision=PRECISION)
-    ds = _score_gradient(s, dw, delta[None, :], inverse[None, :], seen, C, SIGMOID, MASKED)
+    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
+    ds = _score_gradient(s, dw, dz[None, :], seen, C, SIGMOID, BY_SUM, MASKED)
     return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv
 
 
 @triton.jit
 def _backward_keys(
-    Q, K, V, DY, Z, DELTA, DK, DV,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    Q, K, V, DN, DZ, DK, DV,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
@@ -175,23 +188,18 @@ def _backward_keys(
     whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, dy_at = Q + b * q_b + h * q_h, DY + b * y_b + h * y_h
-        rows_at = (b * H + h) * T
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + tl.arange(0, BM)
-            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
-            inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
-            delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
-            dk, dv = _add_queries(
-                dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, True, OPERAND, PRECISION
-            )
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
+            dz = _row_sums(DZ, rows, m, T, BY_SUM)
+            dk, dv = _add_queries(dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
         for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
-            q, dy = load_rows(q_at, q_t, m, d, T, D), load_rows(dy_at, y_t, m, e, T, E)
-            inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
-            delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
+            dz = _row_sums(DZ, rows, m, T, BY_SUM)
             dk, dv = _add_queries(
-                dk, dv, k, v, q, dy, delta, inverse, m, n, C, SIGMOID, False, OPERAND, PRECISION
+                dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION
             )
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
@@ -204,23 +212,24 @@ def _backward_keys(
 
 
 @triton.jit
-def _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr,
-                       OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                       MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    dw = tl.dot(dy, tl.trans(v), input_precision=PRECISION)
+    dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
     seen = n[None, :] <= m[:, None]
-    ds = _score_gradient(s, dw, delta[:, None], inverse[:, None], seen, C, SIGMOID, MASKED)
+    ds = _score_gradient(s, dw, dz[:, None], seen, C, SIGMOID, BY_SUM, MASKED)
     return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION)
 
 
 @triton.jit
 def _backward_queries(
-    Q, K, V, DY, Z, DELTA, DQ,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
+    Q, K, V, DN, DZ, DQ,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -228,10 +237,8 @@ def _backward_queries(
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-    dy = load_rows(DY + b * y_b + h * y_h, y_t, m, e, T, E)
-    rows_at = (b * H + h) * T
-    inverse = 1.0 / tl.load(Z + rows_at + m, mask=m < T, other=1.0)
-    delta = tl.load(DELTA + rows_at + m, mask=m < T, other=0.0)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E)
+    dz = _row_sums(DZ, (b * H + h) * T, m, T, BY_SUM)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     dq = tl.zeros((BM, BD), tl.float32)
@@ -240,11 +247,11 @@ def _backward_queries(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, False, OPERAND, PRECISION)
+        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dy, delta, inverse, k, v, m, n, C, SIGMOID, True, OPERAND, PRECISION)
+        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
@@ -277,23 +284,24 @@ def backward(
     """dq, dk, dv in the dtypes of q, k, v."""
     batch, tokens, heads, _ = q.shape
     kv_heads = k.shape[2]
-    dy = dy.to(v.dtype)
-    if call.divide_by_sum:  # of dy as it was rounded: rows of nearly equal values cancel in dy·(v − y)
-        delta = (dy * y).sum(-1).transpose(1, 2).contiguous()
-    else:
-        delta = torch.zeros_like(z)
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    dn, dz = row_quotient.backward(dy, y, z, v, by_sum=call.divide_by_sum)
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    common = {**_sizes(q, k, v), "C": _floats(call), "SIGMOID": call.sigmoid, "CAUSAL": call.causal}
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
+    common = {
+        **_sizes(q, k, v),
+        "C": _floats(call),
+        "SIGMOID": call.sigmoid,
+        "BY_SUM": call.divide_by_sum,
+        "CAUSAL": call.causal,
+    }
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     tile = _tile("keys", q, v, tokens)
     _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dy, z, delta, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        q, k, v, dn, dz, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
     tile = _tile("queries", q, v, tokens)
     _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dy, z, delta, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
+        q, k, v, dn, dz, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )
     return dq, dk, dv
 
@@ -314,9 +322,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         "E": e,
         "BD": width(d),
         "BE": width(e),
-        # weights and score gradients may leave the range of fp16
-        "OPERAND": tl.bfloat16 if q.dtype == torch.bfloat16 else tl.float32,
-        "PRECISION": precision(q),
+        **operand_options(q),  # weights and score gradients may leave the range of fp16
     }
 
 

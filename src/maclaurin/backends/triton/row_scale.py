@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import row_offsets, row_tiles
 
 
@@ -62,6 +63,7 @@ def _backward(
             tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
 
 
+@on_its_device
 def forward(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
     y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
@@ -72,6 +74,7 @@ def forward(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
     return y
 
 
+@on_its_device
 def backward(
     dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, *, sums: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:

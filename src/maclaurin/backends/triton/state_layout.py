@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maclaurin.backends.triton.moments import Totals, blocks, small_size
+from maclaurin.backends.triton.moments import Moments, blocks, small_size
 
 
-def packed(totals: Totals, orders: Sequence[int], d: int, e: int, *, sums: bool) -> Tensor:
+def packed(totals: Moments, orders: Sequence[int], d: int, e: int, *, sums: bool) -> Tensor:
     """[B·K, F, e (+ 1)]: every multiset of indices once, times √(its permutations), orders one after the other."""
     small = _split_small(totals.small, d, e)
     parts = []
@@ -31,7 +31,7 @@ def packed(totals: Totals, orders: Sequence[int], d: int, e: int, *, sums: bool)
     return torch.cat(parts, 1)
 
 
-def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int) -> Totals:
+def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int) -> Moments:
     """The inverse: moments of every order up to the highest, zeros for those the state does not hold."""
     rows = state.shape[0]
     small = state.new_zeros(rows, small_size(d, e))
@@ -52,7 +52,7 @@ def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int)
             high[n][:, : values.shape[1] // d] = values.unflatten(1, (-1, d))
         if weights is not None:
             {0: z_zeroth, 1: z_first}.get(n, z_second).copy_(weights.view(rows, *(d,) * n) if n else weights)
-    return Totals(small, high)
+    return Moments(small, high)
 
 
 class _Packing(NamedTuple):
@@ -86,7 +86,7 @@ def _split_small(small: Tensor, d: int, e: int) -> tuple[Tensor, Tensor, Tensor,
     return first.unflatten(-1, (d, e)), zeroth, second.unflatten(-1, (d, d)), z_first, z_zeroth
 
 
-def _moment(totals: Totals, small: tuple[Tensor, ...], n: int) -> tuple[Tensor, Tensor | None]:
+def _moment(totals: Moments, small: tuple[Tensor, ...], n: int) -> tuple[Tensor, Tensor | None]:
     """Entries of order n [rows, entries, e], and those of the row sum [rows, entries]."""
     first, zeroth, z_second, z_first, z_zeroth = small
     if n == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
@@ -34,6 +35,17 @@ def precision(tensor: Tensor) -> str:
     One pass would cut digits off, not round them; bf16 operands know no choice.
     """
     return {float32: "ieee", float16: "tf32x3"}.get(tensor.dtype, "tf32")
+
+
+def operand(like: Tensor) -> torch.dtype:
+    """What sums of many terms are multiplied in again: they would leave fp16's range, so it goes as fp32."""
+    return torch.bfloat16 if like.dtype == torch.bfloat16 else float32
+
+
+def operand_options(like: Tensor) -> dict[str, object]:
+    """The same for a program."""
+    kind = tl.bfloat16 if like.dtype == torch.bfloat16 else tl.float32
+    return {"OPERAND": kind, "PRECISION": precision(like)}
 
 
 @dataclass(frozen=True)

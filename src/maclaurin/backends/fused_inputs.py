@@ -1,0 +1,79 @@
+"""What the fused programs take: which tensors, and how a spec's tensors become theirs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends import triton as programs
+from maclaurin.forms.divisors import visible_keys
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_LARGEST_HEAD = 128
+
+
+def tensors_are_served(inputs: Inputs, causal: bool) -> bool:
+    """Whether programs take such tensors; without a causal mask they know no padding."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    aligned = q.shape[1] == k.shape[1] > 0 and (causal or inputs.present is None)
+    same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES
+    small = max(q.shape[3], v.shape[3]) <= _LARGEST_HEAD
+    return aligned and same and small and programs.runs_on(q.device) and programs.addresses_fit(q, k, v)
+
+
+def loses_digits(spec: AttentionSpec, inputs: Inputs) -> bool:
+    """Whether φ(q) and φ(k) would lose digits in the dtype a program multiplies in."""
+    feature_map = spec.kernel.feature_map
+    return feature_map is not None and not feature_map.keeps_digits and inputs.q.dtype != torch.float32
+
+
+def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v with φ and the input gate applied, rounded to the dtype a program multiplies in."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)
+    if feature_map is not None:
+        q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
+    if inputs.input_gate is not None:
+        v = (v.to(dtype) * inputs.input_gate.to(dtype)[..., None]).to(v.dtype)
+    return dense(q), dense(k), dense(v)
+
+
+def dense(u: Tensor) -> Tensor:
+    """With entries of its last axis side by side, as programs read them."""
+    return u if u.stride(-1) == 1 else u.contiguous()
+
+
+# ---------------------------------------------------------- rows over their sum, or over t
+
+
+def denominator_is_served(spec: AttentionSpec) -> bool:
+    """Whether a program that divides by the row sum and eps, or by t, knows the denominator."""
+    denominator = spec.denominator
+    if isinstance(denominator, RowSum):
+        return denominator.floor is None and not denominator.detach
+    return denominator is None or isinstance(denominator, VisibleKeys)
+
+
+def row_sum_and_eps(spec: AttentionSpec) -> tuple[bool, float]:
+    """Whether rows are divided by their sum, and what is added to it."""
+    denominator = spec.denominator
+    if not isinstance(denominator, RowSum):
+        return False, 0.0
+    return True, denominator.eps or 0.0
+
+
+def over_denominator(
+    spec: AttentionSpec, inputs: Inputs, y: Tensor, causal: bool, before: Tensor | None = None
+) -> Tensor:
+    """The rows of such a program over the spec's denominator; `before` [B] keys came earlier.
+
+    Where there is no row sum the program has divided by t, the keys of this call.
+    """
+    if isinstance(spec.denominator, RowSum) or spec.ignores_row_scale:
+        return y
+    if spec.denominator is not None and before is None:
+        return y
+    y = y * visible_keys(inputs, None, causal)[..., None, None]
+    return y if spec.denominator is None else y / visible_keys(inputs, before, causal)[..., None, None]

@@ -1,0 +1,227 @@
+"""Gradients of polynomial attention in linear time, of queries and of keys and values.
+
+The formulas stand in polynomial_linear.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maclaurin.backends.triton.linear_registers import (
+    block_of,
+    coefficient,
+    log_decay,
+    monomial,
+    slopes,
+    times_square,
+    weights,
+)
+from maclaurin.backends.triton.tiles import load_rows
+
+
+@triton.jit
+def backward_queries(
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, TABLE, DQ, DALPHA,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
+    T, H, chunks, all_rows,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, and dα where rows have their own."""
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    chunk = first // CHUNK
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
+    heads = H // GROUP
+    past = (b * heads + g) * chunks + chunk
+    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E).to(OPERAND)
+    dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
+    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
+    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a1
+    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a1
+    log = log_decay(LOG, (b * heads + g) * T, m, T, DECAY)
+    dq = tl.zeros((BM, BD), tl.float32)
+    da0 = tl.zeros((BM,), tl.float32)
+    da1, da2, da3 = da0, da0, da0
+    if STARTED or chunk > 0:
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        if ORDER > 2:
+            third = tl.zeros((BM, BD), tl.float32)
+            at3 = S3 + past * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+                block = tl.trans(block_of(at3, i, d, e, D, E))
+                third = tl.dot(dn * factor[:, None], block, third, input_precision=PRECISION)
+            da3 = tl.sum(third * q.to(tl.float32), 1)
+            dq += 3 * a3[:, None] * third
+        if ORDER > 1:
+            second = tl.zeros((BM, BD), tl.float32)
+            at2 = S2 + past * BLOCKS2 * D * E
+            for i in range(D):
+                factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+                block = tl.trans(block_of(at2, i, d, e, D, E))
+                second = tl.dot(dn * factor[:, None], block, second, input_precision=PRECISION)
+            if BY_SUM:
+                second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+            da2 = tl.sum(second * q.to(tl.float32), 1)
+            dq += 2 * a2[:, None] * second
+        one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E)).to(OPERAND), input_precision=PRECISION)
+        if BY_SUM:
+            one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        da1 = tl.sum(one * q.to(tl.float32), 1)
+        dq += a1[:, None] * one
+        if ROWS:
+            zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+            da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
+            if BY_SUM:
+                da0 += dz * tl.load(at + D * D + D)
+        if DECAY:
+            past_left = tl.exp(log)
+            dq *= past_left[:, None]
+            da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
+    for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        grad = tl.dot(dn, tl.trans(v), input_precision=PRECISION) + dz[:, None]
+        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
+        if DECAY:
+            log_s = log_decay(LOG, (b * heads + g) * T, n, T, DECAY)
+            grad *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
+        grad = tl.where(seen, grad, 0.0)
+        if ROWS:
+            da0 += tl.sum(grad, 1)
+            da1 += tl.sum(grad * s, 1)
+            if ORDER > 1:
+                da2 += tl.sum(grad * s * s, 1)
+            if ORDER > 2:
+                da3 += tl.sum(grad * s * s * s, 1)
+        ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
+        dq = tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION)
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    at = DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :]
+    tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside)
+    if ROWS:
+        tl.store(DALPHA + rows + m, da0, mask=m < T)
+        tl.store(DALPHA + all_rows + rows + m, da1, mask=m < T)
+        if ORDER > 1:
+            tl.store(DALPHA + 2 * all_rows + rows + m, da2, mask=m < T)
+        if ORDER > 2:
+            tl.store(DALPHA + 3 * all_rows + rows + m, da3, mask=m < T)
+
+
+@triton.jit
+def backward_keys(
+    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, TABLE, DK, DV, DKEY,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    T, H, chunks, all_rows,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk, dv, and Σ_t g w (how the loss grows with all weights of a key), for one key-value head.
+
+    The moments are those of (q, dn, dz) over later chunks. Where rows have coefficients of their own, these are
+    in the moments already; LEFT is ln of what is left of a key at the end of its chunk.
+    """
+    first = tl.program_id(0) * BN
+    heads = H // GROUP
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    chunk = first // CHUNK
+    n = first + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
+    k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+    of_key = (b * heads + g) * T
+    log_s = log_decay(LOG, of_key, n, T, DECAY)
+    later = (b * heads + g) * chunks + chunk
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    dz_key = tl.zeros((BN,), tl.float32)
+    if STARTED or chunk < chunks - 1:
+        c0 = 1.0 if ROWS else C[0]
+        c1 = 1.0 if ROWS else C[1]
+        small = SMALL + later * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        if ORDER > 2:
+            c3 = 1.0 if ROWS else C[3]
+            at3 = S3 + later * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = monomial(k_at, k_t, TABLE, i, n, T, 3, OPERAND)
+                block = block_of(at3, i, d, e, D, E)
+                dv = tl.dot(k * factor[:, None], block, dv, input_precision=PRECISION)
+                dk = tl.dot(v * factor[:, None], tl.trans(block), dk, input_precision=PRECISION)
+            dv *= c3
+            dk *= 3 * c3
+        if ORDER > 1:
+            c2 = 1.0 if ROWS else C[2]
+            at2 = S2 + later * BLOCKS2 * D * E
+            of_v = tl.zeros((BN, BE), tl.float32)
+            of_k = tl.zeros((BN, BD), tl.float32)
+            for i in range(D):
+                factor = monomial(k_at, k_t, TABLE, i, n, T, 2, OPERAND)
+                block = block_of(at2, i, d, e, D, E)
+                of_v = tl.dot(k * factor[:, None], block, of_v, input_precision=PRECISION)
+                of_k = tl.dot(v * factor[:, None], tl.trans(block), of_k, input_precision=PRECISION)
+            if BY_SUM:
+                row = times_square(k, at, d, D, OPERAND, PRECISION)
+                of_k += row
+                dz_key += c2 * tl.sum(row * k.to(tl.float32), 1)
+            dv += c2 * of_v
+            dk += 2 * c2 * of_k
+        block = block_of(small, 0, d, e, D, E).to(OPERAND)
+        dv += c1 * tl.dot(k, block, input_precision=PRECISION)
+        dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+        dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)
+        if BY_SUM:
+            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+            dk += c1 * z_first[None, :]
+            dz_key += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
+        if DECAY:
+            at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY))
+            dk, dv, dz_key = dk * at_end[:, None], dv * at_end[:, None], dz_key * at_end
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+        for start in range(first // BM * BM, tl.minimum((chunk + 1) * CHUNK, T), BM):
+            m = start + tl.arange(0, BM)
+            q, dn = (
+                load_rows(q_at, q_t, m, d, T, D).to(OPERAND),
+                load_rows(dn_at, n_t, m, e, T, E).to(OPERAND),
+            )
+            dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
+            a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)[None, :]
+            a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)[None, :]
+            a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 1 else a0
+            a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 2 else a0
+            seen = (n[:, None] <= m[None, :]) & (m < T)[None, :]
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            w = weights(s, a0, a1, a2, a3, ORDER)
+            grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION) + dz[None, :]
+            if DECAY:
+                log_t = log_decay(LOG, of_key, m, T, DECAY)
+                left = tl.exp(tl.where(seen, log_t[None, :] - log_s[:, None], 0.0))
+                w, grad = w * left, grad * left
+            w = tl.where(seen, w, 0.0)
+            dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+            if BY_SUM and DECAY:
+                dz_key += tl.sum(w * dz[None, :], 1)
+            ds = tl.where(seen, grad * slopes(s, a1, a2, a3, ORDER), 0.0)
+            dk = tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION)
+    inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
+    at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
+    at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
+    if DECAY:
+        tl.store(DKEY + of_key + n, dz_key + tl.sum(dv * v.to(tl.float32), 1), mask=n < T)

@@ -1,0 +1,96 @@
+"""Rows of polynomial attention in linear time: the past through moments, the own chunk pair by pair.
+
+The formulas stand in polynomial_linear.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from maclaurin.backends.triton.linear_registers import (
+    block_of,
+    coefficient,
+    log_decay,
+    monomial,
+    times_square,
+    weights,
+)
+from maclaurin.backends.triton.tiles import load_rows
+
+
+@triton.jit
+def forward_rows(
+    Q, K, V, ALPHA, LOG, SMALL, S2, S3, TABLE, Y, DIVISOR,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    T, H, chunks, all_rows, eps,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y and D of a tile of queries of one head."""
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    chunk = first // CHUNK
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
+    heads = H // GROUP
+    past = (b * heads + g) * chunks + chunk
+    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
+    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
+    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
+    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
+    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
+    log = log_decay(LOG, (b * heads + g) * T, m, T, DECAY)
+    acc = tl.zeros((BM, BE), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    if STARTED or chunk > 0:
+        if ORDER > 2:
+            at = S3 + past * BLOCKS3 * D * E
+            for i in range(D * (D + 1) // 2):
+                factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+                acc = tl.dot(q * factor[:, None], block_of(at, i, d, e, D, E), acc, input_precision=PRECISION)
+            acc *= a3[:, None]
+        if ORDER > 1:
+            second = tl.zeros((BM, BE), tl.float32)
+            at = S2 + past * BLOCKS2 * D * E
+            for i in range(D):
+                factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+                block = block_of(at, i, d, e, D, E)
+                second = tl.dot(q * factor[:, None], block, second, input_precision=PRECISION)
+            acc += a2[:, None] * second
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        one = tl.dot(q, block_of(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        acc += a1[:, None] * one + a0[:, None] * zero[None, :]
+        if BY_SUM:
+            at = small + D * E + E
+            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+            row = a1[:, None] * z_first[None, :]
+            if ORDER > 1:
+                row += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+            z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
+        if DECAY:
+            acc *= tl.exp(log)[:, None]
+            z *= tl.exp(log)
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
+    for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
+        if DECAY:
+            log_s = log_decay(LOG, (b * heads + g) * T, n, T, DECAY)
+            w *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
+        w = tl.where(seen, w, 0.0).to(OPERAND)
+        z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+        acc = tl.dot(w, v, acc, input_precision=PRECISION)
+    divisor = z + eps if BY_SUM else (m + 1).to(tl.float32)
+    divisor = tl.where(divisor == 0, 1.0, divisor)
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    tl.store(Y + b * y_b + h * y_h + m[:, None] * y_t + e[None, :], acc / divisor[:, None], mask=inside)
+    tl.store(DIVISOR + rows + m, divisor, mask=m < T)

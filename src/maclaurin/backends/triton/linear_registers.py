@@ -1,0 +1,80 @@
+"""What the linear-time programs do in registers: weights of scores, monomials of rows, blocks of moments."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, ROWS: tl.constexpr):
+    """α_n of the rows m."""
+    if ROWS:
+        alpha = tl.load(ALPHA + n * all_rows + rows + m, mask=m < T, other=0.0)
+    else:
+        alpha = tl.zeros(m.shape, tl.float32) + C[n]
+    return alpha
+
+
+@triton.jit
+def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
+    """L of the tokens n."""
+    if DECAY:
+        log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
+    else:
+        log = tl.zeros(n.shape, tl.float32)
+    return log
+
+
+@triton.jit
+def weights(s, a0, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ α_n sⁿ by Horner's rule."""
+    if ORDER == 1:
+        w = a1 * s + a0
+    elif ORDER == 2:
+        w = (a2 * s + a1) * s + a0
+    else:
+        w = ((a3 * s + a2) * s + a1) * s + a0
+    return w
+
+
+@triton.jit
+def slopes(s, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ n α_n sⁿ⁻¹."""
+    if ORDER == 1:
+        slope = a1 + tl.zeros(s.shape, tl.float32)
+    elif ORDER == 2:
+        slope = 2 * a2 * s + a1
+    else:
+        slope = (3 * a3 * s + 2 * a2) * s + a1
+    return slope
+
+
+@triton.jit
+def monomial(at, t, TABLE, i, m, T, ORDER: tl.constexpr, OPERAND: tl.constexpr):
+    """The i-th monomial of rows of x, as often as it occurs."""
+    if ORDER == 2:
+        found = tl.load(at + m * t + i, mask=m < T, other=0.0).to(OPERAND)
+    else:
+        a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
+        first = tl.load(at + m * t + a, mask=m < T, other=0.0).to(OPERAND)
+        second = tl.load(at + m * t + b, mask=m < T, other=0.0).to(OPERAND)
+        found = first * second * tl.where(a == b, 1, 2).to(OPERAND)
+    return found
+
+
+@triton.jit
+def block_of(S, i, d, e, D: tl.constexpr, E: tl.constexpr):
+    """S_μ [d, e] of the i-th monomial."""
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    return tl.load(S + (i * D + d)[:, None] * E + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x Z for a symmetric Z [d, d] kept in fp32, by its two halves, so that the row sum is one of fp32."""
+    inside = (d < D)[:, None] & (d < D)[None, :]
+    z = tl.load(Z + d[:, None] * D + d[None, :], mask=inside, other=0.0)
+    high = z.to(OPERAND)
+    rest = (z - high.to(tl.float32)).to(OPERAND)
+    return tl.dot(x, rest, tl.dot(x, high, input_precision=PRECISION), input_precision=PRECISION)
