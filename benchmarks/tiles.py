@@ -32,7 +32,7 @@ CANDIDATES = [
     Tile(128, 64, 4, 2), Tile(128, 64, 4, 3), Tile(128, 64, 8, 2), Tile(128, 64, 8, 3),
 ]  # fmt: skip
 #: spills that a loop hides
-SPILLS = 16
+SPILLS = 24
 TAYLOR = (1.0, 0.125, 1 / 128)
 
 

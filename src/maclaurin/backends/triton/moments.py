@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.lines import lines
 from maclaurin.backends.triton.tiles import load_rows, operand, operand_options, width
 
 #: blocks that share one reading of the text
@@ -179,11 +180,18 @@ def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr,
 
 
 @triton.jit
+def _step_of(M, row, step, at, chunks, SIZE, REVERSE: tl.constexpr):
+    """The moments of the chunk that a scan meets at this step; zeros behind the last."""
+    c = chunks - 1 - step if REVERSE else step
+    return tl.load(M + (row * chunks + c) * SIZE + at, mask=(at < SIZE) & (at * 0 + step < chunks), other=0.0)
+
+
+@triton.jit
 def _scan(
     M, CARRY, INITIAL, FINAL, chunks, SIZE,
     REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What lies before each chunk (after it, if REVERSE), in place; and the total."""
+    """What lies before each chunk (after it, if REVERSE), in place; and the total. Three loads are under way."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1).to(tl.int64)
     inside = at < SIZE
@@ -191,14 +199,17 @@ def _scan(
         total = tl.load(INITIAL + row * SIZE + at, mask=inside, other=0.0)
     else:
         total = tl.zeros((BLOCK,), tl.float32)
+    first = _step_of(M, row, 0, at, chunks, SIZE, REVERSE)
+    second = _step_of(M, row, 1, at, chunks, SIZE, REVERSE)
+    third = _step_of(M, row, 2, at, chunks, SIZE, REVERSE)
     for step in range(chunks):
         c = chunks - 1 - step if REVERSE else step
-        place = M + (row * chunks + c) * SIZE + at
-        here = tl.load(place, mask=inside, other=0.0)
-        tl.store(place, total, mask=inside)
+        fourth = _step_of(M, row, step + 3, at, chunks, SIZE, REVERSE)
+        tl.store(M + (row * chunks + c) * SIZE + at, total, mask=inside)
         if CARRIED:
             total *= tl.load(CARRY + row * chunks + c)
-        total += here
+        total += first
+        first, second, third = second, third, fourth
     tl.store(FINAL + row * SIZE + at, total, mask=inside)
 
 
@@ -296,7 +307,7 @@ def _small_moments(
         x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
         WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
-        **operand_options(x), num_warps=8 if wide else 4, num_stages=2,
+        **operand_options(x), num_warps=8 if wide else 4, num_stages=3,
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
     block = 256
@@ -321,24 +332,10 @@ def _high_moments(
     weight = None if side.weights is None else side.weights[order]
     block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
     _high[(count // GROUPED, batch * heads, triton.cdiv(e, 64))](
-        _along_tokens(x, None, _filled(d), padded), x, _along_tokens(g, weight, e, padded), table, side.carry, initial, out, final,
+        lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table, side.carry, initial, out, final,
         *x.stride()[:3], tokens, heads, chunks, padded,
         D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
         BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
         ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final
-
-
-def _along_tokens(x: Tensor, weight: Tensor | None, lines: int, padded: int) -> Tensor:
-    """[B, T, H, d] as [B, H, lines, padded], tokens side by side, zeros behind and below."""
-    batch, tokens, heads, d = x.shape
-    out = torch.empty(batch, heads, lines, padded, dtype=x.dtype, device=x.device)
-    inner, turned = out[:, :, :d, :tokens], x.permute(0, 2, 3, 1)
-    if weight is None:
-        inner.copy_(turned)
-    else:
-        torch.mul(turned, weight[:, :, None], out=inner)  # rounded once
-    out[:, :, :d, tokens:] = 0
-    out[:, :, d:] = 0
-    return out

@@ -307,11 +307,11 @@ def backward(
 
 
 def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
-    """fp16 is multiplied as fp32 in part, which takes more room."""
+    """Products of fp32 take more room, also those of fp16, which are made in fp32 in part."""
     options = tile_options(TILES[kind], q, v, tokens)
-    if q.dtype == torch.float16:
-        options |= {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
-    return options
+    if q.dtype == torch.bfloat16:
+        return options
+    return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
