@@ -7,7 +7,9 @@ Results go to benchmarks/results/gpu_tests.json.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,15 @@ def main() -> int:
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *FOLDERS, f"--junitxml={report}", *sys.argv[1:]]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *FOLDERS,
+            f"--junitxml={report}",
+            *side_by_side(),
+            *sys.argv[1:],
+        ]
         code = subprocess.run(command, cwd=root, check=False).returncode
         suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
@@ -38,6 +48,13 @@ def main() -> int:
     RESULTS.write_text(json.dumps(data, indent=1) + "\n")
     print(json.dumps(data, indent=1))
     return code
+
+
+def side_by_side() -> list[str]:
+    """Most of the time goes to compiling programs, which many processes do at once."""
+    if importlib.util.find_spec("xdist") is None:
+        return []
+    return ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]
 
 
 if __name__ == "__main__":

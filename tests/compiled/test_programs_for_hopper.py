@@ -22,7 +22,7 @@ from maclaurin.backends.triton.compile_only import compiled_for
 HOPPER = 90
 #: bytes of shared memory a program can have there
 SHARED = 227 * 1024
-#: spilled registers that may move at every turn of a loop: with 19 a tile was the fastest, dozens halve its speed
+#: spilled registers that may move at every turn of a loop: one tile with 19 was the fastest, dozens halve speed
 SPILLS = 24
 #: where fp16 is multiplied as fp32, in three passes: right, not fast
 SPILLS_OF_FP16 = 64

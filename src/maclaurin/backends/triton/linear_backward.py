@@ -11,6 +11,7 @@ import triton.language as tl
 from maclaurin.backends.triton.linear_registers import (
     block_of,
     coefficient,
+    left_of,
     log_decay,
     monomial,
     slopes,
@@ -18,6 +19,33 @@ from maclaurin.backends.triton.linear_registers import (
     weights,
 )
 from maclaurin.backends.triton.tiles import load_rows
+
+
+@triton.jit
+def _add_keys(dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
+              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
+              DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys of the own chunk into the gradients of a tile of queries."""
+    n = start + tl.arange(0, BN)
+    k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    grad = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
+    if BY_SUM:
+        grad += dz[:, None]
+    if DECAY:
+        grad *= left_of(log[:, None], log_decay(LOG, log_at, n, T, DECAY)[None, :])
+    if MASKED:
+        grad = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], grad, 0.0)
+    if ROWS:
+        da0 += tl.sum(grad, 1)
+        da1 += tl.sum(grad * s, 1)
+        if ORDER > 1:
+            da2 += tl.sum(grad * s * s, 1)
+        if ORDER > 2:
+            da3 += tl.sum(grad * s * s * s, 1)
+    ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
+    return tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION), da0, da1, da2, da3
 
 
 @triton.jit
@@ -46,7 +74,8 @@ def backward_queries(
     a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
     a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a1
     a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a1
-    log = log_decay(LOG, (b * heads + g) * T, m, T, DECAY)
+    log_at = (b * heads + g) * T
+    log = log_decay(LOG, log_at, m, T, DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
     da0 = tl.zeros((BM,), tl.float32)
     da1, da2, da3 = da0, da0, da0
@@ -88,25 +117,17 @@ def backward_queries(
             dq *= past_left[:, None]
             da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        grad = tl.dot(dn, tl.trans(v), input_precision=PRECISION) + dz[:, None]
-        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
-        if DECAY:
-            log_s = log_decay(LOG, (b * heads + g) * T, n, T, DECAY)
-            grad *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
-        grad = tl.where(seen, grad, 0.0)
-        if ROWS:
-            da0 += tl.sum(grad, 1)
-            da1 += tl.sum(grad * s, 1)
-            if ORDER > 1:
-                da2 += tl.sum(grad * s * s, 1)
-            if ORDER > 2:
-                da3 += tl.sum(grad * s * s * s, 1)
-        ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
-        dq = tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION)
+    whole = first // BN * BN  # keys before this need no mask
+    for start in range(chunk * CHUNK, whole, BN):
+        dq, da0, da1, da2, da3 = _add_keys(
+            dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+            D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+        )  # fmt: skip
+    for start in range(whole, tl.minimum(first + BM, T), BN):
+        dq, da0, da1, da2, da3 = _add_keys(
+            dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+            D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+        )  # fmt: skip
     inside = (m < T)[:, None] & (d < D)[None, :]
     at = DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :]
     tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside)
@@ -117,6 +138,43 @@ def backward_queries(
             tl.store(DALPHA + 2 * all_rows + rows + m, da2, mask=m < T)
         if ORDER > 2:
             tl.store(DALPHA + 3 * all_rows + rows + m, da3, mask=m < T)
+
+
+@triton.jit
+def _add_queries(dk, dv, dz_key, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+                 d, e, T, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+                 ROWS: tl.constexpr, DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr,
+                 OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries of the own chunk into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
+    """
+    m = start + tl.arange(0, BM)
+    q, dn = load_rows(Q, q_t, m, d, T, D).to(OPERAND), load_rows(DN, n_t, m, e, T, E).to(OPERAND)
+    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)[None, :]
+    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)[None, :]
+    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 1 else a0
+    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 2 else a0
+    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    w = weights(s, a0, a1, a2, a3, ORDER)
+    slope = slopes(s, a1, a2, a3, ORDER)
+    if DECAY:
+        left = left_of(log_decay(LOG, of_key, m, T, DECAY)[None, :], log_s[:, None])
+        w, slope = w * left, slope * left
+    seen = n[:, None] <= m[None, :]
+    if MASKED:
+        w = tl.where(seen, w, 0.0)
+    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION)
+    if BY_SUM:
+        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
+        grad += dz[None, :]
+        if DECAY:
+            dz_key += tl.sum(w * dz[None, :], 1)
+    ds = grad * slope
+    if MASKED:
+        ds = tl.where(seen, ds, 0.0)
+    return tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION), dv, dz_key
 
 
 @triton.jit
@@ -190,34 +248,21 @@ def backward_keys(
         if DECAY:
             at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY))
             dk, dv, dz_key = dk * at_end[:, None], dv * at_end[:, None], dz_key * at_end
+    whole = tl.cdiv(first + BN, BM) * BM  # queries from here on see all of the tile
+    end = tl.minimum((chunk + 1) * CHUNK, T)
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
-        for start in range(first // BM * BM, tl.minimum((chunk + 1) * CHUNK, T), BM):
-            m = start + tl.arange(0, BM)
-            q, dn = (
-                load_rows(q_at, q_t, m, d, T, D).to(OPERAND),
-                load_rows(dn_at, n_t, m, e, T, E).to(OPERAND),
-            )
-            dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
-            a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)[None, :]
-            a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)[None, :]
-            a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 1 else a0
-            a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 2 else a0
-            seen = (n[:, None] <= m[None, :]) & (m < T)[None, :]
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            w = weights(s, a0, a1, a2, a3, ORDER)
-            grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION) + dz[None, :]
-            if DECAY:
-                log_t = log_decay(LOG, of_key, m, T, DECAY)
-                left = tl.exp(tl.where(seen, log_t[None, :] - log_s[:, None], 0.0))
-                w, grad = w * left, grad * left
-            w = tl.where(seen, w, 0.0)
-            dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
-            if BY_SUM and DECAY:
-                dz_key += tl.sum(w * dz[None, :], 1)
-            ds = tl.where(seen, grad * slopes(s, a1, a2, a3, ORDER), 0.0)
-            dk = tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION)
+        for start in range(first // BM * BM, tl.minimum(whole, end), BM):
+            dk, dv, dz_key = _add_queries(
+                dk, dv, dz_key, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+                d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+            )  # fmt: skip
+        for start in range(whole, end, BM):
+            dk, dv, dz_key = _add_queries(
+                dk, dv, dz_key, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+                d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+            )  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
     tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)

@@ -11,12 +11,31 @@ import triton.language as tl
 from maclaurin.backends.triton.linear_registers import (
     block_of,
     coefficient,
+    left_of,
     log_decay,
     monomial,
     times_square,
     weights,
 )
 from maclaurin.backends.triton.tiles import load_rows
+
+
+@triton.jit
+def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
+              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, DECAY: tl.constexpr,
+              MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys of the own chunk into the sums of a tile of queries."""
+    n = start + tl.arange(0, BN)
+    k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+    if DECAY:
+        w *= left_of(log[:, None], log_decay(LOG, log_at, n, T, DECAY)[None, :])
+    if MASKED:
+        w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0)
+    w = w.to(OPERAND)
+    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
 @triton.jit
@@ -44,7 +63,8 @@ def forward_rows(
     a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
     a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
     a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
-    log = log_decay(LOG, (b * heads + g) * T, m, T, DECAY)
+    log_at = (b * heads + g) * T
+    log = log_decay(LOG, log_at, m, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
     if STARTED or chunk > 0:
@@ -77,18 +97,13 @@ def forward_rows(
             acc *= tl.exp(log)[:, None]
             z *= tl.exp(log)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    for start in range(chunk * CHUNK, tl.minimum(first + BM, T), BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
-        seen = (n[None, :] <= m[:, None]) & (n < T)[None, :]
-        if DECAY:
-            log_s = log_decay(LOG, (b * heads + g) * T, n, T, DECAY)
-            w *= tl.exp(tl.where(seen, log[:, None] - log_s[None, :], 0.0))
-        w = tl.where(seen, w, 0.0).to(OPERAND)
-        z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
-        acc = tl.dot(w, v, acc, input_precision=PRECISION)
+    whole = first // BN * BN  # keys before this need no mask
+    for start in range(chunk * CHUNK, whole, BN):
+        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                           D, E, BN, ORDER, DECAY, False, OPERAND, PRECISION)  # fmt: skip
+    for start in range(whole, tl.minimum(first + BM, T), BN):
+        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                           D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
     divisor = z + eps if BY_SUM else (m + 1).to(tl.float32)
     divisor = tl.where(divisor == 0, 1.0, divisor)
     inside = (m < T)[:, None] & (e < E)[None, :]

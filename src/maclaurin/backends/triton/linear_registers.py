@@ -27,6 +27,12 @@ def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
 
 
 @triton.jit
+def left_of(log_t, log_s):
+    """e^{L_t − L_s}, what is left of s when t looks at it; 1 where t is not behind s."""
+    return tl.exp(tl.minimum(log_t - log_s, 0.0))
+
+
+@triton.jit
 def weights(s, a0, a1, a2, a3, ORDER: tl.constexpr):
     """Σ α_n sⁿ by Horner's rule."""
     if ORDER == 1:
