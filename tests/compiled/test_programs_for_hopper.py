@@ -22,10 +22,15 @@ from maclaurin.backends.triton.compile_only import compiled_for
 HOPPER = 90
 #: bytes of shared memory a program can have there
 SHARED = 227 * 1024
-#: spilled registers that may move at every turn of a loop: one tile with 19 was the fastest, dozens halve speed
+#: spilled registers that may move at every turn of a loop: with 19 one tile was the fastest, dozens cost half
 SPILLS = 24
 #: where fp16 is multiplied as fp32, in three passes: right, not fast
 SPILLS_OF_FP16 = 64
+#: programs whose matrix products may wait for each other: a small part of the time, or too many registers in
+#: some versions of the compiler
+MAY_WAIT = {"_small", "backward_keys"}
+#: two orders of moments one after the other are more than the assembler keeps apart
+WITH_ORDER_3 = {*MAY_WAIT, "forward_rows", "backward_queries"}
 SERIES = (1.0, 0.125, 0.0078, 0.0003, 0.00001)
 
 
@@ -34,11 +39,12 @@ def tensors(d, e, dtype=torch.bfloat16, *, heads=4, kv_heads=2):
     return tuple(torch.empty(1, 2048, h, size, dtype=dtype) for h, size in shapes)
 
 
-def assert_good(found, *, matrix_units=True, spills=SPILLS):
+def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
     assert found, "nothing was compiled"
     for program in found:
         assert program.shared <= SHARED, program
         assert program.spills_in_loops <= spills, program
+        assert not program.serialized or program.name in may_wait, program
     if matrix_units:
         assert any(program.matrix_instructions for program in found)
 
@@ -75,7 +81,11 @@ def test_linear(order, d, e, dtype):
     with compiled_for(HOPPER) as found:
         y, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
         polynomial_linear.backward(y, None, q, k, v, y, divisor, rows, past, call)
-    assert_good(found, spills=SPILLS_OF_FP16 if dtype is torch.float16 else SPILLS)
+    assert_good(
+        found,
+        spills=SPILLS_OF_FP16 if dtype is torch.float16 else SPILLS,
+        may_wait=WITH_ORDER_3 if order > 2 else MAY_WAIT,
+    )
 
 
 def test_linear_with_everything_per_row():

@@ -9,10 +9,10 @@ from maclaurin.testing import random_tensors, relative_error
 
 #: how much larger than the plain form's an error may be
 SLACK = 1.5
-#: the same where an input gate is multiplied into the values first: a stock program takes those rounded
-SLACK_OF_GATED_VALUES = 2.0
+#: the same where rows are rounded on the way that the plain form keeps (see `slack`)
+SLACK_OF_ROUNDED_ROWS = 2.0
 #: what storing a log-sum-exp or a result in the dtype costs; errors below it are not compared
-ROUNDING = {torch.float32: 1.2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+ROUNDING = {torch.float32: 2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
 
 
 def plain(case, *, causal=True):
@@ -74,7 +74,14 @@ def errors(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0
     return result
 
 
-def assert_as_right_as_plain(*arguments, **options):
-    found = ratios(*arguments, **options)
-    slack = SLACK_OF_GATED_VALUES if "input_gate" in found else SLACK
-    assert max(found.values()) <= slack, {name: round(value, 2) for name, value in found.items()}
+def slack(spec, shape):
+    """Stock programs take values with their gate rounded, and δ from rounded outputs, which few keys do not average
+    out; a window beside a tail hands the row's gradient to two programs, rounded for each."""
+    rounded = spec.input_gate or shape.tokens < 8 or (spec.window is not None and spec.orders)
+    return SLACK_OF_ROUNDED_ROWS if rounded else SLACK
+
+
+def assert_as_right_as_plain(spec, shape, *arguments, **options):
+    found = ratios(spec, shape, *arguments, **options)
+    rounded = {name: round(value, 2) for name, value in found.items()}
+    assert max(found.values()) <= slack(spec, shape), rounded

@@ -158,7 +158,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals, dtype=torch.float32)
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals, dtype=wide)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_totals
 
 

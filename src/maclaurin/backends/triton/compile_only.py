@@ -33,6 +33,8 @@ class CompiledProgram:
     spills_in_loops         loads and stores of spilled registers within the loops that multiply matrices
     shared                  bytes of shared memory
     matrix_instructions     how many there are
+    serialized              whether the assembler makes them wait for each other (its warning C7515), for instance
+                            where a branch hands accumulators on
     """
 
     name: str
@@ -41,6 +43,7 @@ class CompiledProgram:
     spills_in_loops: int
     shared: int
     matrix_instructions: int
+    serialized: bool
 
 
 class _NoGPU:
@@ -67,7 +70,7 @@ def compiled_for(capability: int) -> Iterator[list[CompiledProgram]]:
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
-        found.append(_described(self.__name__, kernel))
+        found.append(_described(self.__name__, kernel, capability))
         return kernel
 
     driver.set_active(_NoGPU(capability))  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ def compiled_for(capability: int) -> Iterator[list[CompiledProgram]]:
         driver._active = active  # reset_active would ask for a GPU
 
 
-def _described(name: str, kernel: Any) -> CompiledProgram:
+def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "program.cubin"
         binary.write_bytes(kernel.asm["cubin"])
@@ -89,7 +92,10 @@ def _described(name: str, kernel: Any) -> CompiledProgram:
     instructions = _instructions(code)
     matrix = sum(bool(_MATRIX.match(text)) for text in instructions.values())
     spills = _spills_in_loops(instructions)
-    return CompiledProgram(name, kernel.metadata.num_warps, registers, spills, kernel.metadata.shared, matrix)
+    serialized = matrix > 0 and _is_serialized(kernel, capability)
+    return CompiledProgram(
+        name, kernel.metadata.num_warps, registers, spills, kernel.metadata.shared, matrix, serialized
+    )
 
 
 _MATRIX = re.compile(r"(?:HGMMA|QGMMA|HMMA)\b")
@@ -116,6 +122,31 @@ def _jump(text: str) -> re.Match[str] | None:
     return re.match(r"BRA(?:\.\w+)*\s+(?:U?!?U?P\w+,\s*)?0x([0-9a-f]+)", text)
 
 
+def _is_serialized(kernel: Any, capability: int) -> bool:
+    """What the assembler says, asked again: triton does not hand its remarks on."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "program.ptx"
+        code.write_text(kernel.asm["ptx"])
+        for assembler in ("ptxas", "ptxas-blackwell"):  # whichever knows this version of the language
+            command = [
+                _TOOLS / assembler,
+                "-v",
+                f"--gpu-name=sm_{capability}a",
+                code,
+                "-o",
+                Path(folder) / "out",
+            ]
+            if not command[0].exists():
+                continue
+            said = subprocess.run(command, capture_output=True, text=True, check=False)
+            if said.returncode == 0:
+                return "wgmma.mma_async instructions are serialized" in said.stdout + said.stderr
+    raise RuntimeError(f"none of triton's assemblers takes the program {kernel.metadata.name!r}")
+
+
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
 def _cuobjdump(option: str, binary: Path) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([tool, option, binary], capture_output=True, text=True, check=True).stdout
+    command = [_TOOLS / "cuobjdump", option, binary]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -183,7 +183,7 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
         x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
     dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
     if DECAY:
-        dl += tl.sum(dx, 1)
+        dl += tl.sum(dx, 1).to(dl.dtype)
     if CLAMP:
         dx = tl.where(dot * scale <= clamp, dx, 0.0)
     return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
@@ -213,7 +213,7 @@ def _backward_queries(
     log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dq = tl.zeros((BM, BD), tl.float32)
-    dl = tl.zeros((BM,), tl.float32)
+    dl = tl.zeros((BM,), tl.float64 if PAIRS else tl.float32)
     whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
     for start in range(0, whole, BN):
         dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
@@ -258,7 +258,7 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
     dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
     if DECAY:
-        dl -= tl.sum(dx, 1)
+        dl -= tl.sum(dx, 1).to(dl.dtype)
     if CLAMP:
         dx = tl.where(dot * scale <= clamp, dx, 0.0)
     dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
@@ -286,7 +286,7 @@ def _backward_keys(
     origin = _totals(TOTALS, totals, first, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    dl = tl.zeros((BN,), tl.float32)
+    dl = tl.zeros((BN,), tl.float64 if PAIRS else tl.float32)
     begin = first // BM * BM if CAUSAL else 0
     end = T
     if WINDOW > 0:
@@ -346,8 +346,9 @@ def backward(
     kv_heads = k.shape[1]
     totals = None if totals is None else totals.contiguous()
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    of_rows = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    of_keys = torch.empty(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    of_rows = torch.empty(batch, heads, tokens, dtype=wide, device=q.device)
+    of_keys = torch.empty(batch, kv_heads, tokens, dtype=wide, device=q.device)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
     tile = tile_options(TILES["queries"], q, v, tokens)

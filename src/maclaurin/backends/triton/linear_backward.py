@@ -79,43 +79,43 @@ def backward_queries(
     dq = tl.zeros((BM, BD), tl.float32)
     da0 = tl.zeros((BM,), tl.float32)
     da1, da2, da3 = da0, da0, da0
-    if STARTED or chunk > 0:
-        small = SMALL + past * (D * E + E + D * D + D + 1)
-        at = small + D * E + E
-        if ORDER > 2:
-            third = tl.zeros((BM, BD), tl.float32)
-            at3 = S3 + past * BLOCKS3 * D * E
-            for i in range(D * (D + 1) // 2):
-                factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
-                block = tl.trans(block_of(at3, i, d, e, D, E))
-                third = tl.dot(dn * factor[:, None], block, third, input_precision=PRECISION)
-            da3 = tl.sum(third * q.to(tl.float32), 1)
-            dq += 3 * a3[:, None] * third
-        if ORDER > 1:
-            second = tl.zeros((BM, BD), tl.float32)
-            at2 = S2 + past * BLOCKS2 * D * E
-            for i in range(D):
-                factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
-                block = tl.trans(block_of(at2, i, d, e, D, E))
-                second = tl.dot(dn * factor[:, None], block, second, input_precision=PRECISION)
-            if BY_SUM:
-                second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-            da2 = tl.sum(second * q.to(tl.float32), 1)
-            dq += 2 * a2[:, None] * second
-        one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E)).to(OPERAND), input_precision=PRECISION)
+    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+    small = SMALL + past * (D * E + E + D * D + D + 1)
+    at = small + D * E + E
+    if ORDER > 2:
+        third = tl.zeros((BM, BD), tl.float32)
+        at3 = S3 + past * BLOCKS3 * D * E
+        for i in range(D * (D + 1) // 2 * there):
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+            block = tl.trans(block_of(at3, i, d, e, D, E))
+            third = tl.dot(dn * factor[:, None], block, third, input_precision=PRECISION)
+        da3 = tl.sum(third * q.to(tl.float32), 1)
+        dq += 3 * a3[:, None] * third
+    if ORDER > 1:
+        second = tl.zeros((BM, BD), tl.float32)
+        at2 = S2 + past * BLOCKS2 * D * E
+        for i in range(D * there):
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+            block = tl.trans(block_of(at2, i, d, e, D, E))
+            second = tl.dot(dn * factor[:, None], block, second, input_precision=PRECISION)
         if BY_SUM:
-            one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
-        da1 = tl.sum(one * q.to(tl.float32), 1)
-        dq += a1[:, None] * one
-        if ROWS:
-            zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-            da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
-            if BY_SUM:
-                da0 += dz * tl.load(at + D * D + D)
-        if DECAY:
-            past_left = tl.exp(log)
-            dq *= past_left[:, None]
-            da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
+            second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+        da2 = tl.sum(second * q.to(tl.float32), 1)
+        dq += 2 * a2[:, None] * second
+    one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E)).to(OPERAND), input_precision=PRECISION)
+    if BY_SUM:
+        one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+    da1 = tl.sum(one * q.to(tl.float32), 1)
+    dq += a1[:, None] * one
+    if ROWS:
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
+        if BY_SUM:
+            da0 += dz * tl.load(at + D * D + D)
+    if DECAY:
+        past_left = tl.exp(log.to(tl.float32))
+        dq *= past_left[:, None]
+        da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     whole = first // BN * BN  # keys before this need no mask
     for start in range(chunk * CHUNK, whole, BN):
@@ -141,7 +141,7 @@ def backward_queries(
 
 
 @triton.jit
-def _add_queries(dk, dv, dz_key, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
                  d, e, T, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
                  ROWS: tl.constexpr, DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr,
                  OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -167,14 +167,15 @@ def _add_queries(dk, dv, dz_key, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_key, 
     dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
     grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION)
     if BY_SUM:
-        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
-        grad += dz[None, :]
-        if DECAY:
-            dz_key += tl.sum(w * dz[None, :], 1)
+        grad += tl.load(DZ + rows + m, mask=m < T, other=0.0)[None, :]
+    if DECAY:
+        of_weights += tl.sum(w * grad, 1).to(
+            of_weights.dtype
+        )  # from weights that are not rounded: sums along the text cancel
     ds = grad * slope
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
-    return tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION), dv, dz_key
+    return tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION), dv, of_weights
 
 
 @triton.jit
@@ -205,62 +206,63 @@ def backward_keys(
     later = (b * heads + g) * chunks + chunk
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    dz_key = tl.zeros((BN,), tl.float32)
-    if STARTED or chunk < chunks - 1:
-        c0 = 1.0 if ROWS else C[0]
-        c1 = 1.0 if ROWS else C[1]
-        small = SMALL + later * (D * E + E + D * D + D + 1)
-        at = small + D * E + E
-        if ORDER > 2:
-            c3 = 1.0 if ROWS else C[3]
-            at3 = S3 + later * BLOCKS3 * D * E
-            for i in range(D * (D + 1) // 2):
-                factor = monomial(k_at, k_t, TABLE, i, n, T, 3, OPERAND)
-                block = block_of(at3, i, d, e, D, E)
-                dv = tl.dot(k * factor[:, None], block, dv, input_precision=PRECISION)
-                dk = tl.dot(v * factor[:, None], tl.trans(block), dk, input_precision=PRECISION)
-            dv *= c3
-            dk *= 3 * c3
-        if ORDER > 1:
-            c2 = 1.0 if ROWS else C[2]
-            at2 = S2 + later * BLOCKS2 * D * E
-            of_v = tl.zeros((BN, BE), tl.float32)
-            of_k = tl.zeros((BN, BD), tl.float32)
-            for i in range(D):
-                factor = monomial(k_at, k_t, TABLE, i, n, T, 2, OPERAND)
-                block = block_of(at2, i, d, e, D, E)
-                of_v = tl.dot(k * factor[:, None], block, of_v, input_precision=PRECISION)
-                of_k = tl.dot(v * factor[:, None], tl.trans(block), of_k, input_precision=PRECISION)
-            if BY_SUM:
-                row = times_square(k, at, d, D, OPERAND, PRECISION)
-                of_k += row
-                dz_key += c2 * tl.sum(row * k.to(tl.float32), 1)
-            dv += c2 * of_v
-            dk += 2 * c2 * of_k
-        block = block_of(small, 0, d, e, D, E).to(OPERAND)
-        dv += c1 * tl.dot(k, block, input_precision=PRECISION)
-        dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
-        dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)
+    of_weights = tl.zeros((BN,), log_s.dtype)
+    there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # a branch would part wgmma's accumulators
+    c0 = 1.0 if ROWS else C[0]
+    c1 = 1.0 if ROWS else C[1]
+    small = SMALL + later * (D * E + E + D * D + D + 1)
+    at = small + D * E + E
+    if ORDER > 2:
+        c3 = 1.0 if ROWS else C[3]
+        at3 = S3 + later * BLOCKS3 * D * E
+        for i in range(D * (D + 1) // 2 * there):
+            factor = monomial(k_at, k_t, TABLE, i, n, T, 3, OPERAND)
+            block = block_of(at3, i, d, e, D, E)
+            dv = tl.dot(k * factor[:, None], block, dv, input_precision=PRECISION)
+            dk = tl.dot(v * factor[:, None], tl.trans(block), dk, input_precision=PRECISION)
+        dv *= c3
+        dk *= 3 * c3
+    if ORDER > 1:
+        c2 = 1.0 if ROWS else C[2]
+        at2 = S2 + later * BLOCKS2 * D * E
+        of_v = tl.zeros((BN, BE), tl.float32)
+        of_k = tl.zeros((BN, BD), tl.float32)
+        for i in range(D * there):
+            factor = monomial(k_at, k_t, TABLE, i, n, T, 2, OPERAND)
+            block = block_of(at2, i, d, e, D, E)
+            of_v = tl.dot(k * factor[:, None], block, of_v, input_precision=PRECISION)
+            of_k = tl.dot(v * factor[:, None], tl.trans(block), of_k, input_precision=PRECISION)
         if BY_SUM:
-            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
-            dk += c1 * z_first[None, :]
-            dz_key += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
-        if DECAY:
-            at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY))
-            dk, dv, dz_key = dk * at_end[:, None], dv * at_end[:, None], dz_key * at_end
+            row = times_square(k, at, d, D, OPERAND, PRECISION)
+            of_k += row
+            of_weights += c2 * tl.sum(row * k.to(tl.float32), 1)
+        dv += c2 * of_v
+        dk += 2 * c2 * of_k
+    block = block_of(small, 0, d, e, D, E).to(OPERAND)
+    dv += c1 * tl.dot(k, block, input_precision=PRECISION)
+    dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+    dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)
+    if BY_SUM:
+        z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+        dk += c1 * z_first[None, :]
+        of_weights += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
+    if DECAY:
+        at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY).to(tl.float32))
+        dk, dv = dk * at_end[:, None], dv * at_end[:, None]
+        of_weights = of_weights * at_end + tl.sum(dv * v.to(tl.float32), 1)
     whole = tl.cdiv(first + BN, BM) * BM  # queries from here on see all of the tile
     end = tl.minimum((chunk + 1) * CHUNK, T)
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
         for start in range(first // BM * BM, tl.minimum(whole, end), BM):
-            dk, dv, dz_key = _add_queries(
-                dk, dv, dz_key, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+            dk, dv, of_weights = _add_queries(
+                dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
                 d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
             )  # fmt: skip
         for start in range(whole, end, BM):
-            dk, dv, dz_key = _add_queries(
-                dk, dv, dz_key, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+            dk, dv, of_weights = _add_queries(
+                dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
                 d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
             )  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
@@ -269,4 +271,4 @@ def backward_keys(
     at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
     if DECAY:
-        tl.store(DKEY + of_key + n, dz_key + tl.sum(dv * v.to(tl.float32), 1), mask=n < T)
+        tl.store(DKEY + of_key + n, of_weights, mask=n < T)

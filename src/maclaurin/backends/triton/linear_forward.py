@@ -67,35 +67,36 @@ def forward_rows(
     log = log_decay(LOG, log_at, m, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
-    if STARTED or chunk > 0:
-        if ORDER > 2:
-            at = S3 + past * BLOCKS3 * D * E
-            for i in range(D * (D + 1) // 2):
-                factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
-                acc = tl.dot(q * factor[:, None], block_of(at, i, d, e, D, E), acc, input_precision=PRECISION)
-            acc *= a3[:, None]
+    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+    if ORDER > 2:
+        at = S3 + past * BLOCKS3 * D * E
+        for i in range(D * (D + 1) // 2 * there):
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+            acc = tl.dot(q * factor[:, None], block_of(at, i, d, e, D, E), acc, input_precision=PRECISION)
+        acc *= a3[:, None]
+    if ORDER > 1:
+        second = tl.zeros((BM, BE), tl.float32)
+        at = S2 + past * BLOCKS2 * D * E
+        for i in range(D * there):
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+            block = block_of(at, i, d, e, D, E)
+            second = tl.dot(q * factor[:, None], block, second, input_precision=PRECISION)
+        acc += a2[:, None] * second
+    small = SMALL + past * (D * E + E + D * D + D + 1)
+    one = tl.dot(q, block_of(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)
+    zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+    acc += a1[:, None] * one + a0[:, None] * zero[None, :]
+    if BY_SUM:
+        at = small + D * E + E
+        z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+        row = a1[:, None] * z_first[None, :]
         if ORDER > 1:
-            second = tl.zeros((BM, BE), tl.float32)
-            at = S2 + past * BLOCKS2 * D * E
-            for i in range(D):
-                factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
-                block = block_of(at, i, d, e, D, E)
-                second = tl.dot(q * factor[:, None], block, second, input_precision=PRECISION)
-            acc += a2[:, None] * second
-        small = SMALL + past * (D * E + E + D * D + D + 1)
-        one = tl.dot(q, block_of(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        acc += a1[:, None] * one + a0[:, None] * zero[None, :]
-        if BY_SUM:
-            at = small + D * E + E
-            z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
-            row = a1[:, None] * z_first[None, :]
-            if ORDER > 1:
-                row += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-            z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
-        if DECAY:
-            acc *= tl.exp(log)[:, None]
-            z *= tl.exp(log)
+            row += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+        z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
+    if DECAY:
+        past_left = tl.exp(log.to(tl.float32))
+        acc *= past_left[:, None]
+        z *= past_left
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     whole = first // BN * BN  # keys before this need no mask
     for start in range(chunk * CHUNK, whole, BN):

@@ -18,7 +18,7 @@ def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, R
 
 @triton.jit
 def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
-    """L of the tokens n."""
+    """L of the tokens n; fp64 for fp32 inputs, whose digits a difference of totals would lose."""
     if DECAY:
         log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
     else:
@@ -29,7 +29,7 @@ def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
 @triton.jit
 def left_of(log_t, log_s):
     """e^{L_t − L_s}, what is left of s when t looks at it; 1 where t is not behind s."""
-    return tl.exp(tl.minimum(log_t - log_s, 0.0))
+    return tl.exp(tl.minimum((log_t - log_s).to(tl.float32), 0.0))
 
 
 @triton.jit

@@ -33,9 +33,9 @@ from maclaurin.backends.triton.tiles import Tile, operand_options, tile_options,
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
-    "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 2)),
-    "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 2)),
-    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
 }
 
 
@@ -91,7 +91,7 @@ def forward(
     `initial` are the totals of a text that came before; those after this one are made if asked for.
     """
     batch, tokens, heads, _ = q.shape
-    log = _chunk_totals(rows.log_forget, call.chunk)
+    log = _chunk_totals(rows.log_forget, q, call.chunk)
     past, after = moments(
         _keys_side(k, v, log, call),
         call.order,
@@ -135,7 +135,7 @@ def backward(
     """
     batch, tokens, heads, _ = q.shape
     kv_heads, chunks = k.shape[2], past.small.shape[1]
-    log = _chunk_totals(rows.log_forget, call.chunk)
+    log = _chunk_totals(rows.log_forget, q, call.chunk)
     dn, dz = row_quotient.backward(dy, y, divisor, v, by_sum=call.divide_by_sum)
     if dz is not None and d_divisor is not None:
         dz = dz + d_divisor
@@ -168,15 +168,22 @@ def backward(
     )  # fmt: skip
     d_forget = None
     if of_keys is not None:
-        of_rows = (dn * y).sum(-1).transpose(1, 2) * divisor
-        if dz is not None:
-            of_rows = of_rows + dz * (divisor - call.eps)
+        of_rows = _of_rows(dn, dz, y, divisor, log, call.eps)
         of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
         if totals is not None and d_totals is not None:  # every gate shrinks the totals too
             of_rows[..., -1] += _inner(totals, d_totals, q.shape[3]).view(batch, kv_heads)
         d_forget = (of_rows - of_keys).double().flip(-1).cumsum(-1).flip(-1).float()
     d_initial = None if before is None else _by_coefficients(before, q, v, call, scaled, inverse=False)
     return Gradients(dq, dk, dv, d_alpha, d_forget), d_initial
+
+
+def _of_rows(dn: Tensor, dz: Tensor | None, y: Tensor, divisor: Tensor, log: Tensor, eps: float) -> Tensor:
+    """Σ_s g w [B, H, T]: how the loss grows with all weights of a row, D dn·y + (D − eps) dz.
+
+    Under a row sum what is left of dn·y + dz is rounding, and must be the rounding that is in dz.
+    """
+    total = (dn.to(log.dtype) * y).sum(-1).transpose(1, 2)
+    return total * divisor if dz is None else (total + dz) * divisor - eps * dz
 
 
 def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
@@ -214,7 +221,7 @@ def _keys_side(k: Tensor, v: Tensor, log: Tensor | None, call: Call) -> Side:
     if log is None:
         return Side(k, v)
     ends = _chunk_ends(log, call.chunk)
-    weights = (ends - log).exp().expand(call.order + 1, *log.shape).contiguous()
+    weights = (ends - log).exp().float().expand(call.order + 1, *log.shape).contiguous()
     return Side(k, v, _three(weights), carry=_carry(ends, call.chunk))
 
 
@@ -224,7 +231,7 @@ def _queries_side(
     """Queries and their gradients, weighed by what is left of the past when they look at it."""
     weights, carry = alpha, None
     if log is not None:
-        seen = log.repeat_interleave(group, 1).exp()
+        seen = log.exp().float().repeat_interleave(group, 1)
         weights = (seen.expand(call.order + 1, *seen.shape) if alpha is None else alpha * seen).contiguous()
         carry = _carry(_chunk_ends(log, call.chunk), call.chunk)
     return Side(q, dn, None if weights is None else _three(weights), dz, carry, group)
@@ -236,14 +243,15 @@ def _three(weights: Tensor) -> Tensor:
     return weights if missing <= 0 else torch.cat([weights, weights[:missing]])
 
 
-def _chunk_totals(log_forget: Tensor | None, chunk: int) -> Tensor | None:
-    """L: running totals of the log forget gate from the beginning of each chunk."""
+def _chunk_totals(log_forget: Tensor | None, q: Tensor, chunk: int) -> Tensor | None:
+    """L: running totals of the log forget gate from the beginning of each chunk; in fp64 for q in fp32."""
     if log_forget is None:
         return None
     tokens = log_forget.shape[-1]
     padded = torch.nn.functional.pad(log_forget.double(), (0, -tokens % chunk))
     totals = padded.unflatten(-1, (-1, chunk)).cumsum(-1)
-    return totals.flatten(-2)[..., :tokens].float().contiguous()
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    return totals.flatten(-2)[..., :tokens].to(wide).contiguous()
 
 
 def _chunk_ends(log: Tensor, chunk: int) -> Tensor:
@@ -255,7 +263,7 @@ def _chunk_ends(log: Tensor, chunk: int) -> Tensor:
 
 def _carry(ends: Tensor, chunk: int) -> Tensor:
     """What is left of the past at the end of each chunk."""
-    return ends[..., ::chunk].exp().contiguous()
+    return ends[..., ::chunk].exp().float().contiguous()
 
 
 def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -289,7 +297,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
 def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, int]:
     """A tile, which must divide the chunk; products in tf32 and numbers per row take more room."""
     options = tile_options(TILES[kind], q, v, call.chunk)
-    if q.dtype != torch.bfloat16:
-        return {**options, "BM": min(32, call.chunk), "BN": min(32, call.chunk), "num_warps": 8}
+    if q.dtype != torch.bfloat16:  # short where sums stay in registers
+        queries, keys = (32, 16) if kind == "keys" else (16, 32)
+        return {**options, "BM": min(queries, call.chunk), "BN": min(keys, call.chunk), "num_warps": 8}
     crowded = rows.alpha is not None or rows.log_forget is not None
     return {**options, "BM": min(64, options["BM"])} if crowded else options
