@@ -43,11 +43,11 @@ def random(device: str, batch: int, tokens: int, heads: int, *sizes: int) -> lis
 
 def quadratic(device: str, d: int) -> Callable[[], object]:
     q, k, v = random(device, 8, 4096, 16, d, d, d)
-    call = polynomial_quadratic.Call(TAYLOR, True, 0.0, True)
+    call = polynomial_quadratic.Call(TAYLOR, "sum", 0.0, True, narrow=True)
 
     def once() -> object:
-        y, z = polynomial_quadratic.forward(q, k, v, call)
-        return polynomial_quadratic.backward(y, q, k, v, y, z, call)
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
+        return polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
 
     return once
 
@@ -70,11 +70,11 @@ def linear(
     device: str, batch: int, heads: int, tokens: int, d: int, e: int, chunk: int
 ) -> Callable[[], object]:
     q, k, v = random(device, batch, tokens, heads, d, d, e)
-    rows, call = polynomial_linear.Rows(), polynomial_linear.Call(TAYLOR, True, 0.0, chunk)
+    rows, call = polynomial_linear.Rows(), polynomial_linear.Call(TAYLOR, "sum", 0.0, chunk, narrow=True)
 
     def once() -> object:
-        y, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        return polynomial_linear.backward(y, None, q, k, v, y, divisor, rows, past, call)
+        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
+        return polynomial_linear.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
 
     return once
 

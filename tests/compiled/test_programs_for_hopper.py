@@ -55,10 +55,10 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
 )
 def test_quadratic(order, d, dtype):
     q, k, v = tensors(d, d, dtype)
-    call = polynomial_quadratic.Call(SERIES[: order + 1], True, 0.0, True)
+    call = polynomial_quadratic.Call(SERIES[: order + 1], "sum", 0.0, True, narrow=True)
     with compiled_for(HOPPER) as found:
-        y, z = polynomial_quadratic.forward(q, k, v, call)
-        polynomial_quadratic.backward(y, q, k, v, y, z, call)
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
+        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
     assert_good(found)
 
 
@@ -76,11 +76,11 @@ def test_quadratic(order, d, dtype):
 )
 def test_linear(order, d, e, dtype):
     q, k, v = tensors(d, e, dtype)
-    call = polynomial_linear.Call(SERIES[: order + 1], order != 3, 0.0, 1024)
+    call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
     rows = polynomial_linear.Rows()
     with compiled_for(HOPPER) as found:
-        y, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        polynomial_linear.backward(y, None, q, k, v, y, divisor, rows, past, call)
+        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
+        polynomial_linear.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
     assert_good(
         found,
         spills=SPILLS_OF_FP16 if dtype is torch.float16 else SPILLS,
@@ -90,11 +90,11 @@ def test_linear(order, d, e, dtype):
 
 def test_linear_with_everything_per_row():
     q, k, v = tensors(64, 64)
-    call = polynomial_linear.Call(SERIES[:3], True, 0.0, 1024)
+    call = polynomial_linear.Call(SERIES[:3], "sum", 0.0, 1024)
     rows = polynomial_linear.Rows(torch.empty(3, 1, 4, 2048), torch.empty(1, 2, 2048))
     with compiled_for(HOPPER) as found:
-        y, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        polynomial_linear.backward(y, divisor, q, k, v, y, divisor, rows, past, call)
+        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
+        polynomial_linear.backward(y, divisor, q, k, v, y, rest, divisor, rows, past, call)
     assert_good(found)
 
 
@@ -137,15 +137,17 @@ def test_a_step():
 @pytest.mark.parametrize(("order", "d"), [(2, 64), (3, 16)])
 def test_linear_from_one_state_to_another(order, d):
     q, k, v = tensors(d, 64)
-    call = polynomial_linear.Call(SERIES[: order + 1], order != 3, 0.0, 1024)
+    call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
     rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
     totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
         {n: torch.empty(2, moments.blocks(d, n), d, 64) for n in range(2, order + 1)},
     )
     with compiled_for(HOPPER) as found:
-        y, divisor, past, after = polynomial_linear.forward(q, k, v, rows, call, initial=totals, totals=True)
+        y, rest, divisor, past, after = polynomial_linear.forward(
+            q, k, v, rows, call, initial=totals, totals=True
+        )
         polynomial_linear.backward(
-            y, None, q, k, v, y, divisor, rows, past, call, started=True, totals=after, d_totals=totals
+            y, None, q, k, v, y, rest, divisor, rows, past, call, started=True, totals=after, d_totals=totals
         )
     assert_good(found)

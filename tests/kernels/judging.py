@@ -75,8 +75,8 @@ def errors(spec, shape, dtype, device, backend, *, size=1.0, causal=True, seed=0
 
 
 def slack(spec, shape):
-    """Stock programs take values with their gate rounded, and δ from rounded outputs, which few keys do not average
-    out; a window beside a tail hands the row's gradient to two programs, rounded for each."""
+    """Stock programs take values with their gate rounded, and δ from rounded outputs, which few keys do not
+    average out; a window beside a tail hands the row's gradient to two programs, rounded for each."""
     rounded = spec.input_gate or shape.tokens < 8 or (spec.window is not None and spec.orders)
     return SLACK_OF_ROUNDED_ROWS if rounded else SLACK
 

@@ -63,11 +63,24 @@ def test_large_scores_of_a_scale_invariant_spec(device):
 
 def test_operator_is_registered_as_torch_wants_it(device):
     q, k, v = (torch.randn(1, 9, 2, 16, device=device, requires_grad=True) for _ in range(3))
-    assert set(
-        torch.library.opcheck(
-            polynomial_attention, (q, k, v, [1.0, 0.25, 0.03], True, 0.0, True, False)
-        ).values()
-    ) == {"SUCCESS"}
+    for narrow in (False, True):
+        call = (q, k, v, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
+        assert set(torch.library.opcheck(polynomial_attention, call).values()) == {"SUCCESS"}
+
+
+def test_what_rounding_takes_from_a_row_is_not_forgotten(device):
+    """y in bf16 and the rest are y, and gradients do not change."""
+    torch.manual_seed(0)
+    q, k, v, dy = (torch.randn(1, 33, 2, 16, device=device).bfloat16().float() for _ in range(4))
+    found = []
+    for narrow in (False, True):
+        leaves = [u.clone().requires_grad_() for u in (q, k, v)]
+        y, rest, _ = polynomial_attention(*leaves, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
+        gradients = torch.autograd.grad((y.float() * dy).sum(), leaves)
+        found.append([(y.float() + (rest.float() if narrow else 0.0)).detach(), *gradients])
+    assert y.dtype is torch.bfloat16
+    for wide, narrow in zip(*found, strict=True):
+        assert float((wide - narrow).norm() / wide.norm()) < 1e-4
 
 
 @pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")

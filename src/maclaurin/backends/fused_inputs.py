@@ -45,35 +45,39 @@ def dense(u: Tensor) -> Tensor:
     return u if u.stride(-1) == 1 else u.contiguous()
 
 
-# ---------------------------------------------------------- rows over their sum, or over t
+# ------------------------------------------------- rows over their sum, over t, or as they are
 
 
 def denominator_is_served(spec: AttentionSpec) -> bool:
-    """Whether a program that divides by the row sum and eps, or by t, knows the denominator."""
+    """Whether a program that divides by the row sum and eps, by t, or not at all, knows the denominator."""
     denominator = spec.denominator
     if isinstance(denominator, RowSum):
         return denominator.floor is None and not denominator.detach
     return denominator is None or isinstance(denominator, VisibleKeys)
 
 
-def row_sum_and_eps(spec: AttentionSpec) -> tuple[bool, float]:
-    """Whether rows are divided by their sum, and what is added to it."""
-    denominator = spec.denominator
-    if not isinstance(denominator, RowSum):
-        return False, 0.0
-    return True, denominator.eps or 0.0
+def row_divisor(spec: AttentionSpec, before: Tensor | None = None) -> tuple[str, float]:
+    """What a program divides rows by ("sum", "count" or "one"), and what is added to a sum.
+
+    The count is that of this call's keys: where others came `before` [B], it is not the spec's. Under a norm
+    that does not see it, it keeps numbers small.
+    """
+    if isinstance(spec.denominator, RowSum):
+        return "sum", spec.denominator.eps or 0.0
+    counted = spec.denominator is not None and before is None
+    return "count" if counted or spec.ignores_row_scale else "one", 0.0
 
 
 def over_denominator(
-    spec: AttentionSpec, inputs: Inputs, y: Tensor, causal: bool, before: Tensor | None = None
+    spec: AttentionSpec, inputs: Inputs, y: Tensor, causal: bool, before: Tensor | None
 ) -> Tensor:
-    """The rows of such a program over the spec's denominator; `before` [B] keys came earlier.
+    """The rows of such a program over what is left of the spec's denominator."""
+    if spec.denominator is None or row_divisor(spec, before)[0] != "one":
+        return y
+    return y / visible_keys(inputs, before, causal)[..., None, None]
 
-    Where there is no row sum the program has divided by t, the keys of this call.
-    """
-    if isinstance(spec.denominator, RowSum) or spec.ignores_row_scale:
-        return y
-    if spec.denominator is not None and before is None:
-        return y
-    y = y * visible_keys(inputs, None, causal)[..., None, None]
-    return y if spec.denominator is None else y / visible_keys(inputs, before, causal)[..., None, None]
+
+def rows_are_final(spec: AttentionSpec, inputs: Inputs, before: Tensor | None = None) -> bool:
+    """Whether nothing follows on a program's rows but rounding to bf16, which it then does itself."""
+    divided = spec.denominator is None or row_divisor(spec, before)[0] != "one"
+    return divided and spec.norm is None and not spec.output_gate and inputs.q.dtype == torch.bfloat16

@@ -23,33 +23,35 @@ def linear_polynomial(
     log_forget: Tensor | None,
     initial: Tensor | None,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     eps: float,
     chunk: int,
     orders: Sequence[int],
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    narrow: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y [B, T, H, e] and D [B, H, T] in fp32; the state after the text [B, K, F, e (+ 1)], or empty.
 
+    `narrow`: y in bf16, and behind D what rounding took from it, for the way back; else that is empty.
     The state holds these orders, as `initial` does, and a column for the row sum where that divides.
     And the keys' moments for the way back: small ones, orders 2 and 3, or empty.
     """
     from maclaurin.backends.triton import polynomial_linear as program
     from maclaurin.backends.triton import state_layout
 
-    call = program.Call(tuple(coefficients), divide_by_sum, eps, chunk)
+    call = program.Call(tuple(coefficients), divisor, eps, chunk, narrow)
     d, e = q.shape[3], v.shape[3]
     start = None
     if initial is not None:
         start = state_layout.unpacked(initial.flatten(0, 1), orders, d, e, call.order)
-    y, divisor, past, after = program.forward(
+    y, rest, z, past, after = program.forward(
         q, k, v, program.Rows(alpha, log_forget), call, initial=start, totals=return_state
     )
     state = q.new_empty(0, dtype=torch.float32)
     if after is not None:
-        state = state_layout.packed(after, orders, d, e, sums=divide_by_sum).unflatten(0, k.shape[::2])
+        state = state_layout.packed(after, orders, d, e, sums=call.by_sum).unflatten(0, k.shape[::2])
     second, third = (past.high.get(n, q.new_empty(0)) for n in (2, 3))
-    return y, divisor, state, past.small, second, third
+    return y, z, q.new_empty(0) if rest is None else rest, state, past.small, second, third
 
 
 @torch.library.custom_op("maclaurin::linear_polynomial_backward", mutates_args=())
@@ -61,14 +63,15 @@ def linear_polynomial_backward(
     k: Tensor,
     v: Tensor,
     y: Tensor,
-    divisor: Tensor,
+    z: Tensor,
+    rest: Tensor,
     state: Tensor,
     alpha: Tensor | None,
     log_forget: Tensor | None,
     moments: Sequence[Tensor],
     started: bool,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     eps: float,
     chunk: int,
     orders: Sequence[int],
@@ -77,7 +80,7 @@ def linear_polynomial_backward(
     from maclaurin.backends.triton import polynomial_linear as program
     from maclaurin.backends.triton import state_layout
 
-    call = program.Call(tuple(coefficients), divide_by_sum, eps, chunk)
+    call = program.Call(tuple(coefficients), divisor, eps, chunk)
     d, e = q.shape[3], v.shape[3]
     small, *high = moments
     after = d_after = None
@@ -92,7 +95,8 @@ def linear_polynomial_backward(
         k,
         v,
         y,
-        divisor,
+        rest if rest.numel() else None,
+        z,
         program.Rows(alpha, log_forget),
         program.Moments(small, {n: u for n, u in zip((2, 3), high, strict=True) if u.numel()}),
         call,
@@ -102,7 +106,7 @@ def linear_polynomial_backward(
     )
     d_initial = None
     if before is not None:
-        d_initial = state_layout.packed(before, orders, d, e, sums=divide_by_sum)
+        d_initial = state_layout.packed(before, orders, d, e, sums=call.by_sum)
         d_initial = d_initial.unflatten(0, k.shape[::2])
     return tuple(q.new_empty(0) if u is None else u for u in (*found, d_initial))  # type: ignore[return-value]
 
@@ -116,28 +120,31 @@ def _(
     log_forget: Tensor | None,
     initial: Tensor | None,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     eps: float,
     chunk: int,
     orders: Sequence[int],
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    narrow: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     from maclaurin.backends.triton import moments, tiles
 
     batch, tokens, heads, d = q.shape
     e, kv_heads, chunks = v.shape[3], k.shape[2], -(-tokens // chunk)
     rows, wide = batch * kv_heads, torch.float32
     features = sum(number_of_multisets(d, n) for n in orders)
-    state = (batch, kv_heads, features, e + int(divide_by_sum)) if return_state else (0,)
+    state = (batch, kv_heads, features, e + int(divisor == "sum")) if return_state else (0,)
     high = [
         q.new_empty(rows, chunks, moments.blocks(d, n), d, e, dtype=tiles.operand(q))
         if n < len(coefficients)
         else q.new_empty(0)
         for n in (2, 3)
     ]
+    y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
     return (
-        q.new_empty(batch, tokens, heads, e, dtype=wide),
+        y,
         q.new_empty(batch, heads, tokens, dtype=wide),
+        torch.empty_like(y) if narrow else q.new_empty(0),
         q.new_empty(state, dtype=wide),
         q.new_empty(rows, chunks, moments.small_size(d, e), dtype=wide),
         high[0],
@@ -154,47 +161,48 @@ def _(
     k: Tensor,
     v: Tensor,
     y: Tensor,
-    divisor: Tensor,
+    z: Tensor,
+    rest: Tensor,
     state: Tensor,
     alpha: Tensor | None,
     log_forget: Tensor | None,
     moments: Sequence[Tensor],
     started: bool,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     eps: float,
     chunk: int,
     orders: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     d_alpha, d_forget = (q.new_empty(0) if u is None else torch.empty_like(u) for u in (alpha, log_forget))
     features = sum(number_of_multisets(q.shape[3], n) for n in orders)
-    shape = (k.shape[0], k.shape[2], features, v.shape[3] + int(divide_by_sum)) if started else (0,)
+    shape = (k.shape[0], k.shape[2], features, v.shape[3] + int(divisor == "sum")) if started else (0,)
     d_initial = q.new_empty(shape, dtype=torch.float32 if started else q.dtype)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_alpha, d_forget, d_initial
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, alpha, log_forget, initial, *ctx.call, ctx.return_state = inputs
+    q, k, v, alpha, log_forget, initial, *ctx.call, ctx.return_state, _ = inputs
     ctx.started = initial is not None
-    y, divisor, state, *moments = output
-    ctx.save_for_backward(q, k, v, y, divisor, state, alpha, log_forget, *moments)
+    y, z, rest, state, *moments = output
+    ctx.save_for_backward(q, k, v, y, z, rest, state, alpha, log_forget, *moments)
     ctx.set_materialize_grads(False)
 
 
 def _backward(
-    ctx: Any, dy: Tensor | None, d_divisor: Tensor | None, d_state: Tensor | None, *_: Any
+    ctx: Any, dy: Tensor | None, dz: Tensor | None, _: Any, d_state: Tensor | None, *__: Any
 ) -> tuple[Any, ...]:
-    q, k, v, y, divisor, state, alpha, log_forget, *moments = ctx.saved_tensors
-    if dy is None and d_divisor is None and d_state is None:
-        return (None,) * 12
+    q, k, v, y, z, rest, state, alpha, log_forget, *moments = ctx.saved_tensors
+    if dy is None and dz is None and d_state is None:
+        return (None,) * 13
     dy = torch.zeros_like(y) if dy is None else dy
     d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
     dq, dk, dv, d_alpha, d_forget, d_initial = linear_polynomial_backward(
-        dy, d_divisor, d_state, q, k, v, y, divisor, state, alpha, log_forget, moments, ctx.started, *ctx.call
+        dy, dz, d_state, q, k, v, y, z, rest, state, alpha, log_forget, moments, ctx.started, *ctx.call
     )
     d_alpha = None if alpha is None else d_alpha
     d_forget = None if log_forget is None else d_forget
-    return dq, dk, dv, d_alpha, d_forget, d_initial if ctx.started else None, *(None,) * 6
+    return dq, dk, dv, d_alpha, d_forget, d_initial if ctx.started else None, *(None,) * 7
 
 
 linear_polynomial.register_autograd(_backward, setup_context=_save)

@@ -15,33 +15,41 @@ from maclaurin.backends.fused_inputs import (
     loses_digits,
     operands,
     over_denominator,
-    row_sum_and_eps,
+    row_divisor,
+    rows_are_final,
     tensors_are_served,
 )
 from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs, clamped_log_forget, mean_key
 from maclaurin.forms.state import State
-from maclaurin.spec import AttentionSpec, Taylor
+from maclaurin.spec import AttentionSpec, RowSum, Taylor
 
 #: head sizes up to which an order is served: beyond, its blocks no longer fit the program's registers
 LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
+#: with a row sum, heads this small gave infinite gradients on an H200 (docs/LOG.md); the plain form has them
+TOO_SMALL_FOR_SUMS = 16
 #: tokens per chunk by order: the larger the state, the fewer of them should be written down
 CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
+#: in texts this long, moments of order 2 are most of the memory, and a little time saves a fifth of them
+LONG, CHUNK_OF_LONG = 1 << 15, 1280
 
 
 def linear_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
     """Whether the fused program computes this spec for such tensors, in a text that starts here."""
     if not causal or spec.window is not None or loses_digits(spec, inputs):
         return False
-    known = _kernel_is_served(spec, inputs.q.shape[3]) and denominator_is_served(spec)
+    d = inputs.q.shape[3]
+    known = _kernel_is_served(spec, d) and denominator_is_served(spec)
+    if isinstance(spec.denominator, RowSum) and d <= TOO_SMALL_FOR_SUMS:
+        return False
     return known and tensors_are_served(inputs, causal)
 
 
 def linear_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: int | None) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
-    y, _ = _attend(spec, inputs, scale, chunk, None, False)
-    y = over_denominator(spec, inputs, y, True)
+    y, _ = _attend(spec, inputs, scale, chunk, None, None)
+    y = over_denominator(spec, inputs, y, True, None)
     return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
 
 
@@ -57,7 +65,7 @@ def linear_attend_from_state(
     """y [B, T, H, e] in the dtype of q, and the state after the last token."""
     batch, tokens = inputs.k.shape[:2]
     count = torch.zeros(batch, dtype=torch.int64, device=inputs.k.device) if state is None else state.count
-    y, moments = _attend(spec, inputs, scale, chunk, None if state is None else state.moments, True)
+    y, moments = _attend(spec, inputs, scale, chunk, None if state is None else state.moments, count)
     y = over_denominator(spec, inputs, y, True, count)
     log_forget, log_decay = clamped_log_forget(inputs), None
     if log_forget is not None:
@@ -68,16 +76,21 @@ def linear_attend_from_state(
 
 
 def _attend(
-    spec: AttentionSpec, inputs: Inputs, scale: float, chunk: int | None, initial: Tensor | None, state: bool
+    spec: AttentionSpec,
+    inputs: Inputs,
+    scale: float,
+    chunk: int | None,
+    initial: Tensor | None,
+    before: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Rows over their sum, or over the number of keys of this call; and the moments after it."""
+    """Rows as the program divides them; where `before` [B] keys are counted, also the moments after it."""
     q, k, v = operands(spec, inputs)
     alpha = None
     if spec.kernel.depends_on_row:
         k = k - mean_key(k, inputs.present).to(k.dtype)
         alpha = row_coefficients(spec, mean_score(q, k, scale), scale)
     log_forget = clamped_log_forget(inputs)
-    y, _, after, *_ = linear_polynomial(
+    y, _, _, after, *_ = linear_polynomial(
         q,
         k,
         v,
@@ -85,17 +98,21 @@ def _attend(
         None if log_forget is None else log_forget.float().contiguous(),
         initial,
         padded_series(spec, scale),
-        *row_sum_and_eps(spec),
+        *row_divisor(spec, before),
         chunk_for(spec, chunk, q.shape[1]),
         list(spec.orders or ()),
-        state,
+        before is not None,
+        rows_are_final(spec, inputs, before),
     )
     return y, after
 
 
 def chunk_for(spec: AttentionSpec, asked: int | None, tokens: int) -> int:
     """Tokens per chunk: what was asked for, up to the text's length, in a size the program's tiles divide."""
-    wanted = CHUNK[max(spec.orders or (0,))] if asked is None else asked
+    order = max(spec.orders or (0,))
+    if asked is None and order == 2 and tokens >= LONG:
+        return CHUNK_OF_LONG
+    wanted = CHUNK[order] if asked is None else asked
     return max(64, _power_of_two(min(wanted, tokens)))
 
 

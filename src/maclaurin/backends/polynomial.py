@@ -1,7 +1,7 @@
 """Polynomial kernels, and σ, through the fused quadratic program (backends/triton/polynomial_quadratic.py).
 
-The program divides by the row sum or by the number of visible keys; what is left of a spec (other
-factors per row, gates, norms) follows on its rows. Registered as custom operators, so torch.compile
+The program divides by the row sum, by the number of visible keys, or not; what is left of a spec (gates,
+norms) follows on its rows. Registered as custom operators, so torch.compile
 keeps them whole.
 """
 
@@ -18,7 +18,8 @@ from maclaurin.backends.fused_inputs import (
     loses_digits,
     operands,
     over_denominator,
-    row_sum_and_eps,
+    row_divisor,
+    rows_are_final,
     tensors_are_served,
 )
 from maclaurin.backends.row_norm import finish_rows
@@ -39,10 +40,15 @@ def fused_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
 def fused_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
     is_sigmoid = isinstance(spec.kernel, Sigmoid)
-    y, _ = polynomial_attention(
-        *operands(spec, inputs), _series(spec, scale), *row_sum_and_eps(spec), causal, is_sigmoid
+    y, *_ = polynomial_attention(
+        *operands(spec, inputs),
+        _series(spec, scale),
+        *row_divisor(spec),
+        causal,
+        is_sigmoid,
+        rows_are_final(spec, inputs),
     )
-    y = over_denominator(spec, inputs, y, causal)
+    y = over_denominator(spec, inputs, y, causal, None)
     return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
 
 
@@ -71,15 +77,21 @@ def polynomial_attention(
     k: Tensor,
     v: Tensor,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     eps: float,
     causal: bool,
     sigmoid: bool,
-) -> tuple[Tensor, Tensor]:
-    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it."""
+    narrow: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
+
+    `narrow`: y in bf16, and behind it what rounding took from it, for the way back; else that is empty.
+    """
     from maclaurin.backends.triton import polynomial_quadratic as program
 
-    return program.forward(q, k, v, program.Call(tuple(coefficients), divide_by_sum, eps, causal, sigmoid))
+    call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
+    y, rest, z = program.forward(q, k, v, call)
+    return y, q.new_empty(0) if rest is None else rest, z
 
 
 @torch.library.custom_op("maclaurin::polynomial_attention_backward", mutates_args=())
@@ -89,24 +101,27 @@ def polynomial_attention_backward(
     k: Tensor,
     v: Tensor,
     y: Tensor,
+    rest: Tensor,
     z: Tensor,
     coefficients: Sequence[float],
-    divide_by_sum: bool,
+    divisor: str,
     causal: bool,
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     from maclaurin.backends.triton import polynomial_quadratic as program
 
-    call = program.Call(tuple(coefficients), divide_by_sum, 0.0, causal, sigmoid)
-    return program.backward(dy, q, k, v, y, z, call)
+    call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
+    return program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call)
 
 
 @polynomial_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
     batch, tokens, heads, _size = q.shape
-    y = v.new_empty(batch, tokens, heads, v.shape[3], dtype=torch.float32)
-    return y, q.new_empty(batch, heads, tokens, dtype=torch.float32)
+    narrow = call[-1]
+    y = v.new_empty(batch, tokens, heads, v.shape[3], dtype=torch.bfloat16 if narrow else torch.float32)
+    rest = torch.empty_like(y) if narrow else q.new_empty(0)
+    return y, rest, q.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
 @polynomial_attention_backward.register_fake
@@ -114,21 +129,18 @@ def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.coefficients, ctx.divide_by_sum, _, ctx.causal, ctx.sigmoid = inputs
-    y, z = output
-    ctx.save_for_backward(q, k, v, y, z)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
+    ctx.save_for_backward(q, k, v, *output)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Any, ...]:
-    """The divisor z is for this pass only: nothing of a spec reads it."""
-    q, k, v, y, z = ctx.saved_tensors
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    """What rounding took and the divisor z are for this pass only: nothing of a spec reads them."""
     if dy is None:
-        return (None,) * 8
-    call = (ctx.coefficients, ctx.divide_by_sum, ctx.causal, ctx.sigmoid)
-    dq, dk, dv = polynomial_attention_backward(dy, q, k, v, y, z, *call)
-    return dq, dk, dv, None, None, None, None, None
+        return (None,) * 9
+    call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
+    return *polynomial_attention_backward(dy, *ctx.saved_tensors, *call), *(None,) * 6
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

@@ -84,10 +84,11 @@ def _tail_rows(spec: AttentionSpec, inputs: Inputs, scale: float, chunk: int | N
         None,
         None,
         padded_series(spec, scale),
-        True,
+        "sum",
         0.0,
         chunk_for(spec, chunk, q.shape[1]),
         list(spec.orders or ()),
+        False,
         False,
     )
     return y, z.log() + reference

@@ -17,7 +17,7 @@ from maclaurin.backends.triton.linear_registers import (
     times_square,
     weights,
 )
-from maclaurin.backends.triton.tiles import load_rows
+from maclaurin.backends.triton.tiles import load_rows, store_rows
 
 
 @triton.jit
@@ -40,13 +40,13 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
 
 @triton.jit
 def forward_rows(
-    Q, K, V, ALPHA, LOG, SMALL, S2, S3, TABLE, Y, DIVISOR,
+    Q, K, V, ALPHA, LOG, SMALL, S2, S3, TABLE, Y, REST, DIVISOR,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, chunks, all_rows, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
     first = tl.program_id(0) * BM
@@ -105,8 +105,14 @@ def forward_rows(
     for start in range(whole, tl.minimum(first + BM, T), BN):
         acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
                            D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
-    divisor = z + eps if BY_SUM else (m + 1).to(tl.float32)
+    if BY_SUM:
+        divisor = z + eps
+    elif BY_COUNT:
+        divisor = (m + 1).to(tl.float32)
+    else:
+        divisor = tl.zeros((BM,), tl.float32) + 1.0
     divisor = tl.where(divisor == 0, 1.0, divisor)
     inside = (m < T)[:, None] & (e < E)[None, :]
-    tl.store(Y + b * y_b + h * y_h + m[:, None] * y_t + e[None, :], acc / divisor[:, None], mask=inside)
+    at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
+    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
     tl.store(DIVISOR + rows + m, divisor, mask=m < T)

@@ -307,7 +307,7 @@ def _small_moments(
         x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
         WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
-        **operand_options(x), num_warps=8 if wide else 4, num_stages=2 if wide else 3,
+        **operand_options(x), num_warps=8 if wide else 4, num_stages=2 if wide or width(d) < 64 else 3,
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
     block = 256

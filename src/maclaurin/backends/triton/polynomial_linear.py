@@ -1,6 +1,6 @@
 """Attention with a polynomial of low order for a weight, in time linear in the text.
 
-    w_ts = e^{L_t − L_s} Σ_n α_n(t) (q·k)ⁿ,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
+    w_ts = e^{L_t − L_s} Σ_n α_n(t) (q·k)ⁿ,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
 
 The text is cut into chunks. Queries see the keys of their own chunk pair by pair, and all before it through
 moments (moments.py). L are running totals of the log forget gate within a chunk; α are constants, or one number
@@ -29,13 +29,13 @@ from maclaurin.backends.triton import on_its_device, row_quotient
 from maclaurin.backends.triton.linear_backward import backward_keys, backward_queries
 from maclaurin.backends.triton.linear_forward import forward_rows
 from maclaurin.backends.triton.moments import Moments, Side, blocks, moments, pairs
-from maclaurin.backends.triton.tiles import Tile, operand_options, tile_options, width
+from maclaurin.backends.triton.tiles import Tile, empty_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
+    "keys": (Tile(32, 64, 4, 3), Tile(64, 64, 8, 3)),
 }
 
 
@@ -44,17 +44,23 @@ class Call:
     """What of a call is no tensor.
 
     coefficients    α₀ … α_N of s, the score without its scale; where rows have their own, only N counts
-    divide_by_sum   D = row sum + eps; else the number of visible keys
+    divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
+    narrow          y in bf16, with what rounding takes from it; else in fp32
     """
 
     coefficients: tuple[float, ...]
-    divide_by_sum: bool
+    divisor: str
     eps: float
     chunk: int
+    narrow: bool = False
 
     @property
     def order(self) -> int:
         return len(self.coefficients) - 1
+
+    @property
+    def by_sum(self) -> bool:
+        return self.divisor == "sum"
 
 
 class Gradients(NamedTuple):
@@ -85,8 +91,9 @@ def forward(
     *,
     initial: Moments | None = None,
     totals: bool = False,
-) -> tuple[Tensor, Tensor, Moments, Moments | None]:
-    """y [B, T, H, e] and D [B, H, T] in fp32, causal; the moments of the keys, for the way back; their totals.
+) -> tuple[Tensor, Tensor | None, Tensor, Moments, Moments | None]:
+    """y [B, T, H, e], what rounding took from it and D [B, H, T] in fp32, causal; the moments of the keys, for the
+    way back; their totals.
 
     `initial` are the totals of a text that came before; those after this one are made if asked for.
     """
@@ -96,20 +103,21 @@ def forward(
         _keys_side(k, v, log, call),
         call.order,
         call.chunk,
-        sums=call.divide_by_sum,
+        sums=call.by_sum,
         initial=initial,
         totals=totals,
     )
-    y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
+    y, rest = empty_rows(q, v, call.narrow)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, rows, call)
     forward_rows[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, divisor,
+        q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, rest, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
-        **_sizes(q, k, v, rows, call), **tile, STARTED=initial is not None,
+        **_sizes(q, k, v, rows, call), **tile,
+        BY_COUNT=call.divisor == "count", NARROW=call.narrow, STARTED=initial is not None,
     )  # fmt: skip
-    return y, divisor, past, after
+    return y, rest, divisor, past, after
 
 
 @on_its_device
@@ -120,6 +128,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     y: Tensor,
+    rest: Tensor | None,
     divisor: Tensor,
     rows: Rows,
     past: Moments,
@@ -136,7 +145,7 @@ def backward(
     batch, tokens, heads, _ = q.shape
     kv_heads, chunks = k.shape[2], past.small.shape[1]
     log = _chunk_totals(rows.log_forget, q, call.chunk)
-    dn, dz = row_quotient.backward(dy, y, divisor, v, by_sum=call.divide_by_sum)
+    dn, dz = row_quotient.backward(dy, y, rest, divisor, v, by_sum=call.by_sum)
     if dz is not None and d_divisor is not None:
         dz = dz + d_divisor
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
@@ -154,7 +163,7 @@ def backward(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
         call.order,
         call.chunk,
-        sums=call.divide_by_sum,
+        sums=call.by_sum,
         reverse=True,
         initial=None if d_totals is None else _by_coefficients(d_totals, q, v, call, scaled, inverse=True),
         totals=started,
@@ -168,7 +177,8 @@ def backward(
     )  # fmt: skip
     d_forget = None
     if of_keys is not None:
-        of_rows = _of_rows(dn, dz, y, divisor, log, call.eps)
+        wide = y if rest is None else y.float() + rest
+        of_rows = _of_rows(dn, dz, wide, divisor, log, call.eps)
         of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
         if totals is not None and d_totals is not None:  # every gate shrinks the totals too
             of_rows[..., -1] += _inner(totals, d_totals, q.shape[3]).view(batch, kv_heads)
@@ -289,7 +299,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
         "BLOCKS3": blocks(d, 3),
         "ROWS": rows.alpha is not None,
         "DECAY": rows.log_forget is not None,
-        "BY_SUM": call.divide_by_sum,
+        "BY_SUM": call.by_sum,
         **operand_options(q),
     }
 

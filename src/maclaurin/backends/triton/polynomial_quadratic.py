@@ -1,9 +1,9 @@
 """Attention with a polynomial of the score for a weight, every pair once, nothing of size T² in memory.
 
-    w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, or t
+    w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
 
 Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with dn = dy/D and
-dz = −Σ dn∘y (0 where D is t; row_quotient.py):
+dz = −Σ dn∘y (0 where D is no row sum; row_quotient.py):
 
     dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
@@ -21,7 +21,15 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.backends.triton import on_its_device, row_quotient
-from maclaurin.backends.triton.tiles import Tile, load_rows, operand_options, tile_options, width
+from maclaurin.backends.triton.tiles import (
+    Tile,
+    empty_rows,
+    load_rows,
+    operand_options,
+    store_rows,
+    tile_options,
+    width,
+)
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
@@ -37,14 +45,16 @@ class Call:
 
     coefficients    c₀ … c_N of s, the score without its scale
     sigmoid         whether the weight is σ of the polynomial
-    divide_by_sum   D = row sum + eps; else the number of visible keys
+    divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
+    narrow          y in bf16, with what rounding takes from it; else in fp32
     """
 
     coefficients: tuple[float, ...]
-    divide_by_sum: bool
+    divisor: str
     eps: float
     causal: bool
     sigmoid: bool = False
+    narrow: bool = False
 
 
 @triton.jit
@@ -87,12 +97,12 @@ def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, 
 
 @triton.jit
 def _forward(
-    Q, K, V, Y, Z,
+    Q, K, V, Y, REST, Z,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, CAUSAL: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+    CAUSAL: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -116,12 +126,14 @@ def _forward(
         acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, OPERAND, PRECISION)
     if BY_SUM:
         divisor = z + eps
-    else:
+    elif BY_COUNT:
         divisor = (m + 1).to(tl.float32) if CAUSAL else tl.zeros((BM,), tl.float32) + T
+    else:
+        divisor = tl.zeros((BM,), tl.float32) + 1.0
     divisor = tl.where(divisor == 0, 1.0, divisor)
-    y = acc / divisor[:, None]
     inside = (m < T)[:, None] & (e < E)[None, :]
-    tl.store(Y + b * y_b + h * y_h + m[:, None] * y_t + e[None, :], y, mask=inside)
+    at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
+    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
     tl.store(Z + (b * H + h) * T + m, divisor, mask=m < T)
 
 
@@ -262,35 +274,36 @@ def _backward_queries(
 
 
 @on_its_device
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, e] and D [B, H, T], both in fp32: δ = Σ dy∘y must not see y rounded."""
+def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded."""
     batch, tokens, heads, _ = q.shape
-    y = torch.empty(batch, tokens, heads, v.shape[3], dtype=torch.float32, device=q.device)
+    y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, tokens)
     _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, y, z,
+        q, k, v, y, rest, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, call.eps,
-        **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid, BY_SUM=call.divide_by_sum, CAUSAL=call.causal,
+        **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
+        BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal, NARROW=call.narrow,
     )  # fmt: skip
-    return y, z
+    return y, rest, z
 
 
 @on_its_device
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, z: Tensor, call: Call
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, rest: Tensor | None, z: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv in the dtypes of q, k, v."""
     batch, tokens, heads, _ = q.shape
     kv_heads = k.shape[2]
-    dn, dz = row_quotient.backward(dy, y, z, v, by_sum=call.divide_by_sum)
+    dn, dz = row_quotient.backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {
         **_sizes(q, k, v),
         "C": _floats(call),
         "SIGMOID": call.sigmoid,
-        "BY_SUM": call.divide_by_sum,
+        "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
     }
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])

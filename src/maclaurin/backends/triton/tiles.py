@@ -18,6 +18,15 @@ def load_rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
 
 
 @triton.jit
+def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
+    """y as it is kept; rounded, with what rounding took from it in REST."""
+    rounded = y.to(Y.dtype.element_ty)
+    tl.store(Y + at, rounded, mask=inside)
+    if NARROW:
+        tl.store(REST + at, (y - rounded.to(tl.float32)).to(REST.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def row_offsets(row, N, M, s_b, s_n, s_m):
     """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through."""
     b, rest = row // (N * M), row % (N * M)
@@ -35,6 +44,13 @@ def precision(tensor: Tensor) -> str:
     One pass would cut digits off, not round them; bf16 operands know no choice.
     """
     return {float32: "ieee", float16: "tf32x3"}.get(tensor.dtype, "tf32")
+
+
+def empty_rows(q: Tensor, v: Tensor, narrow: bool) -> tuple[Tensor, Tensor | None]:
+    """Room for y [B, T, H, e]: in fp32, or in bf16 and for what rounding takes from it."""
+    shape = (*q.shape[:3], v.shape[3])
+    y = torch.empty(shape, dtype=torch.bfloat16 if narrow else float32, device=q.device)
+    return y, torch.empty_like(y) if narrow else None
 
 
 def operand(like: Tensor) -> torch.dtype:
