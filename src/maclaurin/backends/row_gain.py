@@ -6,6 +6,9 @@ Backward, with do = e^g dy and a = ∂g/∂lse: the scores get dx = P∘(do Vᵀ
 δ = Σ do∘o − a Σ do∘o = Σ do∘(1−a)o, so the stock backward gives the exact gradients when it is handed
 do for the gradient and (1−a)o for the output it saved. Where D does not know the row (1, t, a learned
 sum, a detached row sum) a = 1, and that output is zero.
+
+Where D is also no variable and there is no gate, dx = e^{x − ln D}∘(dy Vᵀ): the stock backward is handed dy
+itself and ln D for the log-sum-exp it saved, and nothing of the rows is kept.
 """
 
 from __future__ import annotations
@@ -60,15 +63,27 @@ class _GainedSoftmax(torch.autograd.Function):
         if row_sum is not None:
             log_divisor, unseen = log_row_sum(row_sum, lse)
         log_gain = lse if log_divisor is None else lse - log_divisor
-        ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
-        ctx.call = (stock, scale, causal)
+        ctx.call, ctx.is_direct = (
+            (stock, scale, causal),
+            _is_direct(q, row_sum, gate, ctx.needs_input_grad[3]),
+        )
+        if ctx.is_direct:
+            ctx.save_for_backward(q, k, v, torch.zeros_like(lse) if log_divisor is None else log_divisor)
+        else:
+            ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
         return scaled_rows(o, log_gain, gate)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         stock, scale, causal = ctx.call
+        if ctx.is_direct:
+            q, k, v, log_divisor = ctx.saved_tensors
+            dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
+            return *stock.backward(dy, q, k, v, torch.zeros_like(dy), log_divisor, scale, causal), *(
+                None,
+            ) * 5
+        q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
         kept = torch.zeros_like(o) if kept is None else kept
@@ -79,6 +94,11 @@ class _GainedSoftmax(torch.autograd.Function):
         if of_gate and sums is not None:
             d_gate = sums
         return dq, dk, dv, d_divisor, d_gate, None, None, None
+
+
+def _is_direct(q: Tensor, row_sum: RowSum | None, gate: Tensor | None, of_divisor: bool) -> bool:
+    """Weights over D are multiplied as they are, which fp16 has no range for."""
+    return row_sum is None and gate is None and not of_divisor and q.dtype != torch.float16
 
 
 def scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:

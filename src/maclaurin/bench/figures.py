@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -100,26 +101,26 @@ def _crossover(record: BenchRecord) -> Figure | None:
     ratios = {name: ratio for name, ratio in ratios.items() if ratio}
     if not ratios:
         return None
-    figure = _against_length(ratios, "time / time in linear form")
-    axes = figure.axes[0]
-    axes.axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=0)
-    for name in ratios:
-        if (at := crossing(curves[name], linear)) is not None:
-            place = _place_of(name)
-            axes.plot(at, 1, MARKERS[place], color=INK, markersize=5)
-            axes.annotate(f"T = {at:,.0f}", (at, 1), xytext=(4, 8 * place - 12), textcoords="offset points")
+    crossings = {name: crossing(curves[name], linear) for name in ratios}
+    said = {name: f"{name}: even at T = {at:,.0f}" for name, at in crossings.items() if at is not None}
+    figure = _against_length(ratios, "time / time in linear form", said)
+    figure.axes[0].axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=0)
     return figure
 
 
-def _against_length(curves: dict[str, Curve], what: str) -> Figure:
+def _against_length(
+    curves: dict[str, Curve], what: str, labels: Mapping[str, str] = MappingProxyType({})
+) -> Figure:
     figure = Figure(figsize=(WIDTH * 0.7, 3.0), layout="constrained")
     axes = figure.add_subplot()
     for name, curve in curves.items():
         place = _place_of(name)
         look: dict[str, Any] = {"color": PALETTE[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
-        axes.plot(list(curve), list(curve.values()), markersize=4, label=name, **look)
+        axes.plot(list(curve), list(curve.values()), markersize=4, label=labels.get(name, name), **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log" if all(v > 0 for curve in curves.values() for v in curve.values()) else "symlog")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     axes.set_xlabel("T")
     axes.set_ylabel(what)
     figure.legend(loc="outside lower center", ncols=2)

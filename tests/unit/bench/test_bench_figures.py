@@ -50,8 +50,10 @@ def test_curves_cross_where_powers_do():
 
 
 def test_the_crossings_are_written_into_their_figure():
-    notes = [text.get_text() for text in _crossover(swept()).axes[0].texts]
-    assert notes == ["T = 2,828", "T = 5,657", "T = 5,657"]
+    notes = [text.get_text() for text in _crossover(swept()).legends[0].get_texts()]
+    assert [note.partition(": ")[2] for note in notes] == [
+        f"even at T = {t}" for t in ("2,828", "5,657", "5,657")
+    ]
 
 
 @pytest.mark.parametrize(
