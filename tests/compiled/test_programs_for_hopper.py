@@ -127,10 +127,12 @@ def test_passes_over_rows():
 
 
 def test_a_step():
-    state, features = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 2, 2145)
-    cuts = torch.zeros(68, dtype=torch.int32)
+    state, k, q = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 64), torch.empty(1, 16, 1, 64)
+    cuts, index = torch.zeros(70, dtype=torch.int32), torch.zeros(2145, 2, dtype=torch.int32)
     with compiled_for(HOPPER) as found:
-        state_step.forward(state, features, torch.empty(1, 16, 65), None, cuts, cuts)
+        state_step.forward(
+            state, k, q, torch.empty(1, 16, 65), None, index, torch.empty(2145), cuts, cuts, cuts[:4]
+        )
     assert_good(found, matrix_units=False)
 
 

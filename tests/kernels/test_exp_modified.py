@@ -123,3 +123,21 @@ def test_the_clamp_hands_on_a_gradient_where_it_is_reached(device):
         for form in ("parallel", "blocked")
     )
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("notation", "form"), [("exp*forget/sum", "parallel"), ("taylor(2)*forget/sum", "chunked")]
+)
+def test_gates_that_reset_cost_fp32_no_digits(notation, form, device):
+    """Totals of the log gate are large after many resets, and their differences are what counts."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 150, 2, 24, device=device) for _ in range(3))
+    log_forget = -torch.rand(1, 150, 2, device=device)
+    log_forget[:, ::4] = -torch.inf
+    found, gold = (
+        maclaurin.attention(
+            *(u.to(dtype) for u in (q, k, v)), notation, log_forget=log_forget.to(dtype), form=form
+        )
+        for dtype in (torch.float32, torch.float64)
+    )
+    assert float((found.double() - gold).norm() / gold.norm()) < 1e-6

@@ -5,7 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.state_step import state_step
+from maclaurin.backends.state_step import _layout, state_step
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 
@@ -22,8 +22,9 @@ SPECS = [
 
 
 @pytest.mark.parametrize("notation", SPECS)
-def test_token_by_token(notation, device, poisoned):
-    shape = Shape(batch=2, tokens=70 if ON_GPU else 14, kv_heads=2, group=2, d=64 if ON_GPU else 7, e=9)
+@pytest.mark.parametrize("e", [9, 32])
+def test_token_by_token(notation, e, device, poisoned):
+    shape = Shape(batch=2, tokens=70 if ON_GPU else 14, kv_heads=2, group=2, d=64 if ON_GPU else 7, e=e)
     case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
     expected = case.map(torch.Tensor.double).output(form="parallel")
     state, parts = None, []
@@ -53,10 +54,9 @@ def test_the_state_before_is_left_as_it_was(device):
 
 
 def test_operator_is_registered_as_torch_wants_it(device):
-    moments, features = torch.randn(1, 2, 40, 5, device=device), torch.randn(1, 2, 3, 40, device=device)
-    columns, forget = torch.randn(1, 2, 5, device=device), torch.rand(1, 2, device=device)
-    starts, stops = (torch.tensor(cuts, dtype=torch.int32, device=device) for cuts in ([0, 32], [32, 40]))
-    call = (moments, features, columns, forget, starts, stops)
+    moments, columns = torch.randn(1, 2, 45, 5, device=device), torch.randn(1, 2, 5, device=device)
+    k, q, forget = (torch.rand(1, 2, *size, device=device) for size in ((8,), (3, 8), ()))
+    call = (moments, k, q, columns, forget, *_layout(8, (0, 1, 2), torch.device(device)))
     assert set(torch.library.opcheck(state_step, call).values()) == {"SUCCESS"}
 
 

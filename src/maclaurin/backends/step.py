@@ -78,11 +78,11 @@ def step(
 
 def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
     """(rows, row statistics, moments after it) of one token; the G queries of a head read one state."""
-    both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders or ())  # [B, K, 1+G, F]
     columns = values_with_count(spec, stream)[:, :, 0]
     forget = None if stream.log_forget is None else stream.log_forget[..., 0].exp()
-    if state_step_serves(moments, both, columns, forget):
-        return _fused_rows(spec, stream, both, columns, forget, moments)
+    if state_step_serves(moments, stream.k, stream.q, columns, forget):
+        return _fused_rows(spec, stream, columns, forget, moments)
+    both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders or ())  # [B, K, 1+G, F]
     if forget is not None:
         moments = moments * forget[..., None, None]
     moments = _with_token(moments, both[:, :, 0], columns)
@@ -95,11 +95,11 @@ def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[R
 
 
 def _fused_rows(
-    spec: AttentionSpec, stream: Stream, both: Tensor, columns: Tensor, forget: Tensor | None, moments: Tensor
+    spec: AttentionSpec, stream: Stream, columns: Tensor, forget: Tensor | None, moments: Tensor
 ) -> tuple[Rows, Any, Tensor]:
     """The same in one pass over the state: sums of each order, weighed by the kernel's coefficients."""
     orders, statistics = spec.orders or (), None
-    moments, sums = sums_by_order(moments, both, columns, forget, orders, stream.key_size)
+    moments, sums = sums_by_order(moments, stream.k[:, :, 0], stream.q[..., 0, :], columns, forget, orders)
     if spec.kernel.depends_on_row:
         statistics = spec.kernel.statistics([order[..., -1:] for order in sums])
     known = spec.kernel.coefficients(statistics)
