@@ -121,7 +121,9 @@ def test_passes_over_rows():
     gate = torch.empty(1, 2048, 4)
     o, gain = y.transpose(1, 2), torch.empty(1, 4, 2048)
     with compiled_for(HOPPER) as found:
-        row_norm.backward(row_norm.forward(y, gate, 1.0, True), y, gate, 1.0, True)
+        row_norm.backward(row_norm.forward(y, gate, 1.0, True)[0], y, gate, 1.0, True)
+        out, gain_of_norm = row_norm.forward(y, None, 1.0, True, keep=True)
+        row_norm.backward_from_answer(out, out, gain_of_norm, True)
         row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
     assert_good(found, matrix_units=False)
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from maclaurin import parse
+from maclaurin.backends.normed_softmax import normed_rows, normed_rows_backward
+from maclaurin.backends.row_gain import fused_scaled_rows, fused_scaled_rows_backward
 from maclaurin.backends.row_norm import row_norm
 from maclaurin.testing import Shape
 from tests.kernels.conftest import ON_GPU
@@ -38,6 +40,13 @@ def test_every_denominator(notation, stock_dtype, device, poisoned):
     assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa")
 
 
+@pytest.mark.parametrize("notation", ["exp/l2", "exp/layer", "exp/rms", "exp/l2(scale=dim)", "exp*in/l2"])
+@pytest.mark.parametrize("tokens", [5, 33, 1000] if ON_GPU else [5, 33])
+def test_norms_that_keep_only_their_answer(notation, tokens, stock_dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=tokens, kv_heads=3, group=1, d=16, e=16)
+    assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa")
+
+
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1000] if ON_GPU else [1, 2, 33])
 def test_every_length(length, stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=64, e=64)
@@ -54,6 +63,21 @@ def test_without_a_causal_mask(stock_dtype, device, poisoned):
 def test_head_sizes(d, stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=200, kv_heads=2, group=1, d=d, e=d)
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa")
+
+
+def test_operators_that_keep_only_the_answer_are_registered_as_torch_wants_it(device):
+    y = torch.randn(1, 9, 2, 16, device=device)
+    assert set(torch.library.opcheck(normed_rows, (y, 4.0, True)).values()) == {"SUCCESS"}
+    call = (y, *normed_rows(y, 4.0, True), True)
+    assert set(torch.library.opcheck(normed_rows_backward, call).values()) == {"SUCCESS"}
+
+
+def test_gain_operators_are_registered_as_torch_wants_it(device):
+    o, log_gain, gate = torch.randn(1, 2, 9, 16, device=device), torch.randn(1, 2, 9, device=device), None
+    assert set(torch.library.opcheck(fused_scaled_rows, (o, log_gain, gate)).values()) == {"SUCCESS"}
+    for unseen, sums in ((None, False), (None, True), (torch.rand_like(log_gain), False)):
+        call = (torch.randn_like(o), o, log_gain, gate, unseen, sums)
+        assert set(torch.library.opcheck(fused_scaled_rows_backward, call).values()) == {"SUCCESS"}
 
 
 def test_norm_operator_is_registered_as_torch_wants_it(device):

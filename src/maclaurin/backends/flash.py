@@ -13,6 +13,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from maclaurin.backends.normed_softmax import normed_softmax, normed_softmax_serves
 from maclaurin.backends.row_gain import gained_softmax
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.backends.stock_softmax import stock_softmax
@@ -35,6 +36,8 @@ def flash_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: b
         v = inputs.v * inputs.input_gate[..., None].to(inputs.v.dtype)
         inputs = inputs.with_values(v)
     if _needs_no_gain(spec):
+        if normed_softmax_serves(spec, inputs, causal):
+            return normed_softmax(spec, inputs, scale=scale, causal=causal)
         y = _softmax(inputs, scale, causal)
         return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype)
     gate = inputs.output_gate

@@ -43,7 +43,7 @@ def row_norm(y: Tensor, gate: Tensor | None, length: float, centred: bool) -> Te
     """p·N(y), contiguous, in the dtype of y."""
     from maclaurin.backends.triton import row_norm as program
 
-    return program.forward(y, gate, length, centred)
+    return program.forward(y, gate, length, centred)[0]
 
 
 @torch.library.custom_op("maclaurin::row_norm_backward", mutates_args=())

@@ -3,6 +3,10 @@
     unit:   n = s·a/‖a‖,    a = y, or y − mean(y) for LayerNorm,      out = p·n
     da = s/‖a‖ (dn − â (â·dn)),  â = a/‖a‖,  dn = p·dout;      dp = Σ dout∘n, or dout∘n per channel
 
+Without a gate the way back needs only the answer and g = s/‖a‖, one number per row:
+
+    da = g (dn − n (n·dn)/‖n‖²)
+
 A row of zeros stays zero and hands its gradient on as it came. Rows are divided by their largest entry
 first, so no square overflows. Tensors are [rows, E] seen through three strides: rows run over b, t, h.
 """
@@ -33,22 +37,45 @@ def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
 
 @triton.jit
 def _forward(
-    Y, P, OUT, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
+    Y, P, OUT, GAIN, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
+    KEEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
     at = row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
     y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
-    unit, _ = _unit(y, inside, E, CENTRED)
+    unit, inverse = _unit(y, inside, E, CENTRED)
     out = unit * factor
+    if KEEP:
+        tl.store(GAIN + row, inverse * factor, mask=row < rows)
     if GATE == 1:
         out *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if GATE == 2:
         out *= tl.load(P + row[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_from_answer(
+    OUT, GAIN, DOUT, DY, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    out = tl.load(OUT + row.to(tl.int64)[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
+    dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
+    squared = tl.sum(out * out, 1)  # of the answer as it was rounded: da is to be orthogonal to that
+    share = tl.sum(out * dout, 1) / tl.where(squared == 0, 1.0, squared)
+    da = (dout - out * share[:, None]) * tl.load(GAIN + row, mask=row < rows, other=0.0)[:, None]
+    if CENTRED:
+        da = tl.where(inside, da - tl.sum(da, 1)[:, None] / E, 0.0)
+    at = row_offsets(row, T, H, d_b, d_t, d_h)[:, None] + e[None, :]
+    tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -80,15 +107,33 @@ def _backward(
 
 
 @on_its_device
-def forward(y: Tensor, gate: Tensor | None, factor: float, centred: bool) -> Tensor:
-    """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)]."""
+def forward(
+    y: Tensor, gate: Tensor | None, factor: float, centred: bool, *, keep: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)].
+
+    And g [B, T, H] in fp32, if it is to be kept.
+    """
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    gain = torch.empty(y.shape[:3], dtype=torch.float32, device=y.device) if keep else None
     grid, rows, sizes = row_tiles(y)
     _forward[grid](
-        y, gate, out, *y.stride()[:3], *out.stride()[:3], *rows, factor,
-        **sizes, CENTRED=centred, GATE=_gate_kind(gate),
+        y, gate, out, gain, *y.stride()[:3], *out.stride()[:3], *rows, factor,
+        **sizes, CENTRED=centred, GATE=_gate_kind(gate), KEEP=keep,
     )  # fmt: skip
-    return out
+    return out, gain
+
+
+@on_its_device
+def backward_from_answer(dout: Tensor, out: Tensor, gain: Tensor, centred: bool) -> Tensor:
+    """dy, contiguous, from what `forward` gave and kept without a gate."""
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dy = torch.empty_like(out)
+    grid, rows, sizes = row_tiles(out)
+    _backward_from_answer[grid](
+        out, gain, dout, dy, *dout.stride()[:3], *dy.stride()[:3], *rows, **sizes, CENTRED=centred
+    )
+    return dy
 
 
 @on_its_device
