@@ -1,8 +1,8 @@
 """N(softmax(x)V) with little kept for the way back.
 
 Norms that do not see a row's scale make do orthogonal to the row o, and to N(o), which points the same way
-but for a mean that do does not see either. So δ = Σ do∘o = Σ do∘N(o) = 0, and the stock backward can be handed
-the answer where it asks for the output it saved: neither o nor a copy of it has to be kept.
+but for a mean that do does not see either. So δ = Σ do∘o = Σ do∘N(o) = 0, and the stock backward can be
+handed the answer where it asks for the output it saved: neither o nor a copy of it has to be kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from maclaurin.spec import AttentionSpec
 
 
 def normed_softmax_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
-    """Whether a norm per head is all that follows softmax, and a stock backward takes the tensors as given."""
+    """Whether a norm per head is all that follows softmax, and a stock backward takes such tensors."""
     q, k, v = inputs.q, inputs.k, inputs.v
     known = spec.norm is not None and spec.norm.per_head and spec.norm.length(v.shape[3]) is not None
     alone = not spec.output_gate and not spec.gate_after_norm
