@@ -29,9 +29,9 @@ def maclaurin(*arguments, cwd, expect=0):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("convert")
     maclaurin(
-        "train", "--size=pico", "--data=stdlib", "--limit-documents=150", "--tokenizer=bpe:300",
-        "--length=64", "--steps=20", "--batch-size=4", "--eval-every=0", "--eval-rows=8",
-        "--checkpoint-every=0", "--device=cpu", "--out=run", cwd=place,
+        "train", "--size=pico", "--data=stdlib", "--limit-documents=150", "--test-fraction=0.2",
+        "--tokenizer=bpe:300", "--length=64", "--steps=20", "--batch-size=4", "--eval-every=0",
+        "--eval-rows=8", "--checkpoint-every=0", "--device=cpu", "--out=run", cwd=place,
     )  # fmt: skip
     return place
 

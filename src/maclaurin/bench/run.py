@@ -83,7 +83,7 @@ class BenchRun:
         except Exception as problem:  # whatever a case does is noted, and stops no other
             found = failed(blank_record(case, self._setting), problem)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 2))
+        found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 4))
         return judged(found, case, self._setting)
 
     def _keep(self, record: BenchRecord) -> None:

@@ -47,7 +47,8 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
         )
     kind, _, rest = written.partition(":")
     if kind == "bpe":
-        return _learned(int(rest), data, config.get("limit_documents")), written
+        tested = config.get("test_fraction", DataConfig.test_fraction)
+        return _learned(int(rest), data, config.get("limit_documents"), tested), written
     return named_tokenizer(rest if kind == "hf" else written), written
 
 
@@ -59,14 +60,14 @@ def _config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _learned(size: int, data: str, limit: int | None) -> PreTrainedTokenizerFast:
+def _learned(size: int, data: str, limit: int | None, test_fraction: float) -> PreTrainedTokenizerFast:
     """From the cache, or learned again from the same text, which gives the same one."""
     from tokenizers import Tokenizer
 
     cache = Cache.at(None)
     try:
         corpus = open_corpus(data, limit=limit, memory=cache.corpora, other_names=(), progress=True)
-        pairs = open_byte_pairs(size, corpus, DataConfig.test_fraction, cache.tokenizers)
+        pairs = open_byte_pairs(size, corpus, test_fraction, cache.tokenizers)
     except DataError as problem:
         raise InputError(
             f"the run's tokenizer bpe:{size} was learned from {data}, which cannot be read now: {problem}"

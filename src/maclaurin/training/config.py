@@ -41,6 +41,7 @@ class TrainConfig:
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Whether attention may cross documents of a packed row.")
     limit_documents: int | None = _key(None, "Use only this many documents.")
+    test_fraction: float = _key(0.02, "Share of documents, chosen by their text, that is only tested on.")
     steps: int = _key(400, "Optimizer steps.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
     accumulate: int = _key(1, "Parts a step's batch is computed in.")
