@@ -23,7 +23,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32] if ON_GPU else [torch.fl
 LARGEST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 COEFFICIENTS = (1.0, 0.25, 0.03, 0.004)
 #: tokens, d, e, heads, key-value heads, chunk
-SHAPES = [(70, 16, 16, 1, 1, 32), (50, 24, 20, 4, 2, 32), (33, 40, 16, 2, 1, 16), (1, 16, 16, 1, 1, 16)]
+SHAPES = [(70, 16, 16, 1, 1, 32), (50, 24, 20, 4, 2, 32), (33, 40, 16, 2, 1, 16), (1, 16, 16, 1, 1, 16),
+          (200, 16, 16, 1, 1, 192)]  # fmt: skip
 SMALL_HEADS = (40, 6, 8, 2, 1, 16)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.state_step import _layout, state_step
+from maclaurin.backends.state_step import state_step, step_layout
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 
@@ -56,7 +56,7 @@ def test_the_state_before_is_left_as_it_was(device):
 def test_operator_is_registered_as_torch_wants_it(device):
     moments, columns = torch.randn(1, 2, 45, 5, device=device), torch.randn(1, 2, 5, device=device)
     k, q, forget = (torch.rand(1, 2, *size, device=device) for size in ((8,), (3, 8), ()))
-    call = (moments, k, q, columns, forget, *_layout(8, (0, 1, 2), torch.device(device)))
+    call = (moments, k, q, columns, forget, *step_layout(8, (0, 1, 2), torch.device(device)))
     assert set(torch.library.opcheck(state_step, call).values()) == {"SUCCESS"}
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from maclaurin.backends.fused_inputs import dense, operands, tensors_are_served
+from maclaurin.backends import triton as programs
+from maclaurin.backends.fused_inputs import operands, tensors_are_served
 from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import log_divisor
@@ -144,7 +145,7 @@ def changed_softmax_backward(
 
     call = program.Call(scale, causal, clamp, window, sinks)
     dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
-    return dq, dk, dv, q.new_empty(0) if d_totals is None else d_totals
+    return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
 
 
 @changed_softmax.register_fake
@@ -158,8 +159,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
-    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals, dtype=wide)
+    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_totals
 
 
@@ -173,11 +173,11 @@ def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ..
     q, k, v, totals, o, lse = ctx.saved_tensors
     if do is None and dlse is None:
         return (None,) * 9
-    do = torch.zeros_like(o) if do is None else dense(do)
+    do = torch.zeros_like(o) if do is None else programs.dense(do)
     delta = (do.float() * o.float()).sum(-1)
     delta = delta if dlse is None else delta - dlse
     dq, dk, dv, d_totals = changed_softmax_backward(do, q, k, v, totals, lse, delta.contiguous(), *ctx.call)
-    return dq, dk, dv, None if totals is None else d_totals.to(totals.dtype), *(None,) * 5
+    return dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
 
 
 changed_softmax.register_autograd(_backward, setup_context=_save)

@@ -37,12 +37,7 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
         q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
     if inputs.input_gate is not None:
         v = (v.to(dtype) * inputs.input_gate.to(dtype)[..., None]).to(v.dtype)
-    return dense(q), dense(k), dense(v)
-
-
-def dense(u: Tensor) -> Tensor:
-    """With entries of its last axis side by side, as programs read them."""
-    return u if u.stride(-1) == 1 else u.contiguous()
+    return programs.dense(q), programs.dense(k), programs.dense(v)
 
 
 # ------------------------------------------------- rows over their sum, over t, or as they are
@@ -72,12 +67,17 @@ def over_denominator(
     spec: AttentionSpec, inputs: Inputs, y: Tensor, causal: bool, before: Tensor | None
 ) -> Tensor:
     """The rows of such a program over what is left of the spec's denominator."""
-    if spec.denominator is None or row_divisor(spec, before)[0] != "one":
+    if _is_divided(spec, before):
         return y
     return y / visible_keys(inputs, before, causal)[..., None, None]
 
 
 def rows_are_final(spec: AttentionSpec, inputs: Inputs, before: Tensor | None = None) -> bool:
     """Whether nothing follows on a program's rows but rounding to bf16, which it then does itself."""
-    divided = spec.denominator is None or row_divisor(spec, before)[0] != "one"
-    return divided and spec.norm is None and not spec.output_gate and inputs.q.dtype == torch.bfloat16
+    alone = spec.norm is None and not spec.output_gate
+    return alone and _is_divided(spec, before) and inputs.q.dtype == torch.bfloat16
+
+
+def _is_divided(spec: AttentionSpec, before: Tensor | None) -> bool:
+    """Whether a program's rows lack nothing of the spec's denominator."""
+    return spec.denominator is None or row_divisor(spec, before)[0] != "one"

@@ -31,7 +31,7 @@ LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
 TOO_SMALL_FOR_SUMS = 16
 #: tokens per chunk by order: the larger the state, the fewer of them should be written down
 CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
-#: in texts this long, moments of order 2 are most of the memory, and a little time saves a fifth of them
+#: in texts this long, moments of order 2 are most of the memory, so fewer of them are written down
 LONG, CHUNK_OF_LONG = 1 << 15, 1280
 
 
@@ -39,10 +39,7 @@ def linear_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
     """Whether the fused program computes this spec for such tensors, in a text that starts here."""
     if not causal or spec.window is not None or loses_digits(spec, inputs):
         return False
-    d = inputs.q.shape[3]
-    known = _kernel_is_served(spec, d) and denominator_is_served(spec)
-    if isinstance(spec.denominator, RowSum) and d <= TOO_SMALL_FOR_SUMS:
-        return False
+    known = _kernel_is_served(spec, inputs.q.shape[3]) and denominator_is_served(spec)
     return known and tensors_are_served(inputs, causal)
 
 
@@ -120,8 +117,14 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def head_is_served(order: int, d: int, *, sums: bool) -> bool:
+    """Whether the program takes moments of that order for heads of size d, with or without row sums."""
+    return d <= LARGEST_HEAD.get(order, 0) and not (sums and d <= TOO_SMALL_FOR_SUMS)
+
+
 def _kernel_is_served(spec: AttentionSpec, d: int) -> bool:
-    if not spec.orders or max(spec.orders) not in LARGEST_HEAD or d > LARGEST_HEAD[max(spec.orders)]:
+    sums = isinstance(spec.denominator, RowSum)
+    if not spec.orders or not head_is_served(max(spec.orders), d, sums=sums):
         return False
     if not spec.kernel.depends_on_row:
         return True

@@ -24,7 +24,8 @@ def normed_softmax_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> 
     q, k, v = inputs.q, inputs.k, inputs.v
     known = spec.norm is not None and spec.norm.per_head and spec.norm.length(v.shape[3]) is not None
     alone = not spec.output_gate and not spec.gate_after_norm
-    plain = q.shape == k.shape == v.shape and q.shape[3] % 8 == 0 and (causal or inputs.present is None)
+    plain = q.shape == k.shape == v.shape and q.shape[1] > 0 and q.shape[3] % 8 == 0
+    plain = plain and q.dtype != torch.float64 and (causal or inputs.present is None)
     return known and alone and plain and programs.runs_on(q.device) and stock_softmax(q, k, v) is not None
 
 
@@ -66,8 +67,7 @@ def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor
     """N(y) for y [B, T, H, e], contiguous, and length/‖y‖ [B, T, H]."""
     from maclaurin.backends.triton import row_norm as program
 
-    y = y if y.stride(-1) == 1 else y.contiguous()
-    out, gain = program.forward(y, None, length, centred, keep=True)
+    out, gain = program.forward(programs.dense(y), None, length, centred, keep=True)
     assert gain is not None
     return out, gain
 

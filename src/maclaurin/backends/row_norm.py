@@ -25,8 +25,7 @@ def finish_rows(spec: AttentionSpec, y: Tensor, output_gate: Tensor | None, dtyp
         length = spec.norm.length(y.shape[-1])
         assert length is not None
         gate = output_gate.contiguous() if spec.gate_after_norm and output_gate is not None else None
-        y = y if y.stride(-1) == 1 else y.contiguous()
-        return row_norm(y, gate, length, spec.norm.centred).to(dtype)
+        return row_norm(programs.dense(y), gate, length, spec.norm.centred).to(dtype)
     wide = working_dtype(dtype)
     gate = None if output_gate is None else output_gate.to(wide)
     return gated_and_normed(spec, y.to(wide), gate).to(dtype)

@@ -29,7 +29,7 @@ def sums_by_order(
     moments: Tensor, k: Tensor, q: Tensor, columns: Tensor, forget: Tensor | None, orders: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """S' = f S + φ(k)[v, 1]ᵀ [B, K, F, E]; what q [B, K, G, d] reads of each order [orders, B, K, G, E]."""
-    layout = _layout(k.shape[-1], tuple(orders), moments.device)
+    layout = step_layout(k.shape[-1], tuple(orders), moments.device)
     given = (u.contiguous() for u in (moments, k, q, columns))
     return state_step(*given, None if forget is None else forget.contiguous(), *layout)  # type: ignore[no-any-return]
 
@@ -45,7 +45,8 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _layout(d: int, orders: tuple[int, ...], device: torch.device) -> _Layout:
+def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> _Layout:
+    """For heads of size d."""
     from maclaurin.backends.triton.state_step import BLOCK
 
     degree = max(*orders, 1)

@@ -17,8 +17,8 @@ from maclaurin.backends.changed_score import exact_rows
 from maclaurin.backends.fused_inputs import operands, tensors_are_served
 from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.linear_time import (
-    LARGEST_HEAD,
     chunk_for,
+    head_is_served,
     mean_score,
     padded_series,
     row_coefficients,
@@ -35,7 +35,7 @@ def window_tail_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> boo
     if spec.window is None or not isinstance(spec.kernel, Taylor) or spec.forget_gate or not causal:
         return False
     order, d = max(spec.orders or (0,)), inputs.q.shape[3]
-    low = order in LARGEST_HEAD and order < 3 and d <= LARGEST_HEAD[order]
+    low = order < 3 and head_is_served(order, d, sums=True)
     per_head = spec.norm is None or spec.norm.per_head
     positive = spec.kernel.row_sum_sign is Sign.POSITIVE
     return low and per_head and positive and _is_normalised(spec) and tensors_are_served(inputs, causal)

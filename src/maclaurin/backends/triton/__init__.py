@@ -49,6 +49,11 @@ def addresses_fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return max(made, given) < 1 << 31 and batch * heads <= _MOST_HEADS
 
 
+def dense(u: Tensor) -> Tensor:
+    """With entries of its last axis side by side, as programs read them."""
+    return u if u.stride(-1) == 1 else u.contiguous()
+
+
 def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
     """Launches go to the GPU of the first tensor, whichever is current."""
 

@@ -17,7 +17,7 @@ from maclaurin.backends.triton.linear_registers import (
     times_square,
     weights,
 )
-from maclaurin.backends.triton.tiles import load_rows, store_rows
+from maclaurin.backends.triton.tiles import divisor_of, load_rows, store_rows
 
 
 @triton.jit
@@ -105,13 +105,7 @@ def forward_rows(
     for start in range(whole, tl.minimum(first + BM, T), BN):
         acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
                            D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
-    if BY_SUM:
-        divisor = z + eps
-    elif BY_COUNT:
-        divisor = (m + 1).to(tl.float32)
-    else:
-        divisor = tl.zeros((BM,), tl.float32) + 1.0
-    divisor = tl.where(divisor == 0, 1.0, divisor)
+    divisor = divisor_of(z, m + 1, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)

@@ -23,6 +23,7 @@ from torch import Tensor
 from maclaurin.backends.triton import on_its_device, row_quotient
 from maclaurin.backends.triton.tiles import (
     Tile,
+    divisor_of,
     empty_rows,
     load_rows,
     operand_options,
@@ -124,13 +125,8 @@ def _forward(
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, OPERAND, PRECISION)
-    if BY_SUM:
-        divisor = z + eps
-    elif BY_COUNT:
-        divisor = (m + 1).to(tl.float32) if CAUSAL else tl.zeros((BM,), tl.float32) + T
-    else:
-        divisor = tl.zeros((BM,), tl.float32) + 1.0
-    divisor = tl.where(divisor == 0, 1.0, divisor)
+    seen = m + 1 if CAUSAL else m * 0 + T
+    divisor = divisor_of(z, seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)

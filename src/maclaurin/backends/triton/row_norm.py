@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton import on_its_device
+from maclaurin.backends.triton import dense, on_its_device
 from maclaurin.backends.triton.tiles import row_offsets, row_tiles
 
 
@@ -127,7 +127,7 @@ def forward(
 @on_its_device
 def backward_from_answer(dout: Tensor, out: Tensor, gain: Tensor, centred: bool) -> Tensor:
     """dy, contiguous, from what `forward` gave and kept without a gate."""
-    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dout = dense(dout)
     dy = torch.empty_like(out)
     grid, rows, sizes = row_tiles(out)
     _backward_from_answer[grid](
@@ -143,7 +143,7 @@ def backward(
     """dy in the layout of y, and dgate."""
     dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
     dgate = None if gate is None else torch.empty_like(gate)
-    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dout = dense(dout)
     grid, rows, sizes = row_tiles(y)
     _backward[grid](
         y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *rows, factor,

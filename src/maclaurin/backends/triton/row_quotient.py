@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton import dense
 from maclaurin.backends.triton.tiles import operand, row_offsets, row_tiles
 
 
@@ -45,7 +46,7 @@ def backward(
     dy: Tensor, y: Tensor, rest: Tensor | None, divisor: Tensor, like: Tensor, *, by_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dn [B, T, H, e] to multiply with what is `like` v, and dz where D is a row sum; y is contiguous."""
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    dy = dense(dy)
     dn = torch.empty(y.shape, dtype=operand(like), device=y.device)
     dz = torch.empty_like(divisor) if by_sum else None
     grid, rows, sizes = row_tiles(y)

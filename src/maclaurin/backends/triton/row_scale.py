@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.backends.triton import on_its_device
+from maclaurin.backends.triton import dense, on_its_device
 from maclaurin.backends.triton.tiles import row_offsets, row_tiles
 
 
@@ -80,7 +80,7 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """do, kept (if `unseen` is given) in the layout of o, and e^g Σ dy∘o [B, H, T] in fp32 (if `sums`)."""
     read = sums or unseen is not None
-    dy = dy if dy.stride(-1) == 1 else dy.contiguous()
+    dy = dense(dy)
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     kept = None if unseen is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None

@@ -18,6 +18,18 @@ def load_rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
 
 
 @triton.jit
+def divisor_of(total, count, eps, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr):
+    """What rows are divided by: their sum and eps, the keys they see, or 1; never 0."""
+    if BY_SUM:
+        divisor = total + eps
+    elif BY_COUNT:
+        divisor = count.to(tl.float32)
+    else:
+        divisor = tl.zeros(total.shape, tl.float32) + 1.0
+    return tl.where(divisor == 0, 1.0, divisor)
+
+
+@triton.jit
 def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
     """y as it is kept; rounded, with what rounding took from it in REST."""
     rounded = y.to(Y.dtype.element_ty)
