@@ -45,6 +45,7 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
         assert program.shared <= SHARED, program
         assert program.spills_in_loops <= spills, program
         assert not program.serialized or program.name in may_wait, program
+        assert not program.overwritten, program
     if matrix_units:
         assert any(program.matrix_instructions for program in found)
 
@@ -123,18 +124,20 @@ def test_passes_over_rows():
     with compiled_for(HOPPER) as found:
         row_norm.backward(row_norm.forward(y, gate, 1.0, True)[0], y, gate, 1.0, True)
         out, gain_of_norm = row_norm.forward(y, None, 1.0, True, keep=True)
-        row_norm.backward_from_answer(out, out, gain_of_norm, True)
+        row_norm.backward_from_answer(out, out, gain_of_norm, True, out.stride())
         row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
     assert_good(found, matrix_units=False)
 
 
 def test_a_step():
-    state, k, q = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 64), torch.empty(1, 16, 1, 64)
+    state, x = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 64, dtype=torch.bfloat16)
     cuts, index = torch.zeros(70, dtype=torch.int32), torch.zeros(2145, 2, dtype=torch.int32)
+    layout = state_step.Layout(index, torch.empty(2145), cuts, cuts, cuts[:4])
+    token = state_step.Token(x, x, x, torch.empty(1, 16), torch.empty(1, 16))
     with compiled_for(HOPPER) as found:
-        state_step.forward(
-            state, k, q, torch.empty(1, 16, 65), None, index, torch.empty(2145), cuts, cuts, cuts[:4]
-        )
+        state_step.sums(state, token, layout, 1.0)
+        count = torch.zeros(1, dtype=torch.int64)
+        state_step.rows(state, count, token, layout, 0.125, (1.0, 1.0, 0.5), "sum", 0.0)
     assert_good(found, matrix_units=False)
 
 

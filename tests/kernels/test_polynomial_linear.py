@@ -149,10 +149,22 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
 
 @pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 1024, 4097])
-@pytest.mark.parametrize("d", [32, 64, 128])
+@pytest.mark.parametrize("d", [16, 32, 64, 128])
 def test_every_length(length, d, dtype, device, poisoned):
     shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=d, e=64)
     assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton", form="chunked")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="only a full GPU lets products run on so long")
+@pytest.mark.parametrize("d", [16, 32, 64])
+def test_nothing_is_written_under_a_running_product(d, device):
+    """On a full GPU, again and again: every text of a batch must give the same, wherever it ran."""
+    q, k, v, dy = (torch.randn(1, 4096, 4, s, device=device, dtype=torch.bfloat16) for s in (d, d, 64, 64))
+    q, k, v = (u.repeat(8, 1, 4, 1).requires_grad_() for u in (q, k, v))
+    for _ in range(5):
+        y = maclaurin.attention(q, k, v, "taylor(2)/sum", form="chunked")
+        for found in (y, *torch.autograd.grad(y, (q, k, v), dy.repeat(8, 1, 4, 1))):
+            assert torch.equal(found, found[:1, :, :4].repeat(8, 1, 4, 1))
 
 
 @pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")

@@ -53,6 +53,16 @@ def test_every_length(length, stock_dtype, device, poisoned):
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa")
 
 
+@pytest.mark.parametrize("by_head", [False, True])
+def test_one_after_the_other_in_either_layout(by_head, stock_dtype, device, poisoned):
+    """cuDNN keeps what it built for a layout of q, k and v, and expects that of its output to follow."""
+    shape = Shape(batch=2, tokens=64, kv_heads=2, group=1, d=32, e=32)
+    for notation in ("exp/len", "exp/l2", "exp/sum(eps=1)", "exp/len*out", "exp/len"):
+        assert_as_right_as_plain(
+            parse(notation), shape, stock_dtype, device, "sdpa", layout=(0, 2, 1, 3) if by_head else None
+        )
+
+
 def test_without_a_causal_mask(stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=45, kv_heads=1, group=2, d=16, e=8)
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa", causal=False)
@@ -68,7 +78,7 @@ def test_head_sizes(d, stock_dtype, device, poisoned):
 def test_operators_that_keep_only_the_answer_are_registered_as_torch_wants_it(device):
     y = torch.randn(1, 9, 2, 16, device=device)
     assert set(torch.library.opcheck(normed_rows, (y, 4.0, True)).values()) == {"SUCCESS"}
-    call = (y, *normed_rows(y, 4.0, True), True)
+    call = (y, *normed_rows(y, 4.0, True), True, (288, 16, 144, 1))
     assert set(torch.library.opcheck(normed_rows_backward, call).values()) == {"SUCCESS"}
 
 

@@ -54,9 +54,9 @@ def test_the_state_before_is_left_as_it_was(device):
 
 
 def test_operator_is_registered_as_torch_wants_it(device):
-    moments, columns = torch.randn(1, 2, 45, 5, device=device), torch.randn(1, 2, 5, device=device)
-    k, q, forget = (torch.rand(1, 2, *size, device=device) for size in ((8,), (3, 8), ()))
-    call = (moments, k, q, columns, forget, *step_layout(8, (0, 1, 2), torch.device(device)))
+    moments, v = torch.randn(1, 2, 45, 5, device=device), torch.randn(1, 2, 4, device=device)
+    k, q, log_forget = (-torch.rand(1, *size, device=device) for size in ((2, 8), (6, 8), (2,)))
+    call = (moments, k, q, v, log_forget, log_forget.exp(), *step_layout(8, (0, 1, 2), torch.device(device)))
     assert set(torch.library.opcheck(state_step, call).values()) == {"SUCCESS"}
 
 

@@ -243,12 +243,12 @@ class _Call:
     def _run_rows(
         self, inputs: Inputs, state: State | None, scale: float, chunk_size: int | None
     ) -> tuple[Tensor, State | None]:
+        free = self.asked_form in (None, Form.RECURRENT) and self.causal and chunk_size is None
+        if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
+            return step(self.spec, inputs, state, scale)
         plan_ = self.plan(inputs, chunk_size)
         if plan_.backend == "sdpa":
             return flash_attend(self.spec, inputs, scale=scale, causal=self.causal), None
-        free = self.asked_form in (None, Form.RECURRENT) and self.causal
-        if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
-            return step(self.spec, inputs, state, scale)
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             if plan_.backend == "triton" and self.carries_state:
                 chunk = plan_.chunk_size

@@ -23,12 +23,10 @@ from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs, clamped_log_forget, mean_key
 from maclaurin.forms.state import State
-from maclaurin.spec import AttentionSpec, RowSum, Taylor
+from maclaurin.spec import AttentionSpec, Taylor
 
 #: head sizes up to which an order is served: beyond, its blocks no longer fit the program's registers
 LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
-#: with a row sum, heads this small gave infinite gradients on an H200 (docs/LOG.md); the plain form has them
-TOO_SMALL_FOR_SUMS = 16
 #: tokens per chunk by order: the larger the state, the fewer of them should be written down
 CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
 #: in texts this long, moments of order 2 are most of the memory, so fewer of them are written down
@@ -117,14 +115,13 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def head_is_served(order: int, d: int, *, sums: bool) -> bool:
-    """Whether the program takes moments of that order for heads of size d, with or without row sums."""
-    return d <= LARGEST_HEAD.get(order, 0) and not (sums and d <= TOO_SMALL_FOR_SUMS)
+def head_is_served(order: int, d: int) -> bool:
+    """Whether the program takes moments of that order for heads of size d."""
+    return d <= LARGEST_HEAD.get(order, 0)
 
 
 def _kernel_is_served(spec: AttentionSpec, d: int) -> bool:
-    sums = isinstance(spec.denominator, RowSum)
-    if not spec.orders or not head_is_served(max(spec.orders), d, sums=sums):
+    if not spec.orders or not head_is_served(max(spec.orders), d):
         return False
     if not spec.kernel.depends_on_row:
         return True

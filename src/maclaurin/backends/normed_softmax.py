@@ -1,12 +1,13 @@
 """N(softmax(x)V) with little kept for the way back.
 
-Norms that do not see a row's scale make do orthogonal to the row o, and to N(o), which points the same way
-but for a mean that do does not see either. So δ = Σ do∘o = Σ do∘N(o) = 0, and the stock backward can be
-handed the answer where it asks for the output it saved: neither o nor a copy of it has to be kept.
+The answer and one number per row give back o: y = N(o) = o·length/‖o‖. A mean that the norm takes off is not
+among them, but δ = Σ do∘o does not see it, as do has none either. So the stock backward gets what it asks
+for, and only the answer is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class _NormedSoftmax(torch.autograd.Function):
         o, lse = stock.forward(q, k, v, scale, causal)
         y, gain = normed_rows(o.transpose(1, 2), length, centred)
         ctx.save_for_backward(q, k, v, y, lse, gain)
-        ctx.call = (stock, centred, scale, causal)
+        ctx.call, ctx.layout = (stock, centred, scale, causal), o.transpose(1, 2).stride()
         return y
 
     @staticmethod
@@ -55,8 +56,8 @@ class _NormedSoftmax(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, y, lse, gain = ctx.saved_tensors
         stock, centred, scale, causal = ctx.call
-        do = normed_rows_backward(dy, y, gain, centred).transpose(1, 2)
-        return *stock.backward(do, q, k, v, y.transpose(1, 2), lse, scale, causal), None, None, None, None
+        do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
+        return *stock.backward(do, q, k, v, o, lse, scale, causal), None, None, None, None
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -73,11 +74,13 @@ def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor
 
 
 @torch.library.custom_op("maclaurin::normed_rows_backward", mutates_args=())
-def normed_rows_backward(dout: Tensor, out: Tensor, gain: Tensor, centred: bool) -> Tensor:
-    """dy, contiguous."""
+def normed_rows_backward(
+    dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """dy and y (less its mean, if centred), laid out as asked for."""
     from maclaurin.backends.triton import row_norm as program
 
-    return program.backward_from_answer(dout, out, gain, centred)
+    return program.backward_from_answer(dout, out, gain, centred, layout)
 
 
 @normed_rows.register_fake
@@ -86,5 +89,5 @@ def _(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor]:
 
 
 @normed_rows_backward.register_fake
-def _(dout: Tensor, out: Tensor, gain: Tensor, centred: bool) -> Tensor:
-    return torch.empty_like(out)
+def _(dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return out.new_empty_strided(out.shape, layout), out.new_empty_strided(out.shape, layout)

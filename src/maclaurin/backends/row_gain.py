@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
-from maclaurin.backends.stock_softmax import stock_softmax
+from maclaurin.backends.stock_softmax import stock_softmax, zeros_in_layout
 from maclaurin.spec import RowSum
 
 
@@ -63,10 +63,8 @@ class _GainedSoftmax(torch.autograd.Function):
         if row_sum is not None:
             log_divisor, unseen = log_row_sum(row_sum, lse)
         log_gain = lse if log_divisor is None else lse - log_divisor
-        ctx.call, ctx.is_direct = (
-            (stock, scale, causal),
-            _is_direct(q, row_sum, gate, ctx.needs_input_grad[3]),
-        )
+        ctx.call, ctx.layout = (stock, scale, causal), o.stride()
+        ctx.is_direct = _is_direct(q, row_sum, gate, ctx.needs_input_grad[3])
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, torch.zeros_like(lse) if log_divisor is None else log_divisor)
         else:
@@ -80,9 +78,8 @@ class _GainedSoftmax(torch.autograd.Function):
         if ctx.is_direct:
             q, k, v, log_divisor = ctx.saved_tensors
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
-            return *stock.backward(dy, q, k, v, torch.zeros_like(dy), log_divisor, scale, causal), *(
-                None,
-            ) * 5
+            unseen = zeros_in_layout(dy, ctx.layout)
+            return *stock.backward(dy, q, k, v, unseen, log_divisor, scale, causal), *(None,) * 5
         q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)

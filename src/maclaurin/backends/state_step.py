@@ -2,52 +2,133 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from maclaurin.backends import triton as programs
+from maclaurin.backends.fused_inputs import denominator_is_served, row_divisor
 from maclaurin.forms.features import feature_slices, symmetric_powers
+from maclaurin.forms.inputs import Inputs, clamped_log_forget
+from maclaurin.forms.state import State
+from maclaurin.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from maclaurin.backends.triton.state_step import Layout
 
 #: a program makes one pass per query of a group
 _LARGEST_GROUP = 16
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def state_step_serves(moments: Tensor, k: Tensor, q: Tensor, columns: Tensor, forget: Tensor | None) -> bool:
+def state_step_serves(moments: Tensor, *given: Tensor | None, group: int) -> bool:
     """Whether the fused program takes this state [B, K, F, E] and token; it has no gradient."""
-    given = (moments, k, q, columns, *([] if forget is None else [forget]))
-    graded = torch.is_grad_enabled() and any(u.requires_grad for u in given)
-    sizes = moments.shape[3] <= 1024 and q.shape[2] <= _LARGEST_GROUP and moments.shape[2] > 0
+    graded = torch.is_grad_enabled() and any(u is not None and u.requires_grad for u in (moments, *given))
+    sizes = moments.shape[3] <= 1024 and group <= _LARGEST_GROUP and moments.shape[2] > 0
     return programs.runs_on(moments.device) and moments.dtype == torch.float32 and sizes and not graded
 
 
+# ------------------------------------------------------------------------- what queries read of each order
+
+
 def sums_by_order(
-    moments: Tensor, k: Tensor, q: Tensor, columns: Tensor, forget: Tensor | None, orders: Sequence[int]
+    moments: Tensor,
+    k: Tensor,
+    q: Tensor,
+    v: Tensor,
+    log_forget: Tensor | None,
+    weight: Tensor | None,
+    orders: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """S' = f S + φ(k)[v, 1]ᵀ [B, K, F, E]; what q [B, K, G, d] reads of each order [orders, B, K, G, E]."""
+    """S' = f S + w φ(k)[v, 1]ᵀ [B, K, F, E]; what q [B, H, d] reads of each order [orders, B, H, E]."""
     layout = step_layout(k.shape[-1], tuple(orders), moments.device)
-    given = (u.contiguous() for u in (moments, k, q, columns))
-    return state_step(*given, None if forget is None else forget.contiguous(), *layout)  # type: ignore[no-any-return]
+    k, q, v = (programs.dense(u) for u in (k, q, v))
+    return state_step(moments.contiguous(), k, q, v, log_forget, weight, *layout)  # type: ignore[no-any-return]
 
 
-class _Layout(NamedTuple):
-    """How features are made, and the blocks they are read in (see the program)."""
+@torch.library.custom_op("maclaurin::state_step", mutates_args=())
+def state_step(
+    moments: Tensor,
+    k: Tensor,
+    q: Tensor,
+    v: Tensor,
+    log_forget: Tensor | None,
+    weight: Tensor | None,
+    entries: Tensor,
+    roots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    cuts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what queries read of each order [orders, B, H, E]."""
+    from maclaurin.backends.triton import state_step as program
 
-    entries: Tensor
-    roots: Tensor
-    starts: Tensor
-    stops: Tensor
-    cuts: Tensor
+    layout = program.Layout(entries, roots, starts, stops, cuts)
+    return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout, 1.0)
+
+
+@state_step.register_fake
+def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    orders = rest[-1].numel() - 1
+    return torch.empty_like(moments), moments.new_empty(orders, *q.shape[:2], moments.shape[3])
+
+
+# -------------------------------------------------------------------------------------------- whole steps
+
+
+def whole_step_serves(spec: AttentionSpec, inputs: Inputs, state: State) -> bool:
+    """Whether only the kernel's coefficients, a forget gate and a simple denominator lie around the state."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    kernel = bool(spec.orders) and spec.kernel.feature_map is None and not spec.kernel.depends_on_row
+    bare = spec.window is None and spec.norm is None and not spec.output_gate and not spec.input_gate
+    same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES and state.running is None
+    group = q.shape[2] // k.shape[2]
+    return (
+        kernel
+        and bare
+        and same
+        and denominator_is_served(spec)
+        and state_step_serves(state.moments, q, k, v, inputs.log_forget, group=group)
+    )
+
+
+def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) -> tuple[Tensor, State]:
+    """y [B, 1, H, e] in the dtype of q, and the state after it, in two launches."""
+    from maclaurin.backends.triton import state_step as program
+
+    k, q, v = (programs.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
+    log_forget = clamped_log_forget(inputs)
+    log_forget = None if log_forget is None else log_forget[..., 0]
+    known, orders = spec.kernel.coefficients(None), tuple(spec.orders or ())
+    divisor, eps = row_divisor(spec)
+    y, moments, count = program.rows(
+        state.moments.contiguous(),
+        state.count,
+        program.Token(k, q, v, log_forget),
+        step_layout(k.shape[-1], orders, k.device),
+        scale,
+        tuple(float(known[n]) for n in orders),
+        divisor,
+        eps,
+    )
+    decay = state.log_decay
+    if decay is not None and log_forget is not None:
+        decay = decay + log_forget
+    return y, dataclasses.replace(state, moments=moments, count=count, log_decay=decay)
+
+
+# ------------------------------------------------------------------------------------- how features are made
 
 
 @lru_cache(maxsize=64)
-def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> _Layout:
+def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
     """For heads of size d."""
-    from maclaurin.backends.triton.state_step import BLOCK
+    from maclaurin.backends.triton.state_step import BLOCK, Layout
 
     degree = max(*orders, 1)
     entries = [
@@ -64,29 +145,4 @@ def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> _Layou
     with torch.inference_mode(False):
         roots = symmetric_powers(torch.ones(d), orders).to(device)
         whole = (torch.tensor(u, dtype=torch.int32, device=device) for u in (starts, stops, list(cuts)))
-        return _Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, *whole)
-
-
-@torch.library.custom_op("maclaurin::state_step", mutates_args=())
-def state_step(
-    moments: Tensor,
-    k: Tensor,
-    q: Tensor,
-    columns: Tensor,
-    forget: Tensor | None,
-    entries: Tensor,
-    roots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    cuts: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The state after the token, and what queries read of each order [orders, B, K, G, E]."""
-    from maclaurin.backends.triton import state_step as program
-
-    return program.forward(moments, k, q, columns, forget, entries, roots, starts, stops, cuts)
-
-
-@state_step.register_fake
-def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    orders = rest[-1].numel() - 1
-    return torch.empty_like(moments), moments.new_empty(orders, *q.shape[:3], moments.shape[3])
+        return Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, *whole)

@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from maclaurin.backends.state_step import state_step_serves, sums_by_order
+from maclaurin.backends.state_step import (
+    state_step_serves,
+    sums_by_order,
+    whole_step,
+    whole_step_serves,
+)
 from maclaurin.forms.attend import make_stream
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.divisors import log_running_sum, visible_keys
@@ -47,8 +52,10 @@ def step(
     spec: AttentionSpec, inputs: Inputs, state: State, scale: float | None = None
 ) -> tuple[Tensor, State]:
     """y [B, 1, H, e] in the dtype of q, and the state after it."""
+    scale = spec.kernel.default_scale(inputs.q.shape[3]) if scale is None else scale
+    if whole_step_serves(spec, inputs, state):
+        return whole_step(spec, inputs, state, scale)
     with torch.autocast(inputs.q.device.type, enabled=False):
-        scale = spec.kernel.default_scale(inputs.q.shape[3]) if scale is None else scale
         stream = make_stream(spec, inputs, scale)
         moments, exact, log_decay = state.moments, state.exact, state.log_decay
         if exact is None:
@@ -78,10 +85,11 @@ def step(
 
 def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
     """(rows, row statistics, moments after it) of one token; the G queries of a head read one state."""
+    group = stream.q.shape[2]
+    if state_step_serves(moments, stream.k, stream.q, stream.v, stream.log_forget, group=group):
+        return _fused_rows(spec, stream, moments)
     columns = values_with_count(spec, stream)[:, :, 0]
     forget = None if stream.log_forget is None else stream.log_forget[..., 0].exp()
-    if state_step_serves(moments, stream.k, stream.q, columns, forget):
-        return _fused_rows(spec, stream, columns, forget, moments)
     both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders or ())  # [B, K, 1+G, F]
     if forget is not None:
         moments = moments * forget[..., None, None]
@@ -94,12 +102,16 @@ def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[R
     return Rows(*split_count(spec, sums[:, :, :, None])), _of_one_token(statistics), moments
 
 
-def _fused_rows(
-    spec: AttentionSpec, stream: Stream, columns: Tensor, forget: Tensor | None, moments: Tensor
-) -> tuple[Rows, Any, Tensor]:
+def _fused_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
     """The same in one pass over the state: sums of each order, weighed by the kernel's coefficients."""
     orders, statistics = spec.orders or (), None
-    moments, sums = sums_by_order(moments, stream.k[:, :, 0], stream.q[..., 0, :], columns, forget, orders)
+    log_forget = None if stream.log_forget is None else stream.log_forget[..., 0]
+    q, k, v = stream.q[..., 0, :], stream.k[:, :, 0], stream.v[:, :, 0]
+    weight = None if stream.mass is None else stream.mass[..., 0]
+    if stream.present is not None:
+        weight = stream.present[:, :1].to(v.dtype).expand(v.shape[:2]) * (1.0 if weight is None else weight)
+    moments, sums = sums_by_order(moments, k, q.flatten(1, 2), v, log_forget, weight, orders)
+    sums = sums.unflatten(2, q.shape[1:3])
     if spec.kernel.depends_on_row:
         statistics = spec.kernel.statistics([order[..., -1:] for order in sums])
     known = spec.kernel.coefficients(statistics)

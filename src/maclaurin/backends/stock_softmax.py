@@ -24,8 +24,17 @@ class StockSoftmax(Protocol):
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk, dv from dx = P∘(do Vᵀ − Σ do∘o)."""
+        """dq, dk, dv from dx = P∘(do Vᵀ − Σ do∘o).
+
+        o must lie in memory as `forward` laid it: cuDNN keeps what it built for q, k, v of some layout and
+        takes it for granted that o follows from theirs.
+        """
         ...
+
+
+def zeros_in_layout(like: Tensor, layout: tuple[int, ...]) -> Tensor:
+    """Zeros of the shape and dtype of `like`, laid as `forward` laid its output."""
+    return torch.empty_strided(like.shape, layout, dtype=like.dtype, device=like.device).zero_()
 
 
 def stock_softmax(q: Tensor, k: Tensor, v: Tensor) -> StockSoftmax | None:
@@ -63,6 +72,8 @@ class _CuDNN:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        if do.stride() != o.stride():
+            do = torch.empty_strided(o.shape, o.stride(), dtype=do.dtype, device=do.device).copy_(do)
         return _ops._scaled_dot_product_cudnn_attention_backward(
             do, q, k, v, o, lse[..., None], seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
             scale=scale,

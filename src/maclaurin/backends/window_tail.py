@@ -35,7 +35,7 @@ def window_tail_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> boo
     if spec.window is None or not isinstance(spec.kernel, Taylor) or spec.forget_gate or not causal:
         return False
     order, d = max(spec.orders or (0,)), inputs.q.shape[3]
-    low = order < 3 and head_is_served(order, d, sums=True)
+    low = order < 3 and head_is_served(order, d)
     per_head = spec.norm is None or spec.norm.per_head
     positive = spec.kernel.row_sum_sign is Sign.POSITIVE
     return low and per_head and positive and _is_normalised(spec) and tensors_are_served(inputs, causal)

@@ -24,6 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from maclaurin.backends.triton import machine_code
+
 
 @dataclass(frozen=True)
 class CompiledProgram:
@@ -35,6 +37,7 @@ class CompiledProgram:
     matrix_instructions     how many there are
     serialized              whether the assembler makes them wait for each other (its warning C7515), for instance
                             where a branch hands accumulators on
+    overwritten             instructions that write registers a running product may still read: results are wrong
     """
 
     name: str
@@ -44,6 +47,7 @@ class CompiledProgram:
     shared: int
     matrix_instructions: int
     serialized: bool
+    overwritten: list[str]
 
 
 class _NoGPU:
@@ -89,37 +93,18 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
         usage = _cuobjdump("--dump-resource-usage", binary)
         code = _cuobjdump("-sass", binary)
     registers = int(re.findall(r"REG:(\d+)", usage)[0])
-    instructions = _instructions(code)
-    matrix = sum(bool(_MATRIX.match(text)) for text in instructions.values())
-    spills = _spills_in_loops(instructions)
-    serialized = matrix > 0 and _is_serialized(kernel, capability)
+    instructions = machine_code.instructions(code)
+    matrix = sum(bool(machine_code.MATRIX.match(text)) for text in instructions.values())
     return CompiledProgram(
-        name, kernel.metadata.num_warps, registers, spills, kernel.metadata.shared, matrix, serialized
+        name,
+        warps=kernel.metadata.num_warps,
+        registers=registers,
+        spills_in_loops=machine_code.spills_in_loops(instructions),
+        shared=kernel.metadata.shared,
+        matrix_instructions=matrix,
+        serialized=matrix > 0 and _is_serialized(kernel, capability),
+        overwritten=machine_code.overwritten_operands(instructions),
     )
-
-
-_MATRIX = re.compile(r"(?:HGMMA|QGMMA|HMMA)\b")
-_SPILL = re.compile(r"(?:LDL|STL)\b")
-
-
-def _instructions(code: str) -> dict[int, str]:
-    """Machine instructions by address, without their predicates."""
-    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(.+?);", code, re.M)
-    return {int(address, 16): text for address, text in lines}
-
-
-def _spills_in_loops(instructions: dict[int, str]) -> int:
-    """Spill traffic in innermost loops with a matrix product: there it costs time at every turn."""
-    jumps = [(int(found[1], 16), at) for at, text in instructions.items() if (found := _jump(text))]
-    loops = [(start, end) for start, end in jumps if start < end]
-    inner = [(a, b) for a, b in loops if not any(a <= c and d < b for c, d in loops if (c, d) != (a, b))]
-    bodies = [[text for at, text in instructions.items() if a <= at <= b] for a, b in inner]
-    multiplying = [body for body in bodies if any(map(_MATRIX.match, body))]
-    return sum(bool(_SPILL.match(text)) for body in multiplying for text in body)
-
-
-def _jump(text: str) -> re.Match[str] | None:
-    return re.match(r"BRA(?:\.\w+)*\s+(?:U?!?U?P\w+,\s*)?0x([0-9a-f]+)", text)
 
 
 def _is_serialized(kernel: Any, capability: int) -> bool:

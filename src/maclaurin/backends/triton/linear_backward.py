@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from maclaurin.backends.triton.linear_registers import (
+    add_block,
     block_of,
     coefficient,
     left_of,
@@ -22,7 +23,7 @@ from maclaurin.backends.triton.tiles import load_rows
 
 
 @triton.jit
-def _add_keys(dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
+def _add_keys(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
               DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
@@ -44,13 +45,16 @@ def _add_keys(dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, K, V, k_t, 
             da2 += tl.sum(grad * s * s, 1)
         if ORDER > 2:
             da3 += tl.sum(grad * s * s * s, 1)
+    if DECAY:
+        w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+        of_weights += tl.sum(grad * w, 1).to(of_weights.dtype)
     ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
-    return tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION), da0, da1, da2, da3
+    return tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION), da0, da1, da2, da3, of_weights
 
 
 @triton.jit
 def backward_queries(
-    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, TABLE, DQ, DALPHA,
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, TABLE, DQ, DALPHA, DROW,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -58,7 +62,7 @@ def backward_queries(
     BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, and dα where rows have their own."""
+    """dq, dα where rows have their own, and Σ_s g w (how the loss grows with all weights of a row)."""
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -71,9 +75,10 @@ def backward_queries(
     q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
     dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E).to(OPERAND)
     dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
+    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
     a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
-    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a1
-    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a1
+    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
+    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
     log_at = (b * heads + g) * T
     log = log_decay(LOG, log_at, m, T, DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
@@ -86,18 +91,18 @@ def backward_queries(
         third = tl.zeros((BM, BD), tl.float32)
         at3 = S3 + past * BLOCKS3 * D * E
         for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 3)
             block = tl.trans(block_of(at3, i, d, e, D, E))
-            third = tl.dot(dn * factor[:, None], block, third, input_precision=PRECISION)
+            third = add_block(third, dn, factor, block, PRECISION)
         da3 = tl.sum(third * q.to(tl.float32), 1)
         dq += 3 * a3[:, None] * third
     if ORDER > 1:
         second = tl.zeros((BM, BD), tl.float32)
         at2 = S2 + past * BLOCKS2 * D * E
         for i in range(D * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 2)
             block = tl.trans(block_of(at2, i, d, e, D, E))
-            second = tl.dot(dn * factor[:, None], block, second, input_precision=PRECISION)
+            second = add_block(second, dn, factor, block, PRECISION)
         if BY_SUM:
             second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
@@ -107,7 +112,7 @@ def backward_queries(
         one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
     da1 = tl.sum(one * q.to(tl.float32), 1)
     dq += a1[:, None] * one
-    if ROWS:
+    if ROWS or DECAY:
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
         da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
         if BY_SUM:
@@ -116,16 +121,17 @@ def backward_queries(
         past_left = tl.exp(log.to(tl.float32))
         dq *= past_left[:, None]
         da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
+    of_weights = (a0 * da0 + a1 * da1 + a2 * da2 + a3 * da3).to(log.dtype)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     whole = first // BN * BN  # keys before this need no mask
     for start in range(chunk * CHUNK, whole, BN):
-        dq, da0, da1, da2, da3 = _add_keys(
-            dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+        dq, da0, da1, da2, da3, of_weights = _add_keys(
+            dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
             D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
         )  # fmt: skip
     for start in range(whole, tl.minimum(first + BM, T), BN):
-        dq, da0, da1, da2, da3 = _add_keys(
-            dq, da0, da1, da2, da3, q, dn, dz, m, log, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+        dq, da0, da1, da2, da3, of_weights = _add_keys(
+            dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
             D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
         )  # fmt: skip
     inside = (m < T)[:, None] & (d < D)[None, :]
@@ -138,6 +144,8 @@ def backward_queries(
             tl.store(DALPHA + 2 * all_rows + rows + m, da2, mask=m < T)
         if ORDER > 2:
             tl.store(DALPHA + 3 * all_rows + rows + m, da3, mask=m < T)
+    if DECAY:
+        tl.store(DROW + rows + m, of_weights, mask=m < T)
 
 
 @triton.jit
@@ -169,9 +177,7 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
     if BY_SUM:
         grad += tl.load(DZ + rows + m, mask=m < T, other=0.0)[None, :]
     if DECAY:
-        of_weights += tl.sum(w * grad, 1).to(
-            of_weights.dtype
-        )  # from weights that are not rounded: sums along the text cancel
+        of_weights += tl.sum(w * grad, 1).to(of_weights.dtype)  # not rounded: sums along the text cancel
     ds = grad * slope
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
@@ -216,10 +222,10 @@ def backward_keys(
         c3 = 1.0 if ROWS else C[3]
         at3 = S3 + later * BLOCKS3 * D * E
         for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(k_at, k_t, TABLE, i, n, T, 3, OPERAND)
+            factor = monomial(k_at, k_t, TABLE, i, n, T, 3)
             block = block_of(at3, i, d, e, D, E)
-            dv = tl.dot(k * factor[:, None], block, dv, input_precision=PRECISION)
-            dk = tl.dot(v * factor[:, None], tl.trans(block), dk, input_precision=PRECISION)
+            dv = add_block(dv, k, factor, block, PRECISION)
+            dk = add_block(dk, v, factor, tl.trans(block), PRECISION)
         dv *= c3
         dk *= 3 * c3
     if ORDER > 1:
@@ -228,10 +234,10 @@ def backward_keys(
         of_v = tl.zeros((BN, BE), tl.float32)
         of_k = tl.zeros((BN, BD), tl.float32)
         for i in range(D * there):
-            factor = monomial(k_at, k_t, TABLE, i, n, T, 2, OPERAND)
+            factor = monomial(k_at, k_t, TABLE, i, n, T, 2)
             block = block_of(at2, i, d, e, D, E)
-            of_v = tl.dot(k * factor[:, None], block, of_v, input_precision=PRECISION)
-            of_k = tl.dot(v * factor[:, None], tl.trans(block), of_k, input_precision=PRECISION)
+            of_v = add_block(of_v, k, factor, block, PRECISION)
+            of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
         if BY_SUM:
             row = times_square(k, at, d, D, OPERAND, PRECISION)
             of_k += row

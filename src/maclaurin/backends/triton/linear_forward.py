@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from maclaurin.backends.triton.linear_registers import (
+    add_block,
     block_of,
     coefficient,
     left_of,
@@ -71,16 +72,16 @@ def forward_rows(
     if ORDER > 2:
         at = S3 + past * BLOCKS3 * D * E
         for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 3, OPERAND)
-            acc = tl.dot(q * factor[:, None], block_of(at, i, d, e, D, E), acc, input_precision=PRECISION)
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 3)
+            acc = add_block(acc, q, factor, block_of(at, i, d, e, D, E), PRECISION)
         acc *= a3[:, None]
     if ORDER > 1:
         second = tl.zeros((BM, BE), tl.float32)
         at = S2 + past * BLOCKS2 * D * E
         for i in range(D * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 2, OPERAND)
+            factor = monomial(q_at, q_t, TABLE, i, m, T, 2)
             block = block_of(at, i, d, e, D, E)
-            second = tl.dot(q * factor[:, None], block, second, input_precision=PRECISION)
+            second = add_block(second, q, factor, block, PRECISION)
         acc += a2[:, None] * second
     small = SMALL + past * (D * E + E + D * D + D + 1)
     one = tl.dot(q, block_of(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)

@@ -27,8 +27,10 @@ from torch import Tensor
 from maclaurin.backends.triton.lines import lines
 from maclaurin.backends.triton.tiles import load_rows, operand, operand_options, width
 
-#: blocks that share one reading of the text
+#: blocks that share one reading of the text; half as many where there would be too few programs to fill a GPU
 GROUPED = 4
+#: programs of the high orders below which they are made half as large
+FEW_PROGRAMS = 256
 #: tokens at a time, warps and loads ahead of the program for high orders, in bf16
 HIGH = (64, 4, 3)
 
@@ -57,16 +59,36 @@ def _load_block(INITIAL, i, d, e, D: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
+def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, TABLE, i, start, d, e, T, tokens,
+                D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, FOUR: tl.constexpr,
+                OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of tokens into the blocks of one head."""
+    n = start + tl.arange(0, BN)
+    x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+    gt = tl.load(GT + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(OPERAND)
+    c0 = _monomial(XT, TABLE, i, n, tokens, ORDER, OPERAND)
+    m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
+    c1 = _monomial(XT, TABLE, i + 1, n, tokens, ORDER, OPERAND)
+    m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
+    if FOUR:
+        c2 = _monomial(XT, TABLE, i + 2, n, tokens, ORDER, OPERAND)
+        m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
+        c3 = _monomial(XT, TABLE, i + 3, n, tokens, ORDER, OPERAND)
+        m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
+    return m0, m1, m2, m3
+
+
+@triton.jit
 def _high(
     XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
     x_b, x_t, x_h, T, heads, chunks, tokens,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, COUNT: tl.constexpr,
     LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, REVERSE: tl.constexpr,
-    CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, OPERAND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Four blocks of one order for one key-value head, along the whole text; moments of a group are added."""
-    i = tl.program_id(0) * 4
+    """Four blocks of one order (or two) for one key-value head, along the whole text; those of a group are added."""
+    i = tl.program_id(0) * (4 if FOUR else 2)
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     row = b * heads + g
     d = tl.arange(0, BD)
@@ -75,7 +97,9 @@ def _high(
     if STARTED:
         INITIAL += row * SIZE
         m0, m1 = _load_block(INITIAL, i, d, e, D, E), _load_block(INITIAL, i + 1, d, e, D, E)
-        m2, m3 = _load_block(INITIAL, i + 2, d, e, D, E), _load_block(INITIAL, i + 3, d, e, D, E)
+        m2, m3 = m0, m0
+        if FOUR:
+            m2, m3 = _load_block(INITIAL, i + 2, d, e, D, E), _load_block(INITIAL, i + 3, d, e, D, E)
     else:
         m0 = tl.zeros((BE, BD), tl.float32)
         m1, m2, m3 = m0, m0, m0
@@ -84,8 +108,9 @@ def _high(
         out = OUT + (row * chunks + c) * SIZE
         _store_block(out, m0, i, d, e, D, E)
         _store_block(out, m1, i + 1, d, e, D, E)
-        _store_block(out, m2, i + 2, d, e, D, E)
-        _store_block(out, m3, i + 3, d, e, D, E)
+        if FOUR:
+            _store_block(out, m2, i + 2, d, e, D, E)
+            _store_block(out, m3, i + 3, d, e, D, E)
         if CARRIED:
             carry = tl.load(CARRY + row * chunks + c)
             m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
@@ -94,26 +119,23 @@ def _high(
             x_at = X + b * x_b + h * x_h
             xt_at = XT + (b * heads * GROUP + h) * LINES * tokens
             gt_at = GT + (b * heads * GROUP + h) * E * tokens
-            for start in range(c * CHUNK, (c + 1) * CHUNK, BN):
-                n = start + tl.arange(0, BN)
-                x = load_rows(x_at, x_t, n, d, T, D).to(OPERAND)
-                gt = tl.load(gt_at + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(
-                    OPERAND
-                )
-                c0 = _monomial(xt_at, TABLE, i, n, tokens, ORDER, OPERAND)
-                m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
-                c1 = _monomial(xt_at, TABLE, i + 1, n, tokens, ORDER, OPERAND)
-                m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
-                c2 = _monomial(xt_at, TABLE, i + 2, n, tokens, ORDER, OPERAND)
-                m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
-                c3 = _monomial(xt_at, TABLE, i + 3, n, tokens, ORDER, OPERAND)
-                m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
+            for start in range(c * CHUNK, (c + 1) * CHUNK, BN if FOUR else 2 * BN):
+                m0, m1, m2, m3 = _add_tokens(
+                    m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, TABLE, i, start, d, e, T, tokens,
+                    D, E, BN, ORDER, FOUR, OPERAND, PRECISION,
+                )  # fmt: skip
+                if not FOUR:  # as many products in a turn, so that none has to end in it
+                    m0, m1, m2, m3 = _add_tokens(
+                        m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, TABLE, i, start + BN, d, e, T, tokens,
+                        D, E, BN, ORDER, FOUR, OPERAND, PRECISION,
+                    )  # fmt: skip
     if ENDED:
         FINAL += row * SIZE
         _store_block(FINAL, m0, i, d, e, D, E)
         _store_block(FINAL, m1, i + 1, d, e, D, E)
-        _store_block(FINAL, m2, i + 2, d, e, D, E)
-        _store_block(FINAL, m3, i + 3, d, e, D, E)
+        if FOUR:
+            _store_block(FINAL, m2, i + 2, d, e, D, E)
+            _store_block(FINAL, m3, i + 3, d, e, D, E)
 
 
 @triton.jit
@@ -213,6 +235,20 @@ def _scan(
     tl.store(FINAL + row * SIZE + at, total, mask=inside)
 
 
+@triton.jit
+def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
+    """Σ over all entries of what lies before a chunk times what lies after the chunk before it."""
+    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < size
+        before = tl.load(BEFORE + (row * chunks + c + 1) * size + at, mask=inside, other=0.0).to(tl.float32)
+        after = tl.load(AFTER + (row * chunks + c) * size + at, mask=inside, other=0.0).to(tl.float32)
+        total += before * after * tl.load(WEIGHT + at // SQUARE, mask=inside, other=0.0)
+    tl.store(OUT + row * (chunks - 1) + c, tl.sum(total, 0))
+
+
 # ------------------------------------------------------------------------------------ launching
 
 
@@ -267,6 +303,26 @@ def moments(
     return Moments(small, high), Moments(small_total, ends) if totals else None
 
 
+def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
+    """Σ over all entries of order n ≥ 2 of the moments before chunks 1 … times those after chunks 0 …, [B·K, chunks − 1]."""
+    rows, chunks, count, _, e = before.high[n].shape
+    out = torch.empty(rows, chunks - 1, dtype=torch.float32, device=before.small.device)
+    if chunks > 1:
+        _across[(chunks - 1, rows)](
+            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, count * d * e,
+            SQUARE=d * e, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=64)
+def times_counted(d: int, order: int, device: torch.device) -> Tensor:
+    """How often each block of an order stands for one of x^{⊗n}: x_a x_b for x_b x_a too, those behind the last never."""
+    counted = [1.0] * d if order == 2 else [1.0 + (a < b) for a in range(d) for b in range(a, d)]
+    counted += [0.0] * (blocks(d, order) - len(counted))
+    return torch.tensor(counted, device=device)
+
+
 def small_size(d: int, e: int) -> int:
     """How many numbers the small moments of a head are."""
     return d * e + e + d * d + d + 1
@@ -307,7 +363,7 @@ def _small_moments(
         x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
         WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
-        **operand_options(x), num_warps=8 if wide else 4, num_stages=2 if wide or width(d) < 64 else 3,
+        **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
     block = 256
@@ -331,11 +387,15 @@ def _high_moments(
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
     block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
-    _high[(count // GROUPED, batch * heads, triton.cdiv(e, 64))](
+    columns = triton.cdiv(e, 64)
+    tile = min(block, chunk)
+    many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
+    grouped = GROUPED if many else GROUPED // 2
+    _high[(count // grouped, batch * heads, columns)](
         lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table, side.carry, initial, out, final,
         *x.stride()[:3], tokens, heads, chunks, padded,
         D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
-        BN=min(block, chunk), REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
-        ENDED=total, **operand_options(x), num_warps=8 if width(d) > 64 else warps, num_stages=stages,
+        BN=tile, REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
+        ENDED=total, FOUR=grouped == GROUPED, **operand_options(x), num_warps=8 if width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final

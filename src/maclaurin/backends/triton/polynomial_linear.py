@@ -28,14 +28,14 @@ from torch import Tensor
 from maclaurin.backends.triton import on_its_device, row_quotient
 from maclaurin.backends.triton.linear_backward import backward_keys, backward_queries
 from maclaurin.backends.triton.linear_forward import forward_rows
-from maclaurin.backends.triton.moments import Moments, Side, blocks, moments, pairs
+from maclaurin.backends.triton.moments import Moments, Side, across, blocks, moments, pairs, times_counted
 from maclaurin.backends.triton.tiles import Tile, empty_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "keys": (Tile(32, 64, 4, 3), Tile(64, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
 }
 
 
@@ -153,9 +153,10 @@ def backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
     sizes, table = _sizes(q, k, v, rows, call), _table(q, call)
+    of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile("queries", q, v, rows, call)
     backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha,
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha, of_rows,
         *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
     scaled = rows.alpha is not None
@@ -176,36 +177,45 @@ def backward(
         *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
-    if of_keys is not None:
-        wide = y if rest is None else y.float() + rest
-        of_rows = _of_rows(dn, dz, wide, divisor, log, call.eps)
-        of_rows = of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+    if of_keys is not None and of_rows is not None:
+        crossing = _crossing(past, later, q, v, call, scaled)
+        end = torch.zeros_like(past.small[:, 0, 0])
         if totals is not None and d_totals is not None:  # every gate shrinks the totals too
-            of_rows[..., -1] += _inner(totals, d_totals, q.shape[3]).view(batch, kv_heads)
-        d_forget = (of_rows - of_keys).double().flip(-1).cumsum(-1).flip(-1).float()
+            end = _inner(totals, d_totals, q.shape[3])
+        crossing = torch.cat([crossing, end[:, None]], 1).view(batch, kv_heads, -1)
+        within = of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
+        d_forget = _of_gates(within, crossing, call.chunk)
     d_initial = None if before is None else _by_coefficients(before, q, v, call, scaled, inverse=False)
     return Gradients(dq, dk, dv, d_alpha, d_forget), d_initial
 
 
-def _of_rows(dn: Tensor, dz: Tensor | None, y: Tensor, divisor: Tensor, log: Tensor, eps: float) -> Tensor:
-    """Σ_s g w [B, H, T]: how the loss grows with all weights of a row, D dn·y + (D − eps) dz.
+def _of_gates(within: Tensor, crossing: Tensor, chunk: int) -> Tensor:
+    """The gradient of ln f_t [B, K, T]: how the loss grows with the weights of all pairs t lies between.
 
-    Under a row sum what is left of dn·y + dz is rounding, and must be the rounding that is in dz.
+    Those are what rows from t on have more of than keys from t on, to the end of the chunk, and what crosses it.
     """
-    total = (dn.to(log.dtype) * y).sum(-1).transpose(1, 2)
-    return total * divisor if dz is None else (total + dz) * divisor - eps * dz
+    tokens = within.shape[-1]
+    padded = torch.nn.functional.pad(within.double(), (0, -tokens % chunk)).unflatten(-1, (-1, chunk))
+    total = padded.flip(-1).cumsum(-1).flip(-1) + crossing[..., None]
+    return total.flatten(-2)[..., :tokens].float()
+
+
+def _crossing(past: Moments, later: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool) -> Tensor:
+    """Σ g w of all pairs on either side of the end of each chunk but the last, [B·K, chunks − 1]."""
+    d, c = q.shape[3], (1.0,) * (call.order + 1) if scaled else call.coefficients
+    small = _by_coefficients(Moments(later.small[:, :-1], {}), q, v, call, scaled, inverse=False).small
+    found = (past.small[:, 1:] * small).sum(-1)
+    for n in range(2, call.order + 1):
+        found = found + c[n] * across(past, later, n, d)
+    return found
 
 
 def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
-    """Σ over all entries of two moments, [B·K]; blocks of x_a x_b stand for x_b x_a too."""
+    """Σ over all entries of two moments, [B·K]."""
     found = (totals.small * other.small).sum(-1)
     for n, block in totals.high.items():
         products = (block * other.high[n]).flatten(2).sum(-1)
-        if n == 3:
-            first, second = pairs(d, block.device).unbind(-1)
-            products = products * (1 + (first != second).to(products.dtype))
-            products = products[:, : d * (d + 1) // 2]
-        found = found + products.sum(-1)
+        found = found + (products * times_counted(d, n, block.device)).sum(-1)
     return found
 
 
@@ -311,4 +321,4 @@ def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, 
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         return {**options, "BM": min(queries, call.chunk), "BN": min(keys, call.chunk), "num_warps": 8}
     crowded = rows.alpha is not None or rows.log_forget is not None
-    return {**options, "BM": min(64, options["BM"])} if crowded else options
+    return {**options, "BM": min(32 if kind == "keys" else 64, options["BM"])} if crowded else options

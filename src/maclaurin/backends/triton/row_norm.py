@@ -5,13 +5,15 @@
 
 Without a gate the way back needs only the answer and g = s/‖a‖, one number per row:
 
-    da = g (dn − n (n·dn)/‖n‖²)
+    da = g (dn − n (n·dn)/‖n‖²),        a = n/g
 
 A row of zeros stays zero and hands its gradient on as it came. Rows are divided by their largest entry
 first, so no square overflows. Tensors are [rows, E] seen through three strides: rows run over b, t, h.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -60,7 +62,7 @@ def _forward(
 
 @triton.jit
 def _backward_from_answer(
-    OUT, GAIN, DOUT, DY, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
+    OUT, GAIN, DOUT, DY, Y, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -71,11 +73,13 @@ def _backward_from_answer(
     dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
     squared = tl.sum(out * out, 1)  # of the answer as it was rounded: da is to be orthogonal to that
     share = tl.sum(out * dout, 1) / tl.where(squared == 0, 1.0, squared)
-    da = (dout - out * share[:, None]) * tl.load(GAIN + row, mask=row < rows, other=0.0)[:, None]
+    gain = tl.load(GAIN + row, mask=row < rows, other=1.0)[:, None]
+    da = (dout - out * share[:, None]) * gain
     if CENTRED:
         da = tl.where(inside, da - tl.sum(da, 1)[:, None] / E, 0.0)
     at = row_offsets(row, T, H, d_b, d_t, d_h)[:, None] + e[None, :]
     tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
+    tl.store(Y + at, (out / gain).to(Y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -125,15 +129,17 @@ def forward(
 
 
 @on_its_device
-def backward_from_answer(dout: Tensor, out: Tensor, gain: Tensor, centred: bool) -> Tensor:
-    """dy, contiguous, from what `forward` gave and kept without a gate."""
+def backward_from_answer(
+    dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """dy, and y again (less its mean, if centred), in a layout, from what `forward` gave and kept without a gate."""
     dout = dense(dout)
-    dy = torch.empty_like(out)
+    dy, y = (torch.empty_strided(out.shape, layout, dtype=out.dtype, device=out.device) for _ in range(2))
     grid, rows, sizes = row_tiles(out)
     _backward_from_answer[grid](
-        out, gain, dout, dy, *dout.stride()[:3], *dy.stride()[:3], *rows, **sizes, CENTRED=centred
+        out, gain, dout, dy, y, *dout.stride()[:3], *dy.stride()[:3], *rows, **sizes, CENTRED=centred
     )
-    return dy
+    return dy, y
 
 
 @on_its_device

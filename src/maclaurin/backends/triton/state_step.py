@@ -1,13 +1,15 @@
-"""One token into a state and its queries out of it: one launch, one pass over memory.
+"""One token into a state and its queries out of it: one pass over the state, then one over what was read of it.
 
-    S ← f S + φ(k) [v, 1]ᵀ,          sums of order n:  Σ_{f of order n} φ_f(q) S_f
+    S ← f S + w φ(k) [v, 1]ᵀ,        sums of order n:  Σ_{f of order n} φ_f(c q) S_f,          y = Σ_n α_n sums / D
 
 The state [F, E] of a head is cut into blocks of features, none of which holds features of two orders, so that batch 1
 fills the chip. A feature is a product of entries times a root, φ_f(x) = r_f Π_j x_{i_fj}, made in registers; an index
-of d stands for 1. Every block writes what its queries read of it, and whichever block of a head is done last adds up.
+of d stands for 1. Every block writes what its queries read of it; a second program adds that up.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,108 +17,179 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.backends.triton import on_its_device
-from maclaurin.backends.triton.tiles import width
+from maclaurin.backends.triton.tiles import divisor_of, width
 
-#: features per block
-BLOCK = 16
-#: few numbers a thread, so that many loads are under way
-WARPS = 4
+#: features per block, and its warps: with one, sums over features need no exchange
+BLOCK, WARPS = 16, 1
+#: blocks added up at a time
+BLOCKS = 64
+
+
+class Token(NamedTuple):
+    """One token: k [B, K, d], q [B, H, d], v [B, K, e]; log_forget and weight [B, K], in fp32, or None for 0 and 1."""
+
+    k: Tensor
+    q: Tensor
+    v: Tensor
+    log_forget: Tensor | None = None
+    weight: Tensor | None = None
+
+
+class Layout(NamedTuple):
+    """How features are made, and the blocks they are read in.
+
+    Features are products of the entries [F, degree] times roots [F]; blocks of them are starts[i] … stops[i] − 1,
+    and order n has the blocks cuts[n] … cuts[n + 1] − 1.
+    """
+
+    entries: Tensor
+    roots: Tensor
+    starts: Tensor
+    stops: Tensor
+    cuts: Tensor
 
 
 @triton.jit
-def _features(X, INDEX, ROOT, f, there, D: tl.constexpr, DEGREE: tl.constexpr):
-    """φ_f(x) for the features f."""
+def _features(X, INDEX, ROOT, f, there, scale, D: tl.constexpr, DEGREE: tl.constexpr):
+    """φ_f(scale x) for the features f."""
     found = tl.load(ROOT + f, mask=there, other=0.0)
     for j in tl.static_range(DEGREE):
         i = tl.load(INDEX + f * DEGREE + j, mask=there, other=D)
-        found *= tl.load(X + i, mask=there & (i < D), other=1.0)
+        entry = tl.load(X + i, mask=there & (i < D), other=0.0).to(tl.float32) * scale
+        found *= tl.where(i < D, entry, 1.0)
     return found
 
 
 @triton.jit
-def _add_up(
-    PARTIAL, SUMS, CUTS, row, rows, blocks,
-    GROUP: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr, ORDERS: tl.constexpr,
-):  # fmt: skip
-    """The sums of each order and query, from what the blocks of its features have written."""
-    e = tl.arange(0, BE)
-    for i in range(GROUP * ORDERS):
-        g, n = i // ORDERS, i % ORDERS
-        end = tl.load(CUTS + n + 1)
-        total = tl.zeros((BE,), tl.float32)
-        for start in range(tl.load(CUTS + n), end, BB):
-            b = start + tl.arange(0, BB)
-            at = ((row * GROUP + g) * blocks + b)[:, None] * E + e[None, :]
-            here = (b < end)[:, None] & (e < E)[None, :]
-            total += tl.sum(tl.load(PARTIAL + at, mask=here, other=0.0, cache_modifier=".cg"), 0)
-        tl.store(SUMS + ((n * rows + row) * GROUP + g) * E + e, total, mask=e < E)
-
-
-@triton.jit
 def _step(
-    S, K, Q, COLUMNS, FORGET, INDEX, ROOT, STARTS, STOPS, CUTS, DONE, OUT, PARTIAL, SUMS,
-    F, rows, blocks,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, BB: tl.constexpr,
-    DEGREE: tl.constexpr, ORDERS: tl.constexpr, FORGETS: tl.constexpr, LAST: tl.constexpr,
+    S, K, Q, V, LOG_FORGET, WEIGHT, INDEX, ROOT, STARTS, STOPS, OUT, PARTIAL,
+    k_b, k_h, q_b, q_h, v_b, v_h, f_b, f_h, w_b, w_h, scale, F, heads, blocks,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+    DEGREE: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr,
 ):  # fmt: skip
-    """LAST: the last column lies beside a tile that is full without it."""
+    """One block of features of one key-value head. COUNTED: the last column counts keys, beside those of v."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = row // heads, row % heads
     f = tl.load(STARTS + block) + tl.arange(0, BF)
     there = f < tl.load(STOPS + block)
     e = tl.arange(0, BE)
-    column = e < (E - 1 if LAST else E)
-    inside = there[:, None] & column[None, :]
+    VALUES: tl.constexpr = E - 1 if COUNTED else E
+    inside = there[:, None] & (e < VALUES)[None, :]
     line = row * F * E + f * E
     state = tl.load(S + line[:, None] + e[None, :], mask=inside, other=0.0)
-    key = _features(K + row * D, INDEX, ROOT, f, there, D, DEGREE)
-    kept = tl.load(FORGET + row) if FORGETS else 1.0
-    state = state * kept + key[:, None] * tl.load(COLUMNS + row * E + e, mask=column, other=0.0)[None, :]
+    if COUNTED:
+        count = tl.load(S + line + VALUES, mask=there, other=0.0)
+    key = _features(K + b * k_b + h * k_h, INDEX, ROOT, f, there, 1.0, D, DEGREE)
+    if WEIGHED:
+        key *= tl.load(WEIGHT + b * w_b + h * w_h)
+    kept = tl.exp(tl.load(LOG_FORGET + b * f_b + h * f_h).to(tl.float32)) if FORGETS else 1.0
+    value = tl.load(V + b * v_b + h * v_h + e, mask=e < VALUES, other=0.0).to(tl.float32)
+    state = state * kept + key[:, None] * value[None, :]
     tl.store(OUT + line[:, None] + e[None, :], state, mask=inside)
-    if LAST:
-        last = tl.load(S + line + E - 1, mask=there, other=0.0) * kept
-        last += key * tl.load(COLUMNS + row * E + E - 1)
-        tl.store(OUT + line + E - 1, last, mask=there)
+    if COUNTED:
+        count = count * kept + key
+        tl.store(OUT + line + VALUES, count, mask=there)
     for g in tl.static_range(GROUP):
-        query = _features(Q + (row * GROUP + g) * D, INDEX, ROOT, f, there, D, DEGREE)
+        query = _features(Q + b * q_b + (h * GROUP + g) * q_h, INDEX, ROOT, f, there, scale, D, DEGREE)
         at = PARTIAL + ((row * GROUP + g) * blocks + block) * E
-        tl.store(at + e, tl.sum(query[:, None] * state, 0), mask=column)
-        if LAST:
-            tl.store(at + E - 1, tl.sum(query * last, 0))
-    tl.debug_barrier()  # all of the block's sums are written before it counts as done
-    if tl.atomic_add(DONE + row, 1, sem="acq_rel") == blocks - 1:
-        _add_up(PARTIAL, SUMS, CUTS, row, rows, blocks, GROUP, E, 2 * BE if LAST else BE, BB, ORDERS)
+        tl.store(at + e, tl.sum(query[:, None] * state, 0), mask=e < VALUES)
+        if COUNTED:
+            tl.store(at + VALUES, tl.sum(query * count, 0))
+
+
+@triton.jit
+def _add_up(PARTIAL, row, start, stop, blocks, e, E: tl.constexpr, BB: tl.constexpr):
+    """What the blocks start … stop − 1 of a query's state have written, added."""
+    total = tl.zeros(e.shape, tl.float32)
+    for first in range(start, stop, BB):
+        b = first + tl.arange(0, BB)
+        here = (b < stop)[:, None] & (e < E)[None, :]
+        at = (row * blocks + b)[:, None] * E + e[None, :]
+        total += tl.sum(tl.load(PARTIAL + at, mask=here, other=0.0), 0)
+    return total
+
+
+@triton.jit
+def _sums(PARTIAL, CUTS, SUMS, rows, blocks, E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr):
+    """The sums of one order and query."""
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    e = tl.arange(0, BE)
+    total = _add_up(PARTIAL, row, tl.load(CUTS + n), tl.load(CUTS + n + 1), blocks, e, E, BB)
+    tl.store(SUMS + (n * rows + row) * E + e, total, mask=e < E)
+
+
+@triton.jit
+def _rows(
+    PARTIAL, CUTS, COUNT, Y, AFTER, heads, blocks, eps,
+    E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, ORDERS: tl.constexpr,
+    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+):  # fmt: skip
+    """The row of one query over its denominator; and one token more that a sequence has seen."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BE)
+    total = tl.zeros((BE,), tl.float32)
+    for n in tl.static_range(ORDERS):
+        total += C[n] * _add_up(PARTIAL, row, tl.load(CUTS + n), tl.load(CUTS + n + 1), blocks, e, E, BB)
+    seen = tl.load(COUNT + row // heads) + 1
+    last = tl.sum(tl.where(e == E - 1, total, 0.0), 0)
+    divisor = divisor_of(tl.zeros((BE,), tl.float32) + last, seen, eps, BY_SUM, BY_COUNT)
+    VALUES: tl.constexpr = E - 1 if BY_SUM else E
+    tl.store(Y + row * VALUES + e, (total / divisor).to(Y.dtype.element_ty), mask=e < VALUES)
+    tl.store(AFTER + row // heads, seen, mask=row % heads == 0)
+
+
+def _pass(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what each block of it gave its queries [B, H, blocks, E]."""
+    k, q, v, log_forget, weight = token
+    batch, heads, size, e = state.shape
+    blocks = layout.starts.numel()
+    out = torch.empty_like(state)
+    partial = torch.empty(batch, q.shape[1], blocks, e, dtype=torch.float32, device=state.device)
+    optional = (stride for u in (log_forget, weight) for stride in ((0, 0) if u is None else u.stride()))
+    _step[(batch * heads, blocks)](
+        state, k, q, v, log_forget, weight, layout.entries, layout.roots, layout.starts, layout.stops, out, partial,
+        *k.stride()[:2], *q.stride()[:2], *v.stride()[:2], *optional, scale, size, heads, blocks,
+        GROUP=q.shape[1] // heads, D=k.shape[-1], E=e, BE=width(v.shape[-1]), BF=BLOCK,
+        DEGREE=layout.entries.shape[1], COUNTED=e > v.shape[-1], FORGETS=log_forget is not None,
+        WEIGHED=weight is not None, num_warps=WARPS,
+    )  # fmt: skip
+    return out, partial
 
 
 @on_its_device
-def forward(
-    state: Tensor,
-    k: Tensor,
-    q: Tensor,
-    columns: Tensor,
-    forget: Tensor | None,
-    index: Tensor,
-    roots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    cuts: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The state after the token, and what queries read of each order [orders, B, K, G, E].
+def sums(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what queries read of each order [orders, B, H, E].
 
-    state [B, K, F, E], k [B, K, d], q [B, K, G, d], columns [B, K, E], forget [B, K]; all contiguous, in fp32. Features
-    are products of the entries index [F, degree] times roots [F]; blocks of them are starts[i] … stops[i] − 1, and
-    order n has the blocks cuts[n] … cuts[n + 1] − 1.
+    state [B, K, F, E] in fp32, contiguous, with E = e or, to count keys, e + 1.
     """
-    batch, heads, size, e = state.shape
-    group, d, blocks, orders = q.shape[2], q.shape[3], starts.numel(), cuts.numel() - 1
-    out = torch.empty_like(state)
-    partial = torch.empty(batch, heads, group, blocks, e, dtype=state.dtype, device=state.device)
-    sums = torch.empty(orders, batch, heads, group, e, dtype=state.dtype, device=state.device)
-    done = torch.zeros(batch * heads, dtype=torch.int32, device=state.device)
-    last = e > 16 and width(e - 1) == e - 1
-    _step[(batch * heads, blocks)](
-        state, k, q, columns, forget, index, roots, starts, stops, cuts, done, out, partial, sums,
-        size, batch * heads, blocks,
-        GROUP=group, D=d, E=e, BE=width(e - 1 if last else e), BF=BLOCK, BB=16, DEGREE=index.shape[1], ORDERS=orders,
-        FORGETS=forget is not None, LAST=last, num_warps=WARPS,
+    out, partial = _pass(state, token, layout, scale)
+    batch, heads, blocks, e = partial.shape
+    orders, rows = layout.cuts.numel() - 1, batch * heads
+    found = torch.empty(orders, batch, heads, e, dtype=torch.float32, device=state.device)
+    _sums[(rows, orders)](partial, layout.cuts, found, rows, blocks, E=e, BE=width(e), BB=BLOCKS, num_warps=8)
+    return out, found
+
+
+@on_its_device
+def rows(
+    state: Tensor,
+    count: Tensor,
+    token: Token,
+    layout: Layout,
+    scale: float,
+    coefficients: tuple[float, ...],
+    divisor: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [B, 1, H, e] over the row sum and eps ("sum"), the keys seen ("count") or 1, in the dtype of q; the state and
+    the count of keys after the token. State as above; `coefficients` has one per order of the layout."""
+    out, partial = _pass(state, token, layout, scale)
+    batch, heads, blocks, e = partial.shape
+    q, v = token.q, token.v
+    y = torch.empty(batch, 1, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    after = torch.empty_like(count)
+    _rows[(batch * heads,)](
+        partial, layout.cuts, count, y, after, heads, blocks, eps, E=e, BE=width(e), BB=BLOCKS, C=coefficients,
+        ORDERS=len(coefficients), BY_SUM=divisor == "sum", BY_COUNT=divisor == "count", num_warps=8,
     )  # fmt: skip
-    return out, sums
+    return y, out, after
