@@ -16,6 +16,19 @@ from maclaurin.study.paper import (
 )
 
 ORDERS = (2, 4, 6, 8, 10)
+COMMON = {
+    "size": "mini",
+    "data": "sources.jsonl",
+    "tokenizer": "bpe:4096",
+    "steps": 500,
+    "batch_size": 64,
+    "lr": 2e-3,
+    "warmup": 50,
+    "precision": "bf16",
+    "eval_every": 125,
+    "eval_rows": 256,
+    "checkpoint_every": 0,
+}
 
 study = Study(
     name="paper-h200",
@@ -24,25 +37,13 @@ study = Study(
         "Softmax, norms, gate, 1/t, linear attention and Taylor orders 1 to 10, three seeds each, at 13.8M "
         "parameters on 16M tokens of Python source: which of the paper's orderings show?"
     ),
-    budget="about 12 minutes on one H200, eight runs at a time",
+    budget="about 17 minutes on one H200, eight or nine runs at a time",
     experiments=(
         Experiment(
             name="language",
             title="Next token of Python source, 13.8M parameters, 16M tokens of training",
             metric="test_loss",
-            common={
-                "size": "mini",
-                "data": "sources.jsonl",
-                "tokenizer": "bpe:4096",
-                "steps": 500,
-                "batch_size": 64,
-                "lr": 2e-3,
-                "warmup": 50,
-                "precision": "bf16",
-                "eval_every": 125,
-                "eval_rows": 256,
-                "checkpoint_every": 0,
-            },
+            common=COMMON,
             cells=cells_of(
                 {
                     "softmax": "exp/sum",
@@ -58,6 +59,15 @@ study = Study(
             seeds=(0, 1, 2),
             baseline="softmax",
         ),
+        Experiment(
+            name="longer",
+            title="The same, twice as long at half the learning rate: is the norm only slower?",
+            metric="test_loss",
+            common={**COMMON, "steps": 1000, "lr": 1e-3, "warmup": 100, "eval_every": 250},
+            cells=cells_of({"softmax": "exp/sum", "norm l2": "exp/l2", "gate": "exp/len*out"}),
+            seeds=(0, 1, 2),
+            baseline="softmax",
+        ),
     ),
     claims=(
         norm_stands_in("language", "norm l2"),
@@ -66,5 +76,7 @@ study = Study(
         linear_is_behind("language"),
         orders_approach_softmax("language", *(f"order {n}" for n in ORDERS)),
         order_is_enough("language", "order 10"),
+        norm_stands_in("longer", "norm l2"),
+        gate_does_not_stand_in("longer", "gate"),
     ),
 )

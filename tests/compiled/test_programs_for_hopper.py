@@ -114,7 +114,7 @@ def test_softmax_of_a_changed_score(d, call):
     with compiled_for(HOPPER) as found:
         o, lse = exp_modified.forward(q, k, v, totals, call)
         exp_modified.backward(o, q, k, v, totals, lse, lse, call)
-    assert_good(found)
+    assert_good(found, may_wait={*MAY_WAIT, "_forward"})  # rows are rescaled between its products anyway
 
 
 def test_passes_over_rows():
@@ -126,6 +126,7 @@ def test_passes_over_rows():
         out, gain_of_norm = row_norm.forward(y, None, 1.0, True, keep=True)
         row_norm.backward_from_answer(out, out, gain_of_norm, True, out.stride())
         row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
+        row_scale.delta(o, o, gain)
     assert_good(found, matrix_units=False)
 
 

@@ -1,7 +1,10 @@
 """exp of a changed score (a clamp, a forget gate, a window with sinks) through the fused program for it
 (backends/triton/exp_modified.py): softmax rows and their log-sum-exp, both with gradients.
 
-    Σ_s e^x v_s / D = e^{lse − ln D} o,          δ = Σ do∘o − dlse
+    Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
+
+Where D is no variable, dx = e^{x − ln D}∘(dy Vᵀ): the way back takes ln D for the log-sum-exp and needs no
+rows.
 
 Registered as custom operators, so torch.compile keeps them whole.
 """
@@ -21,7 +24,7 @@ from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import log_divisor
 from maclaurin.forms.inputs import Inputs, clamped_log_forget
 from maclaurin.forms.stream import running_totals
-from maclaurin.spec import AttentionSpec, Exp, RowSum
+from maclaurin.spec import AttentionSpec, Exp, RowSum, RunningSum
 
 
 def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> bool:
@@ -34,8 +37,11 @@ def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> b
 
 def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
-    o, lse = exact_rows(spec, inputs, scale=scale, causal=causal)
     row_sum = _row_sum(spec)
+    if row_sum is None and _is_direct(spec, inputs):
+        y = _directly(spec, inputs, scale, causal)
+        return finish_rows(spec, y.transpose(1, 2), inputs.output_gate, inputs.q.dtype)
+    o, lse = exact_rows(spec, inputs, scale=scale, causal=causal)
     if row_sum is None or row_sum.sees_row_scale:
         o = _scaled(spec, inputs, row_sum, o, lse, causal)
     return finish_rows(spec, o.transpose(1, 2), inputs.output_gate, inputs.q.dtype)
@@ -43,9 +49,14 @@ def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, c
 
 def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
+    return changed_softmax(*_arguments(spec, inputs, scale, causal))
+
+
+def _arguments(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> tuple[Any, ...]:
+    """What the program takes, as the operators below list it."""
     log_forget = clamped_log_forget(inputs)
     clamp = spec.kernel.clamp if isinstance(spec.kernel, Exp) else None
-    return changed_softmax(
+    return (
         *(u.transpose(1, 2) for u in operands(spec, inputs)),
         None if log_forget is None else running_totals(log_forget),
         scale,
@@ -54,6 +65,37 @@ def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: boo
         None if spec.window is None else spec.window.size,
         0 if spec.window is None else spec.window.sinks,
     )
+
+
+def _is_direct(spec: AttentionSpec, inputs: Inputs) -> bool:
+    """Whether D is no variable; weights over it are multiplied as they are, which fp16 has no range for."""
+    return not isinstance(spec.denominator, RunningSum) and inputs.q.dtype != torch.float16
+
+
+def _directly(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> Tensor:
+    """The rows [B, H, T, e] over a denominator that is no variable."""
+    q, divisor = inputs.q, log_divisor(spec, inputs, causal)
+    log = q.new_zeros((), dtype=torch.float32) if divisor is None else divisor.transpose(1, 2).float()
+    log = log.expand(q.shape[0], q.shape[2], q.shape[1]).contiguous()
+    return _DividedRows.apply(log, *_arguments(spec, inputs, scale, causal))  # type: ignore[no-any-return]
+
+
+class _DividedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_divisor: Tensor, *arguments: Any) -> Tensor:
+        q, k, v, totals, *ctx.call = arguments
+        ctx.save_for_backward(q, k, v, totals, log_divisor)
+        o, lse = changed_softmax(*arguments)
+        return scaled_rows(o, lse - log_divisor, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        q, k, v, totals, log_divisor = ctx.saved_tensors
+        dq, dk, dv, d_totals = changed_softmax_backward(
+            programs.dense(dy), q, k, v, totals, log_divisor, None, None, *ctx.call
+        )
+        return None, dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
 
 
 def _changes_exp(spec: AttentionSpec) -> bool:
@@ -101,7 +143,7 @@ class _ScaledRows(torch.autograd.Function):
         """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
         o, log_gain = ctx.saved_tensors
         do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
-        return do, (do.to(log_gain.dtype) * o.to(log_gain.dtype)).sum(-1)
+        return do, row_products(do, o, None)
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -125,6 +167,19 @@ def changed_softmax(
     return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
 
 
+@torch.library.custom_op("maclaurin::row_products", mutates_args=())
+def row_products(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
+    """Σ do∘o − dlse [B, H, T] in fp32."""
+    from maclaurin.backends.triton import row_scale as program
+
+    return program.delta(do, o, dlse)
+
+
+@row_products.register_fake
+def _(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
+    return o.new_empty(o.shape[:3], dtype=torch.float32)
+
+
 @torch.library.custom_op("maclaurin::changed_softmax_backward", mutates_args=())
 def changed_softmax_backward(
     do: Tensor,
@@ -133,16 +188,19 @@ def changed_softmax_backward(
     v: Tensor,
     totals: Tensor | None,
     lse: Tensor,
-    delta: Tensor,
+    o: Tensor | None,
+    dlse: Tensor | None,
     scale: float,
     causal: bool,
     clamp: float | None,
     window: int | None,
     sinks: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv and the gradient of the totals (empty without them)."""
+    """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
     from maclaurin.backends.triton import exp_modified as program
+    from maclaurin.backends.triton import row_scale
 
+    delta = torch.zeros_like(lse) if o is None else row_scale.delta(do, o, dlse)
     call = program.Call(scale, causal, clamp, window, sinks)
     dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
     return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
@@ -174,9 +232,7 @@ def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ..
     if do is None and dlse is None:
         return (None,) * 9
     do = torch.zeros_like(o) if do is None else programs.dense(do)
-    delta = (do.float() * o.float()).sum(-1)
-    delta = delta if dlse is None else delta - dlse
-    dq, dk, dv, d_totals = changed_softmax_backward(do, q, k, v, totals, lse, delta.contiguous(), *ctx.call)
+    dq, dk, dv, d_totals = changed_softmax_backward(do, q, k, v, totals, lse, o, dlse, *ctx.call)
     return dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
 
 

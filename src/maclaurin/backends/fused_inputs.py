@@ -9,6 +9,7 @@ from maclaurin.backends import triton as programs
 from maclaurin.forms.divisors import visible_keys
 from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
+from maclaurin.spec.feature_map import Identity
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 128
@@ -33,7 +34,7 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
     """q, k, v with φ and the input gate applied, rounded to the dtype a program multiplies in."""
     q, k, v = inputs.q, inputs.k, inputs.v
     feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)
-    if feature_map is not None:
+    if feature_map is not None and not isinstance(feature_map, Identity):
         q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
     if inputs.input_gate is not None:
         v = (v.to(dtype) * inputs.input_gate.to(dtype)[..., None]).to(v.dtype)

@@ -1,6 +1,6 @@
 """A gain e^g and a gate p on every row of attention's output, one pass over memory each way.
 
-    y = p e^g o        do = p e^g dy,   dp = e^g Σ dy∘o,   kept = u·o
+    y = p e^g o        do = p e^g dy,   dp = e^g Σ dy∘o,   kept = u·o,     δ = Σ do∘o − dlse
 
 `kept` is what a stock backward is handed as its saved output (backends/row_gain.py). Tensors are
 [B, H, T, E] seen through three strides; g, p and u are [B, H, T], contiguous.
@@ -61,6 +61,33 @@ def _backward(
         if KEEP:
             unseen = tl.load(U + row, mask=row < rows, other=0.0)
             tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _delta(
+    DO, O, DLSE, DELTA, d_b, d_h, d_t, o_b, o_h, o_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, LESS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
+    do = tl.load(DO + at, mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    found = tl.sum(do * tl.load(O + at, mask=inside, other=0.0).to(tl.float32), 1)
+    if LESS:
+        found -= tl.load(DLSE + row, mask=row < rows, other=0.0)
+    tl.store(DELTA + row, found, mask=row < rows)
+
+
+@on_its_device
+def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
+    """Σ do∘o − dlse [B, H, T] in fp32."""
+    do, dlse = dense(do), None if dlse is None else dlse.contiguous()
+    found = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
+    grid, rows, sizes = row_tiles(o)
+    _delta[grid](do, o, dlse, found, *do.stride()[:3], *o.stride()[:3], *rows, **sizes, LESS=dlse is not None)
+    return found
 
 
 @on_its_device

@@ -20,7 +20,7 @@ from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import divisor_of, width
 
 #: features per block, and its warps: with one, sums over features need no exchange
-BLOCK, WARPS = 16, 1
+BLOCK, WARPS = 32, 1
 #: blocks added up at a time
 BLOCKS = 64
 
