@@ -77,21 +77,21 @@ def test_head_sizes(d, stock_dtype, device, poisoned):
 
 def test_operators_that_keep_only_the_answer_are_registered_as_torch_wants_it(device):
     y = torch.randn(1, 9, 2, 16, device=device)
-    assert set(torch.library.opcheck(normed_rows, (y, 4.0, True)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(normed_rows.traced, (y, 4.0, True)).values()) == {"SUCCESS"}
     call = (y, *normed_rows(y, 4.0, True), True, (288, 16, 144, 1))
-    assert set(torch.library.opcheck(normed_rows_backward, call).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(normed_rows_backward.traced, call).values()) == {"SUCCESS"}
 
 
 def test_gain_operators_are_registered_as_torch_wants_it(device):
     o, log_gain, gate = torch.randn(1, 2, 9, 16, device=device), torch.randn(1, 2, 9, device=device), None
-    assert set(torch.library.opcheck(fused_scaled_rows, (o, log_gain, gate)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(fused_scaled_rows.traced, (o, log_gain, gate)).values()) == {"SUCCESS"}
     for unseen, sums in ((None, False), (None, True), (torch.rand_like(log_gain), False)):
         call = (torch.randn_like(o), o, log_gain, gate, unseen, sums)
-        assert set(torch.library.opcheck(fused_scaled_rows_backward, call).values()) == {"SUCCESS"}
+        assert set(torch.library.opcheck(fused_scaled_rows_backward.traced, call).values()) == {"SUCCESS"}
 
 
 def test_norm_operator_is_registered_as_torch_wants_it(device):
     y = torch.randn(1, 9, 2, 16, device=device, requires_grad=True)
     gate = torch.rand(1, 9, 2, device=device, requires_grad=True)
-    assert set(torch.library.opcheck(row_norm, (y, gate, 4.0, True)).values()) == {"SUCCESS"}
-    assert set(torch.library.opcheck(row_norm, (y, None, 1.0, False)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(row_norm.traced, (y, gate, 4.0, True)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(row_norm.traced, (y, None, 1.0, False)).values()) == {"SUCCESS"}

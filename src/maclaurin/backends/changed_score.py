@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
 from maclaurin.backends.fused_inputs import operands, tensors_are_served
+from maclaurin.backends.operators import operator
 from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import log_divisor
@@ -149,7 +150,7 @@ class _ScaledRows(torch.autograd.Function):
 # -------------------------------------------------------------------------------- the operators
 
 
-@torch.library.custom_op("maclaurin::changed_softmax", mutates_args=())
+@operator("maclaurin::changed_softmax")
 def changed_softmax(
     q: Tensor,
     k: Tensor,
@@ -167,7 +168,7 @@ def changed_softmax(
     return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
 
 
-@torch.library.custom_op("maclaurin::row_products", mutates_args=())
+@operator("maclaurin::row_products")
 def row_products(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     """Σ do∘o − dlse [B, H, T] in fp32."""
     from maclaurin.backends.triton import row_scale as program
@@ -180,7 +181,7 @@ def _(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     return o.new_empty(o.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("maclaurin::changed_softmax_backward", mutates_args=())
+@operator("maclaurin::changed_softmax_backward")
 def changed_softmax_backward(
     do: Tensor,
     q: Tensor,

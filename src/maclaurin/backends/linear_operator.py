@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.backends.operators import operator
 from maclaurin.spec.multisets import number_of_multisets
 
 
-@torch.library.custom_op("maclaurin::linear_polynomial", mutates_args=())
+@operator("maclaurin::linear_polynomial")
 def linear_polynomial(
     q: Tensor,
     k: Tensor,
@@ -54,7 +55,7 @@ def linear_polynomial(
     return y, z, q.new_empty(0) if rest is None else rest, state, past.small, second, third
 
 
-@torch.library.custom_op("maclaurin::linear_polynomial_backward", mutates_args=())
+@operator("maclaurin::linear_polynomial_backward")
 def linear_polynomial_backward(
     dy: Tensor,
     d_divisor: Tensor | None,

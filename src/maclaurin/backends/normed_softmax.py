@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
+from maclaurin.backends.operators import operator
 from maclaurin.backends.stock_softmax import stock_softmax
 from maclaurin.forms.inputs import Inputs
 from maclaurin.spec import AttentionSpec
@@ -63,7 +64,7 @@ class _NormedSoftmax(torch.autograd.Function):
 # -------------------------------------------------------------------------------- the operators
 
 
-@torch.library.custom_op("maclaurin::normed_rows", mutates_args=())
+@operator("maclaurin::normed_rows")
 def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor]:
     """N(y) for y [B, T, H, e], contiguous, and length/‖y‖ [B, T, H]."""
     from maclaurin.backends.triton import row_norm as program
@@ -73,7 +74,7 @@ def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor
     return out, gain
 
 
-@torch.library.custom_op("maclaurin::normed_rows_backward", mutates_args=())
+@operator("maclaurin::normed_rows_backward")
 def normed_rows_backward(
     dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
 ) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from maclaurin.backends.fused_inputs import (
     rows_are_final,
     tensors_are_served,
 )
+from maclaurin.backends.operators import operator
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs
 from maclaurin.spec import AttentionSpec, Sigmoid
@@ -71,7 +72,7 @@ def _spec_is_served(spec: AttentionSpec) -> bool:
 # -------------------------------------------------------------------------------- the operators
 
 
-@torch.library.custom_op("maclaurin::polynomial_attention", mutates_args=())
+@operator("maclaurin::polynomial_attention")
 def polynomial_attention(
     q: Tensor,
     k: Tensor,
@@ -94,7 +95,7 @@ def polynomial_attention(
     return y, q.new_empty(0) if rest is None else rest, z
 
 
-@torch.library.custom_op("maclaurin::polynomial_attention_backward", mutates_args=())
+@operator("maclaurin::polynomial_attention_backward")
 def polynomial_attention_backward(
     dy: Tensor,
     q: Tensor,
@@ -139,8 +140,9 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """What rounding took and the divisor z are for this pass only: nothing of a spec reads them."""
     if dy is None:
         return (None,) * 9
+    q, k, v, y, rest, z = ctx.saved_tensors
     call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
-    return *polynomial_attention_backward(dy, *ctx.saved_tensors, *call), *(None,) * 6
+    return *polynomial_attention_backward(dy, q, k, v, y, rest, z, *call), *(None,) * 6
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

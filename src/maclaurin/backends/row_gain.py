@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.backends import triton as programs
+from maclaurin.backends.operators import operator
 from maclaurin.backends.stock_softmax import stock_softmax, zeros_in_layout
 from maclaurin.spec import RowSum
 
@@ -137,7 +138,7 @@ def log_row_sum(row_sum: RowSum, lse: Tensor) -> tuple[Tensor, Tensor | None]:
 # -------------------------------------------------------------------------------- the operators
 
 
-@torch.library.custom_op("maclaurin::scaled_rows", mutates_args=())
+@operator("maclaurin::scaled_rows")
 def fused_scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
     """p e^g o in the layout of o."""
     from maclaurin.backends.triton import row_scale
@@ -145,7 +146,7 @@ def fused_scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tenso
     return row_scale.forward(o, log_gain, gate)
 
 
-@torch.library.custom_op("maclaurin::scaled_rows_backward", mutates_args=())
+@operator("maclaurin::scaled_rows_backward")
 def fused_scaled_rows_backward(
     dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, sums: bool
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.backends import triton as programs
+from maclaurin.backends.operators import operator
 from maclaurin.forms.epilogue import gated_and_normed
 from maclaurin.forms.inputs import working_dtype
 from maclaurin.spec import AttentionSpec
@@ -37,7 +38,7 @@ def _is_fused(spec: AttentionSpec, y: Tensor) -> bool:
     return known and served and not spec.output_gate and y.shape[1] > 0
 
 
-@torch.library.custom_op("maclaurin::row_norm", mutates_args=())
+@operator("maclaurin::row_norm")
 def row_norm(y: Tensor, gate: Tensor | None, length: float, centred: bool) -> Tensor:
     """p·N(y), contiguous, in the dtype of y."""
     from maclaurin.backends.triton import row_norm as program
@@ -45,7 +46,7 @@ def row_norm(y: Tensor, gate: Tensor | None, length: float, centred: bool) -> Te
     return program.forward(y, gate, length, centred)[0]
 
 
-@torch.library.custom_op("maclaurin::row_norm_backward", mutates_args=())
+@operator("maclaurin::row_norm_backward")
 def row_norm_backward(
     dout: Tensor, y: Tensor, gate: Tensor | None, length: float, centred: bool
 ) -> tuple[Tensor, Tensor]:

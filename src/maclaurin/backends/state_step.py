@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maclaurin.backends import triton as programs
 from maclaurin.backends.fused_inputs import denominator_is_served, row_divisor
+from maclaurin.backends.operators import operator
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.inputs import Inputs, clamped_log_forget
 from maclaurin.forms.state import State
@@ -51,7 +52,7 @@ def sums_by_order(
     return state_step(moments.contiguous(), k, q, v, log_forget, weight, *layout)  # type: ignore[no-any-return]
 
 
-@torch.library.custom_op("maclaurin::state_step", mutates_args=())
+@operator("maclaurin::state_step")
 def state_step(
     moments: Tensor,
     k: Tensor,

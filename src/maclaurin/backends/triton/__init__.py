@@ -5,7 +5,6 @@ On a CPU they run in triton's interpreter (TRITON_INTERPRET=1), which is how the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -61,7 +60,9 @@ def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
     def guarded(*arguments: P.args, **options: P.kwargs) -> R:
         first = arguments[0]
         assert isinstance(first, Tensor)
-        with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
-            return launch(*arguments, **options)
+        if first.is_cuda and first.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(first.device):
+                return launch(*arguments, **options)
+        return launch(*arguments, **options)
 
     return guarded

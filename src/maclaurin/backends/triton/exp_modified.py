@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.backends.triton import on_its_device
-from maclaurin.backends.triton.tiles import Tile, load_rows, precision, tile_options, width
+from maclaurin.backends.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
@@ -330,7 +330,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     totals = None if totals is None else totals.contiguous()
     tile = tile_options(TILES["forward"], q, v, tokens)
-    _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, totals, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
         tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
     )  # fmt: skip
@@ -352,12 +352,12 @@ def backward(
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
     tile = tile_options(TILES["queries"], q, v, tokens)
-    _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, do, totals, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     tile = tile_options(TILES["keys"], q, v, tokens)
-    _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
+    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.tiles import cdiv, power_of_2
+
 
 @triton.jit
 def _turn(
@@ -35,8 +37,8 @@ def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> T
     """`count` ≥ d lines of x, each entry times its token's weight [B, H, T]."""
     batch, tokens, heads, d = x.shape
     out = torch.empty(batch, heads, count, padded, dtype=x.dtype, device=x.device)
-    _turn[(triton.cdiv(padded, 64), batch * heads, triton.cdiv(count, 64))](
+    _turn[(cdiv(padded, 64), batch * heads, cdiv(count, 64))](
         x, weight, out, *x.stride()[:3], tokens, heads, padded,
-        D=d, LINES=count, BT=64, BL=min(64, triton.next_power_of_2(count)), WEIGHTED=weight is not None, num_warps=4,
+        D=d, LINES=count, BT=64, BL=min(64, power_of_2(count)), WEIGHTED=weight is not None, num_warps=4,
     )  # fmt: skip
     return out

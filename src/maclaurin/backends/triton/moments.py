@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.backends.triton.lines import lines
-from maclaurin.backends.triton.tiles import load_rows, operand, operand_options, width
+from maclaurin.backends.triton.tiles import cdiv, load_rows, operand, operand_options, width
 
 #: blocks that share one reading of the text; half as many where there would be too few programs to fill a GPU
 GROUPED = 4
@@ -367,7 +367,7 @@ def _small_moments(
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
     block = 256
-    _scan[(triton.cdiv(size, block), batch * heads)](
+    _scan[(cdiv(size, block), batch * heads)](
         out, side.carry, None if initial is None else initial.small, total, chunks, size,
         REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None, BLOCK=block, num_warps=2,
     )  # fmt: skip
@@ -387,7 +387,7 @@ def _high_moments(
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
     block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
-    columns = triton.cdiv(e, 64)
+    columns = cdiv(e, 64)
     tile = min(block, chunk)
     many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2

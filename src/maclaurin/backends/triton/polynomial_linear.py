@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from maclaurin.backends.triton import on_its_device, row_quotient
 from maclaurin.backends.triton.linear_backward import backward_keys, backward_queries
 from maclaurin.backends.triton.linear_forward import forward_rows
 from maclaurin.backends.triton.moments import Moments, Side, across, blocks, moments, pairs, times_counted
-from maclaurin.backends.triton.tiles import Tile, empty_rows, operand_options, tile_options, width
+from maclaurin.backends.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
@@ -110,7 +109,7 @@ def forward(
     y, rest = empty_rows(q, v, call.narrow)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, rows, call)
-    forward_rows[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    forward_rows[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, rest, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
@@ -155,7 +154,7 @@ def backward(
     sizes, table = _sizes(q, k, v, rows, call), _table(q, call)
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile("queries", q, v, rows, call)
-    backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha, of_rows,
         *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
@@ -172,7 +171,7 @@ def backward(
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile("keys", q, v, rows, call)
-    backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
+    backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), table, dk, dv, of_keys,
         *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip

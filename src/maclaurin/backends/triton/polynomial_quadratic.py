@@ -23,6 +23,7 @@ from torch import Tensor
 from maclaurin.backends.triton import on_its_device, row_quotient
 from maclaurin.backends.triton.tiles import (
     Tile,
+    cdiv,
     divisor_of,
     empty_rows,
     load_rows,
@@ -276,7 +277,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, tokens)
-    _forward[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, y, rest, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, call.eps,
@@ -304,12 +305,12 @@ def backward(
     }
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     tile = _tile("keys", q, v, tokens)
-    _backward_keys[(triton.cdiv(tokens, tile["BN"]), batch * kv_heads)](
+    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
     tile = _tile("queries", q, v, tokens)
-    _backward_queries[(triton.cdiv(tokens, tile["BM"]), batch * heads)](
+    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )
     return dq, dk, dv
