@@ -9,6 +9,7 @@ if not INSTALLED or INTERPRETED:
     pytest.skip("needs triton, not interpreted", allow_module_level=True)
 
 from maclaurin.backends.triton import (
+    block_layout,
     exp_modified,
     moments,
     polynomial_linear,
@@ -149,7 +150,10 @@ def test_linear_from_one_state_to_another(order, d):
     rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
     totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
-        {n: torch.empty(2, moments.blocks(d, n), d, 64) for n in range(2, order + 1)},
+        {
+            n: torch.empty(2, block_layout.blocks(d, n), block_layout.block_rows(d, n), 64)
+            for n in range(2, order + 1)
+        },
     )
     with compiled_for(HOPPER) as found:
         y, rest, divisor, past, after = polynomial_linear.forward(

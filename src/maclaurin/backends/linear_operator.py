@@ -128,7 +128,7 @@ def _(
     return_state: bool,
     narrow: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from maclaurin.backends.triton import moments, tiles
+    from maclaurin.backends.triton import block_layout, moments, tiles
 
     batch, tokens, heads, d = q.shape
     e, kv_heads, chunks = v.shape[3], k.shape[2], -(-tokens // chunk)
@@ -136,7 +136,14 @@ def _(
     features = sum(number_of_multisets(d, n) for n in orders)
     state = (batch, kv_heads, features, e + int(divisor == "sum")) if return_state else (0,)
     high = [
-        q.new_empty(rows, chunks, moments.blocks(d, n), d, e, dtype=tiles.operand(q))
+        q.new_empty(
+            rows,
+            chunks,
+            block_layout.blocks(int(d), n),
+            block_layout.block_rows(int(d), n),
+            e,
+            dtype=tiles.operand(q),
+        )
         if n < len(coefficients)
         else q.new_empty(0)
         for n in (2, 3)

@@ -8,13 +8,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from maclaurin.backends.triton.block_layout import (
+    block_of,
+    contracted,
+    entry,
+    group_of,
+    members_of,
+    products,
+)
 from maclaurin.backends.triton.linear_registers import (
     add_block,
-    block_of,
     coefficient,
     left_of,
     log_decay,
-    monomial,
     slopes,
     times_square,
     weights,
@@ -54,12 +60,12 @@ def _add_keys(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2,
 
 @triton.jit
 def backward_queries(
-    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, TABLE, DQ, DALPHA, DROW,
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, DQ, DALPHA, DROW,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα where rows have their own, and Σ_s g w (how the loss grows with all weights of a row)."""
@@ -89,25 +95,30 @@ def backward_queries(
     at = small + D * E + E
     if ORDER > 2:
         third = tl.zeros((BM, BD), tl.float32)
-        at3 = S3 + past * BLOCKS3 * D * E
-        for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 3)
-            block = tl.trans(block_of(at3, i, d, e, D, E))
-            third = add_block(third, dn, factor, block, PRECISION)
+        at3 = S3 + past * BLOCKS3 * P * D * E
+        c = tl.arange(0, P * BD)
+        for group in range((D + P - 1) // P * there):
+            total = tl.zeros((BM, P * BD), tl.float32)
+            members, held = members_of(group, D, P)
+            for a in range(members):
+                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * P, 2.0, 1.0)
+                block = tl.trans(block_of(at3, a, c, e, D, E, BD, P))
+                total = add_block(total, dn, factor, block, PRECISION)
+            third += contracted(total, group_of(q_at, q_t, m, group, T, D, P), BD, P)
+            at3 += held * P * D * E
         da3 = tl.sum(third * q.to(tl.float32), 1)
         dq += 3 * a3[:, None] * third
     if ORDER > 1:
         second = tl.zeros((BM, BD), tl.float32)
         at2 = S2 + past * BLOCKS2 * D * E
-        for i in range(D * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 2)
-            block = tl.trans(block_of(at2, i, d, e, D, E))
-            second = add_block(second, dn, factor, block, PRECISION)
+        for a in range(D * there):
+            block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
+            second = add_block(second, dn, entry(q_at, q_t, a, m, T), block, PRECISION)
         if BY_SUM:
             second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
         dq += 2 * a2[:, None] * second
-    one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E)).to(OPERAND), input_precision=PRECISION)
+    one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION)
     if BY_SUM:
         one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
     da1 = tl.sum(one * q.to(tl.float32), 1)
@@ -186,12 +197,12 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
 
 @triton.jit
 def backward_keys(
-    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, TABLE, DK, DV, DKEY,
+    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, DK, DV, DKEY,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, and Σ_t g w (how the loss grows with all weights of a key), for one key-value head.
@@ -220,12 +231,19 @@ def backward_keys(
     at = small + D * E + E
     if ORDER > 2:
         c3 = 1.0 if ROWS else C[3]
-        at3 = S3 + later * BLOCKS3 * D * E
-        for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(k_at, k_t, TABLE, i, n, T, 3)
-            block = block_of(at3, i, d, e, D, E)
-            dv = add_block(dv, k, factor, block, PRECISION)
-            dk = add_block(dk, v, factor, tl.trans(block), PRECISION)
+        at3 = S3 + later * BLOCKS3 * P * D * E
+        c = tl.arange(0, P * BD)
+        for group in range((D + P - 1) // P * there):
+            k2 = products(k_at, k_t, n, group, T, D, BD, P, OPERAND)
+            total = tl.zeros((BN, P * BD), tl.float32)
+            members, held = members_of(group, D, P)
+            for a in range(members):
+                factor = entry(k_at, k_t, a, n, T) * tl.where(a < group * P, 2.0, 1.0)
+                block = block_of(at3, a, c, e, D, E, BD, P)
+                dv = add_block(dv, k2, factor, block, PRECISION)
+                total = add_block(total, v, factor, tl.trans(block), PRECISION)
+            dk += contracted(total, group_of(k_at, k_t, n, group, T, D, P), BD, P)
+            at3 += held * P * D * E
         dv *= c3
         dk *= 3 * c3
     if ORDER > 1:
@@ -233,9 +251,9 @@ def backward_keys(
         at2 = S2 + later * BLOCKS2 * D * E
         of_v = tl.zeros((BN, BE), tl.float32)
         of_k = tl.zeros((BN, BD), tl.float32)
-        for i in range(D * there):
-            factor = monomial(k_at, k_t, TABLE, i, n, T, 2)
-            block = block_of(at2, i, d, e, D, E)
+        for a in range(D * there):
+            factor = entry(k_at, k_t, a, n, T)
+            block = block_of(at2, a, d, e, D, E, BD, 1)
             of_v = add_block(of_v, k, factor, block, PRECISION)
             of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
         if BY_SUM:
@@ -244,7 +262,7 @@ def backward_keys(
             of_weights += c2 * tl.sum(row * k.to(tl.float32), 1)
         dv += c2 * of_v
         dk += 2 * c2 * of_k
-    block = block_of(small, 0, d, e, D, E).to(OPERAND)
+    block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
     dv += c1 * tl.dot(k, block, input_precision=PRECISION)
     dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
     dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from maclaurin.backends.triton.block_layout import block_of, entry, members_of, products
 from maclaurin.backends.triton.linear_registers import (
     add_block,
-    block_of,
     coefficient,
     left_of,
     log_decay,
-    monomial,
     times_square,
     weights,
 )
@@ -41,12 +40,12 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
 
 @triton.jit
 def forward_rows(
-    Q, K, V, ALPHA, LOG, SMALL, S2, S3, TABLE, Y, REST, DIVISOR,
+    Q, K, V, ALPHA, LOG, SMALL, S2, S3, Y, REST, DIVISOR,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, chunks, all_rows, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
@@ -70,21 +69,25 @@ def forward_rows(
     z = tl.zeros((BM,), tl.float32)
     there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
     if ORDER > 2:
-        at = S3 + past * BLOCKS3 * D * E
-        for i in range(D * (D + 1) // 2 * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 3)
-            acc = add_block(acc, q, factor, block_of(at, i, d, e, D, E), PRECISION)
+        at = S3 + past * BLOCKS3 * P * D * E
+        c = tl.arange(0, P * BD)
+        for group in range((D + P - 1) // P * there):
+            q2 = products(q_at, q_t, m, group, T, D, BD, P, OPERAND)
+            members, held = members_of(group, D, P)
+            for a in range(members):
+                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * P, 2.0, 1.0)
+                acc = add_block(acc, q2, factor, block_of(at, a, c, e, D, E, BD, P), PRECISION)
+            at += held * P * D * E
         acc *= a3[:, None]
     if ORDER > 1:
         second = tl.zeros((BM, BE), tl.float32)
         at = S2 + past * BLOCKS2 * D * E
-        for i in range(D * there):
-            factor = monomial(q_at, q_t, TABLE, i, m, T, 2)
-            block = block_of(at, i, d, e, D, E)
-            second = add_block(second, q, factor, block, PRECISION)
+        for a in range(D * there):
+            block = block_of(at, a, d, e, D, E, BD, 1)
+            second = add_block(second, q, entry(q_at, q_t, a, m, T), block, PRECISION)
         acc += a2[:, None] * second
     small = SMALL + past * (D * E + E + D * D + D + 1)
-    one = tl.dot(q, block_of(small, 0, d, e, D, E).to(OPERAND), input_precision=PRECISION)
+    one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
     zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
     acc += a1[:, None] * one + a0[:, None] * zero[None, :]
     if BY_SUM:

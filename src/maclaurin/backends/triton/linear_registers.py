@@ -1,4 +1,4 @@
-"""What the linear-time programs do in registers: weights of scores, monomials of rows, blocks of moments."""
+"""What the linear-time programs do in registers: weights of scores, sums over moments."""
 
 from __future__ import annotations
 
@@ -57,26 +57,6 @@ def slopes(s, a1, a2, a3, ORDER: tl.constexpr):
 
 
 @triton.jit
-def monomial(at, t, TABLE, i, m, T, ORDER: tl.constexpr):
-    """The i-th monomial of rows of x in fp32, as often as it occurs."""
-    if ORDER == 2:
-        found = tl.load(at + m * t + i, mask=m < T, other=0.0).to(tl.float32)
-    else:
-        a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
-        first = tl.load(at + m * t + a, mask=m < T, other=0.0).to(tl.float32)
-        second = tl.load(at + m * t + b, mask=m < T, other=0.0).to(tl.float32)
-        found = first * second * tl.where(a == b, 1.0, 2.0)
-    return found
-
-
-@triton.jit
-def block_of(S, i, d, e, D: tl.constexpr, E: tl.constexpr):
-    """S_μ [d, e] of the i-th monomial."""
-    inside = (d < D)[:, None] & (e < E)[None, :]
-    return tl.load(S + (i * D + d)[:, None] * E + e[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
 def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
     """x Z for a symmetric Z [d, d] kept in fp32, by its two halves, so that the row sum is one of fp32."""
     inside = (d < D)[:, None] & (d < D)[None, :]
@@ -88,9 +68,9 @@ def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def add_block(total, x, factor, block, PRECISION: tl.constexpr):
-    """+ (μ(x) x) S_μ, with the monomial on the product.
+    """+ x_a X S_a, with the entry x_a on the product.
 
-    On x it would be one multiplication less. But then x lies in registers that are written again in the next turn,
+    On X it would be one multiplication less. But then X lies in registers that are written again in the next turn,
     while a product may still be reading them: triton 3.6 waits for all but the last three parts of a product only
     (heads of 16 under a row sum had infinite gradients on an H200). It is no slower, and rounds less.
     """

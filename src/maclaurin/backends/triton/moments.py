@@ -2,10 +2,9 @@
 
     order n:   S⁽ⁿ⁾_c = Σ_{s before chunk c} x_s^{⊗n} g_sᵀ         (after chunk c, if reversed)
 
-For n ≥ 2, x^{⊗n} is kept as columns: for each monomial μ(x) of degree n − 1 one block [d, e] = Σ_s μ(x_s) x_s g_sᵀ.
-For n = 2 a monomial is an entry x_a, for n = 3 a product x_a x_b with a ≤ b (which counts twice, where a < b,
-when it is read). Features never reach memory: a tile of gᵀ lies in registers, is multiplied by one monomial per
-token and meets a tile of x in a matrix product. The program that holds a block adds it up along the text in fp32
+For n ≥ 2, they lie in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or products of
+two entries of x. Features never reach memory: a tile of gᵀ lies in registers, is multiplied by one entry per token
+and meets a tile of X in a matrix product. The program that holds a block adds it up along the text in fp32
 and writes it down before every chunk.
 
 The small moments (orders 0 and 1, and those of the row sum, which weighs tokens with ω) are found chunk by chunk
@@ -17,63 +16,58 @@ and then added up:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.backends.triton.block_layout import (
+    GROUPED,
+    block_of,
+    block_rows,
+    blocks,
+    products,
+    row_of,
+    table,
+    times_counted,
+    together,
+)
 from maclaurin.backends.triton.lines import lines
 from maclaurin.backends.triton.tiles import cdiv, load_rows, operand, operand_options, width
 
-#: blocks that share one reading of the text; half as many where there would be too few programs to fill a GPU
-GROUPED = 4
-#: programs of the high orders below which they are made half as large
+#: programs of the high orders below which they are made half as large: too few to fill a GPU
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and loads ahead of the program for high orders, in bf16
 HIGH = (64, 4, 3)
 
 
 @triton.jit
-def _monomial(XT, TABLE, i, n, tokens, ORDER: tl.constexpr, OPERAND: tl.constexpr):
-    """The i-th monomial of the tokens n."""
-    if ORDER == 2:
-        found = tl.load(XT + i * tokens + n).to(OPERAND)
-    else:
-        a, b = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 1)
-        found = tl.load(XT + a * tokens + n).to(OPERAND) * tl.load(XT + b * tokens + n).to(OPERAND)
-    return found
+def _store_block(OUT, block, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
+    row, there = row_of(c, D, BD)
+    at = OUT + (i * P * D + row)[None, :] * E + e[:, None]
+    tl.store(at, block.to(OUT.dtype.element_ty), mask=there[None, :] & (e < E)[:, None])
 
 
 @triton.jit
-def _store_block(OUT, block, i, d, e, D: tl.constexpr, E: tl.constexpr):
-    at = OUT + (i * D + d)[None, :] * E + e[:, None]
-    tl.store(at, block.to(OUT.dtype.element_ty), mask=(d < D)[None, :] & (e < E)[:, None])
-
-
-@triton.jit
-def _load_block(INITIAL, i, d, e, D: tl.constexpr, E: tl.constexpr):
-    at = INITIAL + (i * D + d)[None, :] * E + e[:, None]
-    return tl.load(at, mask=(d < D)[None, :] & (e < E)[:, None], other=0.0)
-
-
-@triton.jit
-def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, TABLE, i, start, d, e, T, tokens,
-                D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, FOUR: tl.constexpr,
-                OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d, e, T, tokens,
+                D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+                ORDER: tl.constexpr, FOUR: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """A tile of tokens into the blocks of one head."""
     n = start + tl.arange(0, BN)
-    x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+    if ORDER == 2:
+        x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+    else:
+        x = products(X, x_t, n, group, T, D, BD, P, OPERAND)
     gt = tl.load(GT + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(OPERAND)
-    c0 = _monomial(XT, TABLE, i, n, tokens, ORDER, OPERAND)
+    c0 = tl.load(XT + a0 * tokens + n).to(OPERAND)
     m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
-    c1 = _monomial(XT, TABLE, i + 1, n, tokens, ORDER, OPERAND)
+    c1 = tl.load(XT + a1 * tokens + n).to(OPERAND)
     m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
     if FOUR:
-        c2 = _monomial(XT, TABLE, i + 2, n, tokens, ORDER, OPERAND)
+        c2 = tl.load(XT + a2 * tokens + n).to(OPERAND)
         m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
-        c3 = _monomial(XT, TABLE, i + 3, n, tokens, ORDER, OPERAND)
+        c3 = tl.load(XT + a3 * tokens + n).to(OPERAND)
         m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
     return m0, m1, m2, m3
 
@@ -82,60 +76,64 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, TABLE, i, start, d, e, T, tokens
 def _high(
     XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
     x_b, x_t, x_h, T, heads, chunks, tokens,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, COUNT: tl.constexpr,
-    LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, REVERSE: tl.constexpr,
-    CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr,
+    LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Four blocks of one order (or two) for one key-value head, along the whole text; those of a group are added."""
     i = tl.program_id(0) * (4 if FOUR else 2)
+    a0, a1, group = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 2), tl.load(TABLE + 2 * i + 1)
+    a2, a3 = a0, a0
+    if FOUR:
+        a2, a3 = tl.load(TABLE + 2 * i + 4), tl.load(TABLE + 2 * i + 6)
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     row = b * heads + g
-    d = tl.arange(0, BD)
+    c, d = tl.arange(0, P * BD), tl.arange(0, BD)
     e = tl.program_id(2) * BE + tl.arange(0, BE)
-    SIZE: tl.constexpr = COUNT * D * E
+    SIZE: tl.constexpr = COUNT * P * D * E
+    m0 = tl.zeros((BE, P * BD), tl.float32)
+    m1, m2, m3 = m0, m0, m0
     if STARTED:
         INITIAL += row * SIZE
-        m0, m1 = _load_block(INITIAL, i, d, e, D, E), _load_block(INITIAL, i + 1, d, e, D, E)
-        m2, m3 = m0, m0
+        m0 = tl.trans(block_of(INITIAL, i, c, e, D, E, BD, P))
+        m1 = tl.trans(block_of(INITIAL, i + 1, c, e, D, E, BD, P))
         if FOUR:
-            m2, m3 = _load_block(INITIAL, i + 2, d, e, D, E), _load_block(INITIAL, i + 3, d, e, D, E)
-    else:
-        m0 = tl.zeros((BE, BD), tl.float32)
-        m1, m2, m3 = m0, m0, m0
+            m2 = tl.trans(block_of(INITIAL, i + 2, c, e, D, E, BD, P))
+            m3 = tl.trans(block_of(INITIAL, i + 3, c, e, D, E, BD, P))
     for step in range(chunks):
-        c = chunks - 1 - step if REVERSE else step
-        out = OUT + (row * chunks + c) * SIZE
-        _store_block(out, m0, i, d, e, D, E)
-        _store_block(out, m1, i + 1, d, e, D, E)
+        chunk = chunks - 1 - step if REVERSE else step
+        out = OUT + (row * chunks + chunk) * SIZE
+        _store_block(out, m0, i, c, e, D, E, BD, P)
+        _store_block(out, m1, i + 1, c, e, D, E, BD, P)
         if FOUR:
-            _store_block(out, m2, i + 2, d, e, D, E)
-            _store_block(out, m3, i + 3, d, e, D, E)
+            _store_block(out, m2, i + 2, c, e, D, E, BD, P)
+            _store_block(out, m3, i + 3, c, e, D, E, BD, P)
         if CARRIED:
-            carry = tl.load(CARRY + row * chunks + c)
+            carry = tl.load(CARRY + row * chunks + chunk)
             m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
         for member in range(GROUP):
             h = g * GROUP + member
             x_at = X + b * x_b + h * x_h
             xt_at = XT + (b * heads * GROUP + h) * LINES * tokens
             gt_at = GT + (b * heads * GROUP + h) * E * tokens
-            for start in range(c * CHUNK, (c + 1) * CHUNK, BN if FOUR else 2 * BN):
+            for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BN if FOUR else 2 * BN):
                 m0, m1, m2, m3 = _add_tokens(
-                    m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, TABLE, i, start, d, e, T, tokens,
-                    D, E, BN, ORDER, FOUR, OPERAND, PRECISION,
+                    m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start, d, e, T, tokens,
+                    D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
                 )  # fmt: skip
                 if not FOUR:  # as many products in a turn, so that none has to end in it
                     m0, m1, m2, m3 = _add_tokens(
-                        m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, TABLE, i, start + BN, d, e, T, tokens,
-                        D, E, BN, ORDER, FOUR, OPERAND, PRECISION,
+                        m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start + BN, d, e, T, tokens,
+                        D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
                     )  # fmt: skip
     if ENDED:
         FINAL += row * SIZE
-        _store_block(FINAL, m0, i, d, e, D, E)
-        _store_block(FINAL, m1, i + 1, d, e, D, E)
+        _store_block(FINAL, m0, i, c, e, D, E, BD, P)
+        _store_block(FINAL, m1, i + 1, c, e, D, E, BD, P)
         if FOUR:
-            _store_block(FINAL, m2, i + 2, d, e, D, E)
-            _store_block(FINAL, m3, i + 3, d, e, D, E)
+            _store_block(FINAL, m2, i + 2, c, e, D, E, BD, P)
+            _store_block(FINAL, m3, i + 3, c, e, D, E, BD, P)
 
 
 @triton.jit
@@ -273,7 +271,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Moments:
-    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) monomials, d, e].
+    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) blocks, rows, e].
 
     Those before each chunk are kept in the operands' dtype, those of a whole text in fp32.
     """
@@ -305,43 +303,19 @@ def moments(
 
 def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
     """Σ over all entries of order n ≥ 2 of the moments before chunks 1 … times those after chunks 0 …, [B·K, chunks − 1]."""
-    rows, chunks, count, _, e = before.high[n].shape
+    rows, chunks, count, height, e = before.high[n].shape
     out = torch.empty(rows, chunks - 1, dtype=torch.float32, device=before.small.device)
     if chunks > 1:
         _across[(chunks - 1, rows)](
-            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, count * d * e,
-            SQUARE=d * e, BLOCK=1024, num_warps=4,
+            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, count * height * e,
+            SQUARE=height * e, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out
-
-
-@lru_cache(maxsize=64)
-def times_counted(d: int, order: int, device: torch.device) -> Tensor:
-    """How often each block of an order stands for one of x^{⊗n}: x_a x_b for x_b x_a too, those behind the last never."""
-    counted = [1.0] * d if order == 2 else [1.0 + (a < b) for a in range(d) for b in range(a, d)]
-    counted += [0.0] * (blocks(d, order) - len(counted))
-    return torch.tensor(counted, device=device)
 
 
 def small_size(d: int, e: int) -> int:
     """How many numbers the small moments of a head are."""
     return d * e + e + d * d + d + 1
-
-
-def blocks(d: int, order: int) -> int:
-    """How many blocks an order has, one per monomial of degree order − 1.
-
-    Filled up to a multiple of what a program holds; nobody reads the blocks behind the last.
-    """
-    return _filled(d if order == 2 else d * (d + 1) // 2)
-
-
-@lru_cache(maxsize=64)
-def pairs(d: int, device: torch.device) -> Tensor:
-    """The entries a ≤ b of every monomial x_a x_b, [blocks, 2]."""
-    found = [(a, b) for a in range(d) for b in range(a, d)]
-    found += [(0, 0)] * (blocks(d, 3) - len(found))
-    return torch.tensor(found, dtype=torch.int32, device=device)
 
 
 def _filled(count: int) -> int:
@@ -380,22 +354,23 @@ def _high_moments(
     x, g = side.x, side.g
     batch, tokens, all_heads, d = x.shape
     e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
-    count, table = blocks(d, order), pairs(d, x.device) if order > 2 else None
-    kind = operand(x)
-    out = torch.empty(batch * heads, chunks, count, d, e, dtype=kind, device=x.device)
-    final = torch.empty(batch * heads, count, d, e, dtype=torch.float32, device=x.device) if total else None
+    count, height, kind = blocks(d, order), block_rows(d, order), operand(x)
+    out = torch.empty(batch * heads, chunks, count, height, e, dtype=kind, device=x.device)
+    final = (
+        torch.empty(batch * heads, count, height, e, dtype=torch.float32, device=x.device) if total else None
+    )
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
     block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
-    columns = cdiv(e, 64)
-    tile = min(block, chunk)
+    tile, columns = min(block, chunk), cdiv(e, 64)
     many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
     _high[(count // grouped, batch * heads, columns)](
-        lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table, side.carry, initial, out, final,
-        *x.stride()[:3], tokens, heads, chunks, padded,
-        D=d, E=e, BD=width(d), BE=min(64, width(e)), COUNT=count, LINES=_filled(d), ORDER=order, GROUP=side.group, CHUNK=chunk,
-        BN=tile, REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None,
-        ENDED=total, FOUR=grouped == GROUPED, **operand_options(x), num_warps=8 if width(d) > 64 else warps, num_stages=stages,
+        lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
+        initial, out, final, *x.stride()[:3], tokens, heads, chunks, padded,
+        D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
+        ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
+        STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),
+        num_warps=8 if width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final

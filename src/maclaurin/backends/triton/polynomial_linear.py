@@ -10,10 +10,10 @@ Backward, with dn = dy/D, dz = dD − Σ dy∘y/D and g_ts = e^{L_t − L_s}(dn_
 
     r⁽ⁿ⁾_t = Σ_s g_ts (q·k)ⁿ⁻¹ k_s,     dq = Σ_n n α_n r⁽ⁿ⁾,     dα_n = q·r⁽ⁿ⁾,   dα₀ = Σ_s g_ts
 
-and keys and values read the moments of (q, dn, dz) over the chunks after their own in the same way. A moment of
-order n is one block [d, e] per monomial μ of degree n − 1, so both directions are sums over monomials:
+and keys and values read the moments of (q, dn, dz) over the chunks after their own in the same way. Moments lie in
+blocks that belong to one entry (block_layout.py), so both directions are sums over entries:
 
-    φ(q)·S = Σ_μ (μ(q) q) S_μ,          Σ_s g (q·k)ⁿ⁻¹ k = Σ_μ (μ(q) dn) S_μᵀ
+    φ(q)·S = Σ_a q_a Q S_a,             Σ_s g (q·k)ⁿ⁻¹ k from Σ_a q_a dn S_aᵀ,        Q = q, or products of two
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from maclaurin.backends.triton import on_its_device, row_quotient
+from maclaurin.backends.triton.block_layout import blocks, times_counted, together
 from maclaurin.backends.triton.linear_backward import backward_keys, backward_queries
 from maclaurin.backends.triton.linear_forward import forward_rows
-from maclaurin.backends.triton.moments import Moments, Side, across, blocks, moments, pairs, times_counted
+from maclaurin.backends.triton.moments import Moments, Side, across, moments
 from maclaurin.backends.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -110,7 +111,7 @@ def forward(
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, rows, call)
     forward_rows[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, rows.alpha, log, *_pointers(past), _table(q, call), y, rest, divisor,
+        q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
         **_sizes(q, k, v, rows, call), **tile,
@@ -151,11 +152,11 @@ def backward(
     d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
-    sizes, table = _sizes(q, k, v, rows, call), _table(q, call)
+    sizes = _sizes(q, k, v, rows, call)
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile("queries", q, v, rows, call)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), table, dq, d_alpha, of_rows,
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
         *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
     scaled = rows.alpha is not None
@@ -172,7 +173,7 @@ def backward(
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile("keys", q, v, rows, call)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), table, dk, dv, of_keys,
+        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
         *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
@@ -289,10 +290,6 @@ def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return past.small, past.high.get(2), past.high.get(3)
 
 
-def _table(q: Tensor, call: Call) -> Tensor | None:
-    return pairs(q.shape[3], q.device) if call.order > 2 else None
-
-
 def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
     d, e = q.shape[3], v.shape[3]
     return {
@@ -306,6 +303,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
         "ORDER": call.order,
         "BLOCKS2": blocks(d, 2),
         "BLOCKS3": blocks(d, 3),
+        "P": together(d, 3),
         "ROWS": rows.alpha is not None,
         "DECAY": rows.log_forget is not None,
         "BY_SUM": call.by_sum,
