@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -109,24 +110,23 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
 
 def _is_serialized(kernel: Any, capability: int) -> bool:
     """What the assembler says, asked again: triton does not hand its remarks on."""
+    refused = ""
     with tempfile.TemporaryDirectory() as folder:
-        code = Path(folder) / "program.ptx"
+        code, out = Path(folder) / "program.ptx", Path(folder) / "out"
         code.write_text(kernel.asm["ptx"])
-        for assembler in ("ptxas", "ptxas-blackwell"):  # whichever knows this version of the language
-            command = [
-                _TOOLS / assembler,
-                "-v",
-                f"--gpu-name=sm_{capability}a",
-                code,
-                "-o",
-                Path(folder) / "out",
-            ]
-            if not command[0].exists():
-                continue
+        for assembler in _assemblers():  # whichever knows this version of the language
+            command = [assembler, "-v", f"--gpu-name=sm_{capability}a", code, "-o", out]
             said = subprocess.run(command, capture_output=True, text=True, check=False)
             if said.returncode == 0:
                 return "wgmma.mma_async instructions are serialized" in said.stdout + said.stderr
-    raise RuntimeError(f"none of triton's assemblers takes the program {kernel.metadata.name!r}")
+            refused += f"\n{assembler.name}: {(said.stdout + said.stderr).strip()[:500]}"
+    raise RuntimeError(f"no assembler takes the program {kernel.metadata.name!r}:{refused}")
+
+
+def _assemblers() -> list[Path]:
+    """triton's own, and the one it is set to use."""
+    own = [_TOOLS / name for name in ("ptxas", "ptxas-blackwell")]
+    return [path for path in (Path(knobs.nvidia.ptxas.path), *own) if path.exists()]
 
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
