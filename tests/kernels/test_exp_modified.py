@@ -38,6 +38,12 @@ def assert_close(values, references, dtype):
         (70, exp_modified.Call(0.3, True), True),
         (90, exp_modified.Call(0.3, True, window=20, sinks=2), False),
         (90, exp_modified.Call(0.3, True, window=20, sinks=40), True),
+        # with keys that all queries of a tile see
+        (300, exp_modified.Call(0.3, True, window=150, sinks=3), False),
+        (300, exp_modified.Call(0.3, True, window=129), True),
+        (257, exp_modified.Call(0.3, True, window=192, sinks=70), False),
+        (200, exp_modified.Call(0.3, True, window=2), False),
+        (70, exp_modified.Call(0.3, True, window=500), False),
         (33, exp_modified.Call(0.3, False, clamp=0.2), False),
     ],
 )

@@ -83,18 +83,25 @@ def _score(
 @triton.jit
 def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
                SINKS: tl.constexpr):  # fmt: skip
-    """For queries from `first` on: where unmasked keys end, how many masked tiles follow, where sinks end."""
+    """For queries from `first` on: the keys begin … stop − 1 that all of them see; those before it that some see, from
+    `edge` on and up to sink_end; and how many tiles need a mask: sinks, edge … begin, stop … end."""
     end = tl.minimum(first + BM, T) if CAUSAL else T
+    stop = first // BN * BN if CAUSAL else T // BN * BN
+    edge, begin, sink_end = 0, 0, 0
     if WINDOW > 0:
-        whole = 0
-        begin = tl.maximum(0, first - WINDOW + 1) // BN * BN
-        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, begin)
-    else:
-        whole = first // BN * BN if CAUSAL else T // BN * BN
-        begin = whole
-        sink_end = 0
-    masked = sink_end // BN + tl.cdiv(tl.maximum(end - begin, 0), BN)
-    return whole, begin, sink_end, masked
+        edge = tl.maximum(0, first - WINDOW + 1) // BN * BN
+        begin = tl.minimum(tl.maximum(tl.cdiv(first + BM - WINDOW, BN) * BN, edge), stop)
+        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, edge)
+    masked = sink_end // BN + (begin - edge) // BN + tl.cdiv(tl.maximum(end - stop, 0), BN)
+    return begin, stop, edge, sink_end, masked
+
+
+@triton.jit
+def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
+    """Where the tile-th of the tiles with a mask starts."""
+    start = edge + tile * BN - sink_end
+    start = tl.where(start >= begin, start + stop - begin, start)
+    return tl.where(tile * BN < sink_end, tile * BN, start)
 
 
 @triton.jit
@@ -120,8 +127,8 @@ def _forward(
     acc = tl.zeros((BM, BE), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
-    whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
-    for start in range(0, whole, BN):
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(begin, stop, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         of_key = _totals(TOTALS, totals, n, T, DECAY)
@@ -129,7 +136,7 @@ def _forward(
         x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
         acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
     for tile in range(masked):
-        start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
+        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         of_key = _totals(TOTALS, totals, n, T, DECAY)
@@ -214,13 +221,13 @@ def _backward_queries(
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dq = tl.zeros((BM, BD), tl.float32)
     dl = tl.zeros((BM,), tl.float64 if PAIRS else tl.float32)
-    whole, begin, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
-    for start in range(0, whole, BN):
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(begin, stop, BN):
         dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
                            scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, False,
                            PAIRS, PRECISION)  # fmt: skip
     for tile in range(masked):
-        start = tl.where(tile * BN < sink_end, tile * BN, begin + tile * BN - sink_end)
+        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
         dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
                            scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, True,
                            PAIRS, PRECISION)  # fmt: skip
@@ -287,28 +294,29 @@ def _backward_keys(
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     dl = tl.zeros((BN,), tl.float64 if PAIRS else tl.float32)
-    begin = first // BM * BM if CAUSAL else 0
-    end = T
+    # all queries from `begin` to `stop` see all keys of the tile, if none lies beyond the text
+    edge, end = first // BM * BM if CAUSAL else 0, T
+    begin, stop = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0, T
     if WINDOW > 0:
         if first >= SINKS:
             end = tl.minimum(T, first + BN + WINDOW - 1)
-        masked_end = end
-    else:
-        # from there on all queries see all keys of the tile, if none lies beyond the text
-        masked_end = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0
-        masked_end = tl.where(first + BN > T, T, masked_end)
+        stop = tl.minimum(tl.maximum((first + WINDOW) // BM * BM, begin), end)
+        stop = tl.where(first < SINKS, begin, stop)
+    begin = tl.where(first + BN > T, end, tl.minimum(begin, end))
+    stop = tl.where(first + BN > T, end, tl.maximum(stop, begin))
+    before = tl.cdiv(begin - edge, BM)
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * T
-        for start in range(begin, masked_end, BM):
+        for tile in range(before + tl.cdiv(end - stop, BM)):
+            start = tl.where(tile < before, edge + tile * BM, stop + (tile - before) * BM)
             dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t, o_t,
                                       totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
                                       DECAY, WINDOW, SINKS, True, PAIRS, PRECISION)  # fmt: skip
-        if WINDOW == 0:
-            for start in range(tl.maximum(masked_end, begin), end, BM):
-                dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t,
-                                          o_t, totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
-                                          CLAMP, DECAY, WINDOW, SINKS, False, PAIRS, PRECISION)  # fmt: skip
+        for start in range(begin, stop, BM):
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t,
+                                      o_t, totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
+                                      CLAMP, DECAY, WINDOW, SINKS, False, PAIRS, PRECISION)  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
     dk *= scale * 0.6931471805599453
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
