@@ -35,9 +35,9 @@ WITH_ORDER_3 = {*MAY_WAIT, "forward_rows", "backward_queries"}
 SERIES = (1.0, 0.125, 0.0078, 0.0003, 0.00001)
 
 
-def tensors(d, e, dtype=torch.bfloat16, *, heads=4, kv_heads=2):
+def tensors(d, e, dtype=torch.bfloat16, *, heads=4, kv_heads=2, batch=1):
     shapes = ((heads, d), (kv_heads, d), (kv_heads, e))
-    return tuple(torch.empty(1, 2048, h, size, dtype=dtype) for h, size in shapes)
+    return tuple(torch.empty(batch, 2048, h, size, dtype=dtype) for h, size in shapes)
 
 
 def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
@@ -76,8 +76,9 @@ def test_quadratic(order, d, dtype):
         (3, 32, 32, torch.bfloat16),
     ],
 )
-def test_linear(order, d, e, dtype):
-    q, k, v = tensors(d, e, dtype)
+@pytest.mark.parametrize("batch", [1, 64])  # moments are made by programs of two sizes, by how many there are
+def test_linear(batch, order, d, e, dtype):
+    q, k, v = tensors(d, e, dtype, batch=batch)
     call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
     rows = polynomial_linear.Rows()
     with compiled_for(HOPPER) as found:

@@ -5,9 +5,9 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.changed_score import changed_softmax
+from maclaurin.backends.changed_score import changed_softmax, changed_softmax_backward, row_products
 from maclaurin.backends.triton import INSTALLED
-from maclaurin.testing import Shape
+from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain
 
@@ -110,6 +110,29 @@ def test_operator_is_registered_as_torch_wants_it(device):
     totals = (-torch.rand(1, 2, 20, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
     call = (q, k, v, totals, 0.25, True, 0.5, None, 0)
     assert set(torch.library.opcheck(changed_softmax.traced, call).values()) == {"SUCCESS"}
+    with torch.no_grad():
+        o, lse = changed_softmax(*call)
+    given = [u.detach() for u in call[:4]]
+    for rows in ((o, lse), (o, None), (None, None)):
+        back = (o, *given, lse, *rows, *call[4:])
+        assert set(torch.library.opcheck(changed_softmax_backward.traced, back).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(row_products.traced, (o, o, lse)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("notation", ["exp(clamp=0.5)/len", "exp(clamp=0.5)/len*out", "exp*forget/len"])
+def test_padding_under_a_denominator_that_is_no_variable(notation, device):
+    case = random_tensors(parse(notation), Shape(batch=2, tokens=20, kv_heads=1, group=2, d=8, e=8), 0)
+    case = case.map(lambda u: u.float().to(device)).with_gradients()
+    mask = torch.arange(20, device=device)[None] < torch.tensor([[20], [13]], device=device)
+    y = case(key_padding_mask=mask, form="parallel")
+    assert not y[1, 13:].any()
+    alone = case.map(lambda u: u[1:, :13].detach()).with_gradients()
+    torch.testing.assert_close(y[1:, :13], alone(form="parallel"))
+    of_alone = alone.gradients((alone(form="parallel") ** 2).sum())
+    for name, found in case.gradients((y[1] ** 2).sum()).items():
+        torch.testing.assert_close(found[1:, :13], of_alone[name], rtol=1e-4, atol=1e-5)
+        assert not found[:1].any(), name
+        assert not found[1:, 13:].any(), name
 
 
 @pytest.mark.parametrize("forget", [-4.0, -0.2, float("-inf")])

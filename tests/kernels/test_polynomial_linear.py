@@ -9,7 +9,7 @@ import maclaurin
 from maclaurin import parse
 from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.triton import INSTALLED
-from maclaurin.testing import Shape, random_tensors
+from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradients, plain
 
@@ -147,6 +147,18 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked", chunk_size=64)
 
 
+@pytest.mark.parametrize("d", [2, 16, 17, 32])
+def test_heads_of_order_3(d, device):
+    """Products of four, and of two neighbouring entries in a block; heads that do not fill their tile."""
+    case = random_tensors(parse("taylor(3)*forget/len"), Shape(tokens=40, kv_heads=1, group=2, d=d, e=8), 0)
+    case = case.map(lambda u: u.float().to(device))
+    direction = torch.randn(1, 40, 2, 8, dtype=torch.float64, device=device)
+    gold = outputs_and_gradients(case.map(torch.Tensor.double), plain, direction)
+    found = outputs_and_gradients(case, lambda c: c.output(form="chunked", chunk_size=16), direction)
+    for name, reference in gold.items():
+        assert relative_error(found[name], reference, 1e-3) < 1e-5, name
+
+
 @pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 1024, 4097])
 @pytest.mark.parametrize("d", [16, 32, 64, 128])
@@ -156,13 +168,16 @@ def test_every_length(length, d, dtype, device, poisoned):
 
 
 @pytest.mark.skipif(not ON_GPU, reason="only a full GPU lets products run on so long")
-@pytest.mark.parametrize("d", [16, 32, 64])
-def test_nothing_is_written_under_a_running_product(d, device):
+@pytest.mark.parametrize(
+    ("notation", "d"),
+    [("taylor(2)/sum", 16), ("taylor(2)/sum", 32), ("taylor(2)/sum", 64), ("taylor(3)/l2", 16)],
+)
+def test_nothing_is_written_under_a_running_product(notation, d, device):
     """On a full GPU, again and again: every text of a batch must give the same, wherever it ran."""
     q, k, v, dy = (torch.randn(1, 4096, 4, s, device=device, dtype=torch.bfloat16) for s in (d, d, 64, 64))
     q, k, v = (u.repeat(8, 1, 4, 1).requires_grad_() for u in (q, k, v))
     for _ in range(5):
-        y = maclaurin.attention(q, k, v, "taylor(2)/sum", form="chunked")
+        y = maclaurin.attention(q, k, v, notation, form="chunked")
         for found in (y, *torch.autograd.grad(y, (q, k, v), dy.repeat(8, 1, 4, 1))):
             assert torch.equal(found, found[:1, :, :4].repeat(8, 1, 4, 1))
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maclaurin
 from maclaurin import parse
@@ -16,6 +17,9 @@ SPECS = [
     "taylor(2,about=mean)/sum",
     "hermite(2)/len",
     "linear(identity)",
+    "taylor(2)/len",
+    "power(2)",
+    "taylor(2)*forget/len",
     "taylor(2,about=mean)+window(5,sinks=1)/sum",
     "taylor(2)+window(4)*forget/sum",
 ]
@@ -42,6 +46,59 @@ def test_token_by_token(notation, e, device, poisoned):
             )
             parts.append(y)
     assert relative_error(torch.cat(parts, 1), expected, 1e-3) < 2e-5
+    assert state.count.tolist() == [shape.tokens] * 2
+    if state.log_decay is not None:
+        torch.testing.assert_close(state.log_decay, case.tensors["log_forget"].sum(1))
+
+
+@pytest.mark.parametrize("notation", ["taylor(2)/sum", "taylor(2)/len", "taylor(2)*forget/sum"])
+def test_half_precision_is_read_as_it_is(notation, device):
+    """One token after others: what is rounded is the answer."""
+    dtype = torch.bfloat16 if ON_GPU else torch.float16
+    case = random_tensors(
+        parse(notation), Shape(tokens=9, kv_heads=2, group=2, d=16, e=24), 0, dtype, device=device
+    )
+    with torch.no_grad():
+        before = case.tokens(0, 8).state()
+        last = case.tokens(8, 9).tensors
+        y, _ = maclaurin.attention(**last, spec=notation, state=before, return_state=True)
+    expected = case.map(torch.Tensor.double).output(form="parallel")[:, -1:]
+    assert y.dtype == dtype
+    assert relative_error(y, expected, 1e-3) < (1e-2 if ON_GPU else 2e-3)
+
+
+def test_states_of_every_other_sequence(device):
+    """A slice of a state has strides of its own."""
+    case = random_tensors(
+        parse("taylor(2)/len"), Shape(batch=1, tokens=18, kv_heads=2, d=8, e=8), 0, device=device
+    )
+    cuts = torch.tensor([0, 1, 4, 9, 18], device=device)
+    q, k, v = (case.tensors[name].float() for name in "qkv")
+    with torch.no_grad():
+        _, state = maclaurin.attention(q, k, v, "taylor(2)/len", cu_seqlens=cuts, return_state=True)
+        token = [u[:, :2].transpose(0, 1) for u in (q, k, v)]
+        y, after = maclaurin.attention(*token, "taylor(2)/len", state=state[::2], return_state=True)
+        alone, _ = maclaurin.attention(
+            *(u[1:] for u in token), "taylor(2)/len", state=state[2:3], return_state=True
+        )
+    assert after.count.tolist() == [2, 6]
+    torch.testing.assert_close(y[1:], alone)
+
+
+def test_a_step_that_is_only_recorded(device):
+    """Under a mode that makes no numbers nothing is launched, and nothing of it is kept."""
+    q, k, v = (torch.randn(1, 3, 2, 8, device=device) for _ in range(3))
+    with torch.no_grad():
+        _, state = maclaurin.attention(q, k, v, "taylor(2)/sum", return_state=True)
+        mode = FakeTensorMode()
+        fake, before = [mode.from_tensor(u[:, :1]) for u in (q, k, v)], state.map(mode.from_tensor)
+        with mode:
+            y, _ = maclaurin.attention(*fake, "taylor(2)/sum", state=before, return_state=True)
+        assert y.shape == (1, 1, 2, 8)
+        y, _ = maclaurin.attention(
+            q[:, :1], k[:, :1], v[:, :1], "taylor(2)/sum", state=state, return_state=True
+        )
+        assert y.isfinite().all()
 
 
 def test_the_state_before_is_left_as_it_was(device):

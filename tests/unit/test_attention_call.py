@@ -371,6 +371,7 @@ COMPILED = [
     "power(2)*forget/sum",
     "taylor(2,about=mean)+window(4,sinks=1)/sum",
     "linear(elu1)*in/running(floor=1)",
+    "power(2)/sum(eps=0.5)",
 ]
 
 

@@ -6,7 +6,7 @@
 Where D is no variable, dx = e^{x − ln D}∘(dy Vᵀ): the way back takes ln D for the log-sum-exp and needs no
 rows.
 
-Registered as custom operators, so torch.compile keeps them whole.
+Operators (operators.py), so torch.compile keeps them whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from maclaurin.backends import triton as programs
 from maclaurin.backends.fused_inputs import operands, tensors_are_served
 from maclaurin.backends.operators import operator
-from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward
+from maclaurin.backends.row_gain import log_row_sum, scaled_rows, scaled_rows_backward, weights_fit
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.divisors import log_divisor
 from maclaurin.forms.inputs import Inputs, clamped_log_forget
@@ -39,7 +39,7 @@ def changed_score_serves(spec: AttentionSpec, inputs: Inputs, causal: bool) -> b
 def changed_score_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> Tensor:
     """y [B, T, H, e] in the dtype of q."""
     row_sum = _row_sum(spec)
-    if row_sum is None and _is_direct(spec, inputs):
+    if row_sum is None and _divisor_is_given(spec, inputs):
         y = _directly(spec, inputs, scale, causal)
         return finish_rows(spec, y.transpose(1, 2), inputs.output_gate, inputs.q.dtype)
     o, lse = exact_rows(spec, inputs, scale=scale, causal=causal)
@@ -68,9 +68,9 @@ def _arguments(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) 
     )
 
 
-def _is_direct(spec: AttentionSpec, inputs: Inputs) -> bool:
-    """Whether D is no variable; weights over it are multiplied as they are, which fp16 has no range for."""
-    return not isinstance(spec.denominator, RunningSum) and inputs.q.dtype != torch.float16
+def _divisor_is_given(spec: AttentionSpec, inputs: Inputs) -> bool:
+    """Whether D is no variable, and weights over it can be multiplied as they are."""
+    return not isinstance(spec.denominator, RunningSum) and weights_fit(inputs.q)
 
 
 def _directly(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> Tensor:

@@ -211,8 +211,7 @@ class _Call:
 
     def plan(self, inputs: Inputs, chunk_size: int | None) -> Plan:
         """How inputs of this shape are computed."""
-        if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
-            raise InputError(f"chunk_size must be a whole number of at least 1, got {chunk_size}.")
+        _check_chunk_size(chunk_size)
         return make_plan(
             self.spec,
             inputs,
@@ -243,7 +242,8 @@ class _Call:
     def _run_rows(
         self, inputs: Inputs, state: State | None, scale: float, chunk_size: int | None
     ) -> tuple[Tensor, State | None]:
-        free = self.asked_form in (None, Form.RECURRENT) and self.causal and chunk_size is None
+        _check_chunk_size(chunk_size)
+        free = self.asked_form in (None, Form.RECURRENT) and self.causal
         if free and state is not None and is_step(self.spec, inputs.q, state, inputs.present):
             return step(self.spec, inputs, state, scale)
         plan_ = self.plan(inputs, chunk_size)
@@ -331,12 +331,22 @@ _known_specs = _KnownSpecs()
 after_registration(lambda: vars(_known_specs).clear())
 
 
+def _check_chunk_size(chunk_size: int | None) -> None:
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise InputError(f"chunk_size must be a whole number of at least 1, got {chunk_size}.")
+
+
 @untraced
 def _make_known(text: str) -> bool:
     """Parse outside the traced graph."""
-    if not hasattr(_known_specs, text):
-        setattr(_known_specs, text, resolve(text))
+    if not hasattr(_known_specs, _as_attribute(text)):
+        setattr(_known_specs, _as_attribute(text), resolve(text))
     return True
+
+
+def _as_attribute(text: str) -> str:
+    """Tracing takes no attribute with a full stop in its name."""
+    return text.replace(".", "\u2024")
 
 
 def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
@@ -347,4 +357,4 @@ def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
             f"spec must be an AttentionSpec, a notation such as 'exp/sum' or a catalogue name, not {spec!r}."
         )
     _make_known(spec)
-    return getattr(_known_specs, spec)
+    return getattr(_known_specs, _as_attribute(spec))

@@ -73,7 +73,6 @@ def linear_polynomial_backward(
     started: bool,
     coefficients: Sequence[float],
     divisor: str,
-    eps: float,
     chunk: int,
     orders: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -81,7 +80,7 @@ def linear_polynomial_backward(
     from maclaurin.backends.triton import polynomial_linear as program
     from maclaurin.backends.triton import state_layout
 
-    call = program.Call(tuple(coefficients), divisor, eps, chunk)
+    call = program.Call(tuple(coefficients), divisor, 0.0, chunk)
     d, e = q.shape[3], v.shape[3]
     small, *high = moments
     after = d_after = None
@@ -178,7 +177,6 @@ def _(
     started: bool,
     coefficients: Sequence[float],
     divisor: str,
-    eps: float,
     chunk: int,
     orders: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -190,7 +188,8 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, alpha, log_forget, initial, *ctx.call, ctx.return_state, _ = inputs
+    q, k, v, alpha, log_forget, initial, coefficients, divisor, _, *sizes, ctx.return_state, _ = inputs
+    ctx.call = (coefficients, divisor, *sizes)
     ctx.started = initial is not None
     y, z, rest, state, *moments = output
     ctx.save_for_backward(q, k, v, y, z, rest, state, alpha, log_forget, *moments)

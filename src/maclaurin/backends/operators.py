@@ -12,7 +12,7 @@ short programs run on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -34,10 +34,14 @@ class Operator(Generic[P, R]):
         self._graded: type[torch.autograd.Function] | None = None
 
     def __call__(self, *arguments: P.args, **options: P.kwargs) -> R:
-        if _are_traced(arguments):
-            return self.traced(*arguments, **options)  # type: ignore[no-any-return]
+        if options:
+            raise TypeError(
+                f"{self._function.__name__} takes its arguments by position, got {sorted(options)}"
+            )
+        if are_traced(arguments):
+            return self.traced(*arguments)  # type: ignore[no-any-return]
         if self._graded is None:
-            return self._function(*arguments, **options)
+            return self._function(*arguments)  # type: ignore[call-arg]
         return self._graded.apply(*arguments)  # type: ignore[no-any-return]
 
     def register_fake(self, function: Callable[..., Any]) -> None:
@@ -47,7 +51,7 @@ class Operator(Generic[P, R]):
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[[Any, tuple[Any, ...], Any], None]
     ) -> None:
-        """Its gradient, as torch.library.register_autograd takes it; arguments are then given by position."""
+        """Its gradient, as torch.library.register_autograd takes it."""
         self.traced.register_autograd(backward, setup_context=setup_context)
         function = self._function
 
@@ -65,8 +69,15 @@ def operator(name: str) -> Callable[[Callable[P, R]], Operator[P, R]]:
     return lambda function: Operator(name, function)
 
 
-def _are_traced(arguments: tuple[Any, ...]) -> bool:
-    """Whether the call is recorded rather than made: by a compiler, or by a mode that sees operators."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # type: ignore[attr-defined]
+def are_traced(arguments: Iterable[Any]) -> bool:
+    """Whether a call with them is recorded rather than made: by a compiler, a mode that sees operators, a
+    transform of torch.func, or a kind of tensor of its own."""
+    return is_recording() or any(isinstance(u, Tensor) and type(u) not in _PLAIN for u in arguments)
+
+
+def is_recording() -> bool:
+    """The same of any call now."""
+    if torch.compiler.is_compiling():  # first: what follows is not for a compiler to look at
         return True
-    return any(isinstance(u, Tensor) and type(u) not in _PLAIN for u in arguments)
+    modes = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
+    return modes > 0 or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]

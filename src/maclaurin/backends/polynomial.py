@@ -1,8 +1,7 @@
 """Polynomial kernels, and σ, through the fused quadratic program (backends/triton/polynomial_quadratic.py).
 
 The program divides by the row sum, by the number of visible keys, or not; what is left of a spec (gates,
-norms) follows on its rows. Registered as custom operators, so torch.compile
-keeps them whole.
+norms) follows on its rows. Operators (operators.py), so torch.compile keeps them whole.
 """
 
 from __future__ import annotations

@@ -95,8 +95,12 @@ class _GainedSoftmax(torch.autograd.Function):
 
 
 def _is_direct(q: Tensor, row_sum: RowSum | None, gate: Tensor | None, of_divisor: bool) -> bool:
-    """Weights over D are multiplied as they are, which fp16 has no range for."""
-    return row_sum is None and gate is None and not of_divisor and q.dtype != torch.float16
+    return row_sum is None and gate is None and not of_divisor and weights_fit(q)
+
+
+def weights_fit(like: Tensor) -> bool:
+    """Whether weights over a D that does not know them are multiplied as they are: fp16 has no range."""
+    return like.dtype != torch.float16
 
 
 def scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:

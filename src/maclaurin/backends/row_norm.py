@@ -1,6 +1,6 @@
 """Gates and norms of finished rows, fused where a GPU program serves, else in plain torch.
 
-Registered as custom operators, so torch.compile keeps them whole.
+Operators (operators.py), so torch.compile keeps them whole.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maclaurin.backends import triton as programs
 from maclaurin.backends.fused_inputs import denominator_is_served, row_divisor
-from maclaurin.backends.operators import operator
+from maclaurin.backends.operators import are_traced, is_recording, operator
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.inputs import Inputs, clamped_log_forget
 from maclaurin.forms.state import State
@@ -94,6 +94,7 @@ def whole_step_serves(spec: AttentionSpec, inputs: Inputs, state: State) -> bool
         and bare
         and same
         and denominator_is_served(spec)
+        and not are_traced((q, state.moments))
         and state_step_serves(state.moments, q, k, v, inputs.log_forget, group=group)
     )
 
@@ -109,7 +110,7 @@ def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) 
     divisor, eps = row_divisor(spec)
     y, moments, count = program.rows(
         state.moments.contiguous(),
-        state.count,
+        state.count.contiguous(),
         program.Token(k, q, v, log_forget),
         step_layout(k.shape[-1], orders, k.device),
         scale,
@@ -126,9 +127,14 @@ def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) 
 # ------------------------------------------------------------------------------------- how features are made
 
 
-@lru_cache(maxsize=64)
 def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
-    """For heads of size d."""
+    """For heads of size d; made anew where tensors may not be what they seem."""
+    make = _step_layout.__wrapped__ if is_recording() else _step_layout
+    return make(d, orders, device)
+
+
+@lru_cache(maxsize=64)
+def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
     from maclaurin.backends.triton.state_step import BLOCK, Layout
 
     degree = max(*orders, 1)

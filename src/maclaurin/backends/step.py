@@ -86,7 +86,8 @@ def step(
 def _token_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
     """(rows, row statistics, moments after it) of one token; the G queries of a head read one state."""
     group = stream.q.shape[2]
-    if state_step_serves(moments, stream.k, stream.q, stream.v, stream.log_forget, group=group):
+    given = (stream.k, stream.q, stream.v, stream.log_forget, stream.mass)
+    if state_step_serves(moments, *given, group=group):
         return _fused_rows(spec, stream, moments)
     columns = values_with_count(spec, stream)[:, :, 0]
     forget = None if stream.log_forget is None else stream.log_forget[..., 0].exp()

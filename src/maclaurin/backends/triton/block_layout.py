@@ -3,7 +3,7 @@
     S_i = Σ_s x_a X gᵀ  [rows, e],      order 2: X = x (d rows)
                                         order 3: X = the products x_b x_j of P neighbouring b (P·d rows)
 
-so that in both orders a block belongs to one entry a, and meets a tile of 64 columns in a matrix product. In order 3
+so that in both orders a block belongs to one entry a; P is such that products fill a tile of 64 columns. In order 3
 the blocks of a group of b's have a up to the last of them; where a lies before the group, x_a x_b stands for x_b x_a
 too and counts twice. Groups are filled up to a multiple of what one program makes; nobody reads what fills them.
 """
@@ -21,6 +21,7 @@ from maclaurin.backends.triton.tiles import width
 
 #: blocks that share one reading of the text
 GROUPED = 4
+_GROUPED = tl.constexpr(GROUPED)
 #: columns of a tile of products
 _COLUMNS = 64
 
@@ -116,7 +117,7 @@ def contracted(total, x_b, BD: tl.constexpr, P: tl.constexpr):
 def members_of(group, D: tl.constexpr, P: tl.constexpr):
     """How many a's a group has, and how many blocks."""
     members = tl.minimum(D, (group + 1) * P)
-    return members, (members + 3) // 4 * 4
+    return members, tl.cdiv(members, _GROUPED) * _GROUPED
 
 
 @triton.jit

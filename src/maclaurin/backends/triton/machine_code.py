@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 MATRIX = re.compile(r"(?:HGMMA|QGMMA|HMMA)\b")
 _SPILL = re.compile(r"(?:LDL|STL)\b")
-_FROM_REGISTERS = re.compile(r"[HQ]GMMA\.(\d+)x\d+x(\d+)\.\S+ R(\d+), R(\d+), ")
+_FROM_REGISTERS = re.compile(r"[HQ]GMMA\S+ R\d+, R(\d+), ")
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
-_WRITES = re.compile(r"(?!ST|RED|LDGSTS|BAR|BRA)([A-Z][\w.]*)\s+(?:U?P\w+, )*R(\d+)\b")
+_WRITES = re.compile(r"(?!ST|RED\b|LDGSTS|BAR|BRA)([A-Z][\w.]*)\s+(?:U?P\w+, )*R(\d+)\b")
 #: registers of a left operand 64 × 16 of two bytes, or 64 × 8 of four
 _OPERAND = 4
 
@@ -60,7 +60,7 @@ def _overwriting(body: list[str]) -> Iterator[str]:
             running = running[-kept:] if kept else []
             closed = True
         elif product := _FROM_REGISTERS.match(text):
-            first = int(product[4])
+            first = int(product[1])
             if closed:
                 running.append(set())
             running[-1].update(range(first, first + _OPERAND))
@@ -79,5 +79,5 @@ def _written(text: str) -> set[int]:
     if found is None:
         return set()
     name, first = found[1], int(found[2])
-    four, two = re.search(r"\.128|LDSM\S*\.4", name), re.search(r"\.64|\.WIDE|LDSM\S*\.2", name)
+    four, two = re.search(r"\.128|LDSM\S*\.4", name), re.search(r"^D[A-Z]|64|\.WIDE|LDSM\S*\.2", name)
     return set(range(first, first + (4 if four else 2 if two else 1)))

@@ -19,8 +19,8 @@ from torch import Tensor
 from maclaurin.backends.triton import on_its_device
 from maclaurin.backends.triton.tiles import divisor_of, width
 
-#: features per block, and its warps: with one, sums over features need no exchange
-BLOCK, WARPS = 32, 1
+#: features per block; one warp per 64 columns holds them, so that sums over features need no exchange
+BLOCK = 32
 #: blocks added up at a time
 BLOCKS = 64
 
@@ -151,7 +151,7 @@ def _pass(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Te
         *k.stride()[:2], *q.stride()[:2], *v.stride()[:2], *optional, scale, size, heads, blocks,
         GROUP=q.shape[1] // heads, D=k.shape[-1], E=e, BE=width(v.shape[-1]), BF=BLOCK,
         DEGREE=layout.entries.shape[1], COUNTED=e > v.shape[-1], FORGETS=log_forget is not None,
-        WEIGHED=weight is not None, num_warps=WARPS,
+        WEIGHED=weight is not None, num_warps=max(1, min(8, width(v.shape[-1]) // 64)),
     )  # fmt: skip
     return out, partial
 

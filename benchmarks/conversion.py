@@ -1,0 +1,118 @@
+"""What a conversion costs and saves at long context, beside the original: seconds to read, tokens/s, bytes.
+
+    python benchmarks/conversion.py --device cuda [--contexts 1024,4096,16384,65536]
+
+A model of SmolLM2-135M's shape with random weights, on which neither speed nor memory depends. The original
+runs in transformers with its own attention and cache; the conversion has the same weights and another
+attention. Results are put beside those of other devices in benchmarks/results/conversion.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import stamp
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from maclaurin.models.cache import MaclaurinCache
+from maclaurin.models.llama_like import adopted
+
+RESULTS = Path(__file__).parent / "results" / "conversion.json"
+SHAPE = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 1 << 20,
+    "tie_word_embeddings": True,
+}
+
+
+def main() -> None:
+    options = _options()
+    torch.manual_seed(0)
+    shape = SHAPE | ({"num_hidden_layers": options.layers} if options.layers else {})
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    with torch.device(options.device):
+        original = LlamaForCausalLM(LlamaConfig(**shape)).to(dtype).eval()
+    contexts = [int(context) for context in options.contexts.split(",")]
+    text = torch.randint(0, shape["vocab_size"], (1, max(contexts)), device=options.device)
+    found = {"original": _measured(original, DynamicCache, text, contexts, options)}
+    for attention in options.attention:
+        model = adopted(original, attention)
+        found[attention] = _measured(model, lambda m=model: MaclaurinCache(m.config), text, contexts, options)
+    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    known[options.device] = {"machine": stamp(), "shape": shape, "dtype": str(dtype), "found": found}
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Speed and memory of a conversion against context.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--contexts", default="1024,4096,16384,65536")
+    parser.add_argument(
+        "--attention", nargs="+", default=["taylor(2,about=mean)+window(64,sinks=1)/sum", "taylor(2)/sum"]
+    )
+    parser.add_argument("--piece", type=int, default=4096, help="tokens read at once")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to go on with, timed")
+    parser.add_argument("--layers", type=int, help="fewer layers than SmolLM2 has")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def _measured(
+    model: Any, new_cache: Callable[[], Any], text: Tensor, contexts: list[int], options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """By context, one text read further and further: what was read before is not read again."""
+    cache, found, read, seconds = new_cache(), {}, 0, 0.0
+    _read(model, new_cache(), text[:, : min(options.piece, contexts[0])])  # compiles, allocates
+    for context in sorted(contexts):
+        begin = _now(options.device)
+        while read < context:
+            size = min(options.piece, context - read)
+            _read(model, cache, text[:, read : read + size])
+            read += size
+        seconds += _now(options.device) - begin
+        size, speed = _bytes(cache), _speed(model, cache, text, options)
+        read += 4 + options.tokens
+        found[str(context)] = {"seconds_to_read": seconds, "cache_bytes": size, "tokens_per_second": speed}
+        print(type(model).__name__, context, found[str(context)], flush=True)
+    return found
+
+
+def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) -> float:
+    for t in range(4):
+        _read(model, cache, text[:, t : t + 1])
+    begin = _now(options.device)
+    for t in range(options.tokens):
+        _read(model, cache, text[:, t : t + 1])
+    return options.tokens / (_now(options.device) - begin)
+
+
+def _read(model: Any, cache: Any, tokens: Tensor) -> None:
+    model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+
+
+def _bytes(cache: Any) -> int:
+    if isinstance(cache, MaclaurinCache):
+        return cache.nbytes
+    return sum(u.nbytes for layer in cache.layers for u in (layer.keys, layer.values))
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()
