@@ -43,12 +43,13 @@ def main() -> None:
     shape = SHAPE | ({"num_hidden_layers": options.layers} if options.layers else {})
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     with torch.device(options.device):
-        original = LlamaForCausalLM(LlamaConfig(**shape)).to(dtype).eval()
+        original: Any = LlamaForCausalLM(LlamaConfig(**shape))
+    original = original.to(dtype).eval()
     contexts = [int(context) for context in options.contexts.split(",")]
     text = torch.randint(0, shape["vocab_size"], (1, max(contexts)), device=options.device)
     found = {"original": _measured(original, DynamicCache, text, contexts, options)}
     for attention in options.attention:
-        model = adopted(original, attention)
+        model: Any = adopted(original, attention)
         found[attention] = _measured(model, lambda m=model: MaclaurinCache(m.config), text, contexts, options)
     known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     known[options.device] = {"machine": stamp(), "shape": shape, "dtype": str(dtype), "found": found}
