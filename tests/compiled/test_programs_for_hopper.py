@@ -65,19 +65,21 @@ def test_quadratic(order, d, dtype):
 
 
 @pytest.mark.parametrize(
-    ("order", "d", "e", "dtype"),
+    ("batch", "order", "d", "e", "dtype"),
     [
-        (1, 64, 64, torch.bfloat16),
-        (2, 16, 64, torch.bfloat16),
-        (2, 64, 64, torch.bfloat16),
-        (2, 128, 128, torch.bfloat16),
-        (2, 64, 64, torch.float16),
-        (3, 16, 64, torch.bfloat16),
-        (3, 32, 32, torch.bfloat16),
+        (1, 1, 64, 64, torch.bfloat16),
+        (1, 2, 16, 64, torch.bfloat16),
+        (1, 2, 64, 64, torch.bfloat16),
+        (64, 2, 64, 64, torch.bfloat16),
+        (64, 2, 128, 128, torch.bfloat16),
+        (1, 2, 64, 64, torch.float16),
+        (1, 3, 16, 64, torch.bfloat16),
+        (64, 3, 16, 64, torch.bfloat16),
+        (1, 3, 32, 32, torch.bfloat16),
     ],
 )
-@pytest.mark.parametrize("batch", [1, 64])  # moments are made by programs of two sizes, by how many there are
 def test_linear(batch, order, d, e, dtype):
+    """Moments are made by programs of two sizes, by how many there are."""
     q, k, v = tensors(d, e, dtype, batch=batch)
     call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
     rows = polynomial_linear.Rows()

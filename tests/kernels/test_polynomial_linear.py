@@ -147,12 +147,12 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked", chunk_size=64)
 
 
-@pytest.mark.parametrize("d", [2, 16, 17, 32])
+@pytest.mark.parametrize("d", [2, 16, 17, *([32] if ON_GPU else [])])
 def test_heads_of_order_3(d, device):
     """Products of four, and of two neighbouring entries in a block; heads that do not fill their tile."""
-    case = random_tensors(parse("taylor(3)*forget/len"), Shape(tokens=40, kv_heads=1, group=2, d=d, e=8), 0)
+    case = random_tensors(parse("taylor(3)*forget/len"), Shape(tokens=24, kv_heads=1, group=2, d=d, e=8), 0)
     case = case.map(lambda u: u.float().to(device))
-    direction = torch.randn(1, 40, 2, 8, dtype=torch.float64, device=device)
+    direction = torch.randn(1, 24, 2, 8, dtype=torch.float64, device=device)
     gold = outputs_and_gradients(case.map(torch.Tensor.double), plain, direction)
     found = outputs_and_gradients(case, lambda c: c.output(form="chunked", chunk_size=16), direction)
     for name, reference in gold.items():
