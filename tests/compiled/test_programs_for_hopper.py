@@ -140,7 +140,7 @@ def test_a_step():
     layout = state_step.Layout(index, torch.empty(2145), cuts, cuts, cuts[:4])
     token = state_step.Token(x, x, x, torch.empty(1, 16), torch.empty(1, 16))
     with compiled_for(HOPPER) as found:
-        state_step.sums(state, token, layout, 1.0)
+        state_step.sums(state, token, layout)
         count = torch.zeros(1, dtype=torch.int64)
         state_step.rows(state, count, token, layout, 0.125, (1.0, 1.0, 0.5), "sum", 0.0)
     assert_good(found, matrix_units=False)

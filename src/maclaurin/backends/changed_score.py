@@ -144,7 +144,7 @@ class _ScaledRows(torch.autograd.Function):
         """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
         o, log_gain = ctx.saved_tensors
         do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
-        return do, row_products(do, o, None)
+        return do, row_products(do, o)
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -169,15 +169,15 @@ def changed_softmax(
 
 
 @operator("maclaurin::row_products")
-def row_products(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
-    """Σ do∘o − dlse [B, H, T] in fp32."""
+def row_products(do: Tensor, o: Tensor) -> Tensor:
+    """Σ do∘o [B, H, T] in fp32."""
     from maclaurin.backends.triton import row_scale as program
 
-    return program.delta(do, o, dlse)
+    return program.delta(do, o, None)
 
 
 @row_products.register_fake
-def _(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
+def _(do: Tensor, o: Tensor) -> Tensor:
     return o.new_empty(o.shape[:3], dtype=torch.float32)
 
 

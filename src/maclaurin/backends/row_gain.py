@@ -84,7 +84,7 @@ class _GainedSoftmax(torch.autograd.Function):
         q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
-        kept = torch.zeros_like(o) if kept is None else kept
+        kept = zeros_in_layout(o, ctx.layout) if kept is None else kept
         dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
         d_divisor = d_gate = None
         if of_divisor and sums is not None:

@@ -70,7 +70,7 @@ def state_step(
     from maclaurin.backends.triton import state_step as program
 
     layout = program.Layout(entries, roots, starts, stops, cuts)
-    return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout, 1.0)
+    return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout)
 
 
 @state_step.register_fake

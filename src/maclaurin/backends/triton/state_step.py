@@ -157,12 +157,12 @@ def _pass(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Te
 
 
 @on_its_device
-def sums(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
+def sums(state: Tensor, token: Token, layout: Layout) -> tuple[Tensor, Tensor]:
     """The state after the token, and what queries read of each order [orders, B, H, E].
 
     state [B, K, F, E] in fp32, contiguous, with E = e or, to count keys, e + 1.
     """
-    out, partial = _pass(state, token, layout, scale)
+    out, partial = _pass(state, token, layout, 1.0)
     batch, heads, blocks, e = partial.shape
     orders, rows = layout.cuts.numel() - 1, batch * heads
     found = torch.empty(orders, batch, heads, e, dtype=torch.float32, device=state.device)
