@@ -61,7 +61,7 @@ study = Study(
         ),
         Experiment(
             name="longer",
-            title="The same, twice as long at half the learning rate: is the norm only slower?",
+            title="The same with 33M tokens, at half the learning rate",
             metric="test_loss",
             common={**COMMON, "steps": 1000, "lr": 1e-3, "warmup": 100, "eval_every": 250},
             cells=cells_of({"softmax": "exp/sum", "norm l2": "exp/l2", "gate": "exp/len*out"}),
