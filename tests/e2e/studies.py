@@ -68,14 +68,15 @@ def finish(process, expect=0, seconds=200):
     return out + err
 
 
-def wait_for(condition, process, seconds=90):
+def wait_for(condition, process, seconds=240):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return
         assert process.poll() is None, "the study ended too early: " + "".join(process.communicate())
         time.sleep(0.02)
-    raise AssertionError("nothing happened")
+    process.kill()
+    raise AssertionError(f"nothing happened in {seconds} s: " + "".join(process.communicate()))
 
 
 def runs(folder, name):

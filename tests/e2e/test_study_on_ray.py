@@ -31,7 +31,8 @@ def cluster(monkeypatch):
 
 
 def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
-    short, long = {"steps": 5}, {"steps": 150}
+    # a long run takes about three times as long as a process of Ray takes to start, so that two of them meet
+    short, long = {"steps": 5}, {"steps": 500}
     cells = {
         "one": {"attention": "exp/sum", **short},
         "two": {"attention": "exp/sum", **long},
