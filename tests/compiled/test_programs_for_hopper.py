@@ -17,6 +17,7 @@ from maclaurin.backends.triton import (
     row_norm,
     row_scale,
     state_step,
+    window_step,
 )
 from maclaurin.backends.triton.compile_only import compiled_for
 
@@ -142,7 +143,12 @@ def test_a_step():
     with compiled_for(HOPPER) as found:
         state_step.sums(state, token, layout)
         count = torch.zeros(1, dtype=torch.int64)
-        state_step.rows(state, count, token, layout, 0.125, (1.0, 1.0, 0.5), "sum", 0.0)
+        state_step.rows(state, count, token, layout, 0.125, ((1.0,), (1.0,), (0.5,)), "sum", 0.0)
+        about_the_mean = ((1.0, 1.0, 0.5), (1.0, 1.0), (0.5,))
+        exact = window_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
+        plain = state_step.Token(*token[:3])
+        window_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
+        window_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
     assert_good(found, matrix_units=False)
 
 

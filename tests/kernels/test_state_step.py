@@ -7,6 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import maclaurin
 from maclaurin import parse
 from maclaurin.backends.state_step import state_step, step_layout
+from maclaurin.backends.window_step import window_step_serves
+from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 
@@ -22,6 +24,11 @@ SPECS = [
     "taylor(2)*forget/len",
     "taylor(2,about=mean)+window(5,sinks=1)/sum",
     "taylor(2)+window(4)*forget/sum",
+    "taylor(1,about=mean)+window(1)/sum",
+    "taylor(2)+window(3,sinks=2)/sum(eps=0.5)",
+    "taylor(0,about=mean)+window(40,sinks=1)/sum",
+    "poly(0)+window(4,sinks=2)/sum",
+    "hermite(2)+window(3,sinks=1)/sum",
 ]
 
 
@@ -51,7 +58,10 @@ def test_token_by_token(notation, e, device, poisoned):
         torch.testing.assert_close(state.log_decay, case.tensors["log_forget"].sum(1))
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)/sum", "taylor(2)/len", "taylor(2)*forget/sum"])
+@pytest.mark.parametrize(
+    "notation",
+    ["taylor(2)/sum", "taylor(2)/len", "taylor(2)*forget/sum", "taylor(2,about=mean)+window(3,sinks=1)/sum"],
+)
 def test_half_precision_is_read_as_it_is(notation, device):
     """One token after others: what is rounded is the answer."""
     dtype = torch.bfloat16 if ON_GPU else torch.float16
@@ -65,6 +75,30 @@ def test_half_precision_is_read_as_it_is(notation, device):
     expected = case.map(torch.Tensor.double).output(form="parallel")[:, -1:]
     assert y.dtype == dtype
     assert relative_error(y, expected, 1e-3) < (1e-2 if ON_GPU else 2e-3)
+
+
+def test_a_window_in_two_launches_is_the_plain_one(device, poisoned, monkeypatch):
+    """The same state after it, to the last key kept, for sequences of different lengths."""
+    spec = parse("taylor(2,about=mean)+window(4,sinks=2)/sum")
+    case = random_tensors(
+        spec, Shape(batch=1, tokens=20, kv_heads=2, group=2, d=8, e=12), 0, torch.float32, device=device
+    )
+    cuts = torch.tensor([0, 1, 2, 5, 20], device=device)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    with torch.no_grad():
+        _, state = maclaurin.attention(q, k, v, spec, cu_seqlens=cuts, return_state=True)
+        token = [3 * u[:, :4].transpose(0, 1) for u in (q, k, v)]
+        answers = []
+        for fused in (True, False):
+            if not fused:
+                monkeypatch.setattr("maclaurin.backends.step.window_step_serves", lambda *_: False)
+            else:
+                assert window_step_serves(spec, Inputs(*token), state)
+            answers.append(maclaurin.attention(*token, spec, state=state, return_state=True))
+    (y, after), (expected, plain) = answers
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(after.tensors()[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def test_states_of_every_other_sequence(device):

@@ -7,6 +7,7 @@ from transformers import TextStreamer
 from maclaurin import InputError, State, StateBudgetError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.generating import Generation, Sampling
+from maclaurin.models.recorded_step import RecordedStep, can_record
 from maclaurin.models.text_pieces import TextPieces
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
@@ -331,6 +332,57 @@ def test_a_saved_text_knows_what_it_has_not_read_yet(tmp_path):
     assert [int(again.step()) for _ in range(5)] == [int(whole.step()) for _ in range(5)]
     with pytest.raises(InputError, match="at least one token"):
         Generation(model).step()
+
+
+def again(work):
+    """A recorder that does the work again: what a graph does, without one."""
+    work()
+    return work
+
+
+@pytest.mark.parametrize("attention", [*FINITE, ["taylor(2)/sum", "2mamba"]], ids=str)
+def test_recorded_steps_leave_the_cache_as_steps_do(attention):
+    model, ids = model_of(attention), tokens(2, 40)
+    expected = whole(model, ids)
+    cache = MaclaurinCache(model.config)
+    read(model, ids[:, :12], cache, [12])
+    before = cache.fork()
+    step = RecordedStep(model, cache, again)
+    for t in range(12, 20):
+        assert close(step(ids[:, t : t + 1]), expected[:, t])
+    assert cache.get_seq_length() == 20
+    assert before.get_seq_length() == 12
+    fork = cache.fork()
+    read(model, ids[:, 20:25], cache, [5])  # as any other cache
+    for t in range(25, 30):
+        assert close(step(ids[:, t : t + 1]), expected[:, t])
+    assert close(read(model, ids[:, 12:], before, [28]), expected[:, 12:])
+    assert close(read(model, ids[:, 20:], fork, [20]), expected[:, 20:])
+
+
+def test_recorded_steps_follow_rows_positions_and_sizes():
+    model, ids = model_of("taylor(2)*in/sum"), tokens(2, 20)
+    mask = torch.ones(2, 12)
+    mask[0, :5] = 0
+    padded = MaclaurinCache(model.config)
+    read(model, ids[:, :12], padded, [12], mask)
+    alone = MaclaurinCache(model.config)
+    read(model, ids[:1, 5:12], alone, [7])
+    step = RecordedStep(model, padded, again)
+    for t in range(12, 16):
+        found = step(ids[:, t : t + 1])
+        assert close(found[:1], read(model, ids[:1, t : t + 1], alone, [1])[:, 0])
+    assert padded.lengths.tolist() == [11, 16]
+    padded.reorder_cache(torch.tensor([1, 0]))
+    found = step(ids[[1, 0], 16:17])
+    assert close(found[1:], read(model, ids[:1, 16:17], alone, [1])[:, 0])
+    padded.batch_select_indices(torch.tensor([0]))
+    assert step(ids[:1, 17:18]) is None
+
+
+def test_what_can_be_recorded():
+    model = model_of("taylor(2)/sum")
+    assert not can_record(model, MaclaurinCache(model.config))  # no GPU
 
 
 def test_drawing_stays_among_the_likeliest():

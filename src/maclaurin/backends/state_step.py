@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,25 @@ from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.inputs import Inputs, clamped_log_forget
 from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
+from maclaurin.spec.kernel import Taylor
 
 if TYPE_CHECKING:
-    from maclaurin.backends.triton.state_step import Layout
+    from maclaurin.backends.triton.state_step import Layout, Table
 
 #: a program makes one pass per query of a group
 _LARGEST_GROUP = 16
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def state_step_serves(moments: Tensor, *given: Tensor | None, group: int) -> bool:
-    """Whether the fused program takes this state [B, K, F, E] and token; it has no gradient."""
+    """Whether the fused program takes this state [B, K, F, E], which holds something, and token."""
+    return moments.shape[2] > 0 and tensors_fit_a_step(moments, *given, group=group)
+
+
+def tensors_fit_a_step(moments: Tensor, *given: Tensor | None, group: int) -> bool:
+    """Whether programs that make a step run on this state and token; they have no gradient."""
     graded = torch.is_grad_enabled() and any(u is not None and u.requires_grad for u in (moments, *given))
-    sizes = moments.shape[3] <= 1024 and group <= _LARGEST_GROUP and moments.shape[2] > 0
+    sizes = moments.shape[3] <= 1024 and group <= _LARGEST_GROUP
     return programs.runs_on(moments.device) and moments.dtype == torch.float32 and sizes and not graded
 
 
@@ -83,11 +90,11 @@ def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 
 def whole_step_serves(spec: AttentionSpec, inputs: Inputs, state: State) -> bool:
-    """Whether only the kernel's coefficients, a forget gate and a simple denominator lie around the state."""
+    """Whether around the state lie only coefficients it knows, a forget gate and a simple denominator."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    kernel = bool(spec.orders) and spec.kernel.feature_map is None and not spec.kernel.depends_on_row
+    kernel = bool(spec.orders) and coefficient_table(spec) is not None
     bare = spec.window is None and spec.norm is None and not spec.output_gate and not spec.input_gate
-    same = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES and state.running is None
+    same = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES and state.running is None
     group = q.shape[2] // k.shape[2]
     return (
         kernel
@@ -106,7 +113,8 @@ def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) 
     k, q, v = (programs.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
     log_forget = clamped_log_forget(inputs)
     log_forget = None if log_forget is None else log_forget[..., 0]
-    known, orders = spec.kernel.coefficients(None), tuple(spec.orders or ())
+    table, orders = coefficient_table(spec), tuple(spec.orders or ())
+    assert table is not None
     divisor, eps = row_divisor(spec)
     y, moments, count = program.rows(
         state.moments.contiguous(),
@@ -114,7 +122,7 @@ def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) 
         program.Token(k, q, v, log_forget),
         step_layout(k.shape[-1], orders, k.device),
         scale,
-        tuple(float(known[n]) for n in orders),
+        table,
         divisor,
         eps,
     )
@@ -122,6 +130,26 @@ def whole_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) 
     if decay is not None and log_forget is not None:
         decay = decay + log_forget
     return y, dataclasses.replace(state, moments=moments, count=count, log_decay=decay)
+
+
+@lru_cache(maxsize=256)
+def coefficient_table(spec: AttentionSpec) -> Table | None:
+    """What the sums of each order weigh: numbers, or polynomials in −c for a series about the mean score c.
+
+    Σ bₙ (x − c)ⁿ = Σ_j xʲ Σ_{n≥j} bₙ C(n, j) (−c)^{n−j}. None for kernels that need more of the row.
+    """
+    kernel, orders = spec.kernel, tuple(spec.orders or ())
+    if kernel.feature_map is not None:
+        return None
+    if not kernel.depends_on_row:
+        known = kernel.coefficients(None)
+        return tuple((float(known[n]),) for n in orders)
+    if not isinstance(kernel, Taylor):
+        return None
+    series = (*kernel.series, *(0.0,) * len(orders))
+    return tuple(
+        tuple(series[n] * math.comb(n, j) for n in range(j, len(orders))) for j in range(len(orders))
+    )
 
 
 # ------------------------------------------------------------------------------------- how features are made

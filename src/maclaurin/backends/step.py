@@ -21,6 +21,7 @@ from maclaurin.backends.state_step import (
     whole_step,
     whole_step_serves,
 )
+from maclaurin.backends.window_step import window_step, window_step_serves
 from maclaurin.forms.attend import make_stream
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.divisors import log_running_sum, visible_keys
@@ -34,7 +35,7 @@ from maclaurin.spec import AttentionSpec
 from maclaurin.spec.multisets import number_of_multisets
 
 #: beyond this many features a table would take more than it saves
-_MOST_FEATURES = 1 << 15
+MOST_FEATURES = 1 << 15
 
 
 def is_step(spec: AttentionSpec, q: Tensor, state: State | None, mask: Tensor | None) -> bool:
@@ -43,7 +44,7 @@ def is_step(spec: AttentionSpec, q: Tensor, state: State | None, mask: Tensor | 
         state is not None
         and q.shape[1] == 1
         and mask is None
-        and spec.features(q.shape[3]) <= _MOST_FEATURES
+        and spec.features(q.shape[3]) <= MOST_FEATURES
         and not torch.compiler.is_compiling()
     )
 
@@ -55,6 +56,8 @@ def step(
     scale = spec.kernel.default_scale(inputs.q.shape[3]) if scale is None else scale
     if whole_step_serves(spec, inputs, state):
         return whole_step(spec, inputs, state, scale)
+    if window_step_serves(spec, inputs, state):
+        return window_step(spec, inputs, state, scale)
     with torch.autocast(inputs.q.device.type, enabled=False):
         stream = make_stream(spec, inputs, scale)
         moments, exact, log_decay = state.moments, state.exact, state.log_decay

@@ -50,6 +50,11 @@ class LayerMemory:
         """Whether no token has come yet."""
         return self.state is None and not self.keys
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it holds; any change puts other objects there."""
+        return self.state, self.keys, self.tail
+
     # ------------------------------------------------------------------------------------ reading
 
     def attend(self, tensors: dict[str, Any], layout: Layout) -> Tensor:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import torch
 from torch import Tensor
+
+from maclaurin.backends.operators import is_recording
 
 
 @final
@@ -21,15 +24,26 @@ class Rotary:
 
     def angles(self, positions: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [B, T, 1, d] for positions [B, T], computed in fp32."""
-        if self.frequencies is None:
-            frequencies = self.theta ** (
-                -torch.arange(0, d, 2, device=positions.device, dtype=torch.float32) / d
-            )
-        else:
-            frequencies = torch.tensor(self.frequencies, device=positions.device, dtype=torch.float32)
+        make = _frequencies if is_recording() else _kept_frequencies
+        given = None if self.frequencies is None else tuple(self.frequencies)
+        frequencies = make(self.theta, given, d, positions.device)
         angles = positions[..., None].float() * frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, :, None]
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+
+
+def _frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
+    """ω [d/2] in fp32."""
+    if given is not None:
+        return torch.tensor(given, device=device, dtype=torch.float32)
+    return theta ** (-torch.arange(0, d, 2, device=device, dtype=torch.float32) / d)
+
+
+@lru_cache(maxsize=64)
+def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
+    """The same, made once per device: a copy of numbers of Python waits for the GPU."""
+    with torch.inference_mode(False):
+        return _frequencies(theta, given, d, device)
 
 
 def rotated(u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

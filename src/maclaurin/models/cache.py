@@ -44,6 +44,8 @@ class MaclaurinCache(Cache):
         super().__init__(layers=self.memories)  # type: ignore[arg-type]
         self.config, self.most_rollback = config, rollback
         self.fingerprint: str | None = None
+        #: whether a recorded step writes to its tensors (recorded_step.py), so that none may be shared
+        self.is_rewritten = False
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -67,6 +69,11 @@ class MaclaurinCache(Cache):
                 self.present = torch.ones(batch, self.seen, dtype=torch.bool, device=hidden.device)
         if positions is None:
             positions = self._positions(mask, tokens, hidden.device)
+        self.count(tokens, mask)
+        return Layout(positions, mask, present=self.present, angles={})
+
+    def count(self, tokens: int, mask: Tensor | None = None) -> None:
+        """So many tokens more, of which the mask [B, T] says which are real."""
         if self.present is not None:
             new = torch.ones_like(self.present[:, :1]).expand(-1, tokens) if mask is None else mask
             self.present = torch.cat([self.present, new], dim=1)
@@ -74,7 +81,6 @@ class MaclaurinCache(Cache):
             self.lengths = self.lengths + (tokens if mask is None else mask.sum(1))
         self.seen += tokens
         self.unpadded = self.unpadded + tokens if mask is None else _unpadded(mask)
-        return Layout(positions, mask, present=self.present, angles={})
 
     def _new_mask(self, attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
         """The mask of the new tokens, or None where all are real."""
@@ -89,6 +95,10 @@ class MaclaurinCache(Cache):
         mask = attention_mask[:, -tokens:].bool()
         return None if bool(mask.all()) else mask
 
+    def next_positions(self, rows: int, device: torch.device) -> Tensor:
+        """Where the next token of each row stands, [B, 1]."""
+        return self._positions(None, 1, device).expand(rows, 1).clone()
+
     def _positions(self, mask: Tensor | None, tokens: int, device: torch.device) -> Tensor:
         """Counting real tokens."""
         if self.lengths is None:
@@ -99,10 +109,18 @@ class MaclaurinCache(Cache):
     # ------------------------------------------------------------------------------- going back
 
     def fork(self) -> MaclaurinCache:
-        """A second cache of the same text, which may go on differently; nothing is copied."""
+        """A second cache of the same text, which may go on differently; as a rule nothing is copied."""
+        other = self.blank_fork()
+        if self.is_rewritten:
+            other.restore({name: t.clone() for name, t in self.tensors().items()})
+        return other
+
+    def blank_fork(self) -> MaclaurinCache:
+        """A second cache with the same tensors."""
         other = copy.copy(self)
         other.memories = [memory.fork() for memory in self.memories]
         other.layers = other.memories  # type: ignore[assignment]
+        other.is_rewritten = False
         return other
 
     def rollback(self, tokens: int) -> None:
@@ -136,7 +154,8 @@ class MaclaurinCache(Cache):
 
     # ----------------------------------------------------------------------------------- its size
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor it holds, by name."""
         named = {
             f"layers.{i}.{name}": t
             for i, memory in enumerate(self.memories)
@@ -145,10 +164,16 @@ class MaclaurinCache(Cache):
         own = {"lengths": self.lengths, "present": self.present, "pending": self.pending}
         return named | {name: t for name, t in own.items() if t is not None}
 
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Put the tensors of the layers in their places; the inverse of `tensors` but for what rows are."""
+        for i, memory in enumerate(self.memories):
+            prefix = f"layers.{i}."
+            memory.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+
     @property
     def nbytes(self) -> int:
         """Bytes of everything it holds."""
-        return sum(t.numel() * t.element_size() for t in self._tensors().values())
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     @property
     def is_constant(self) -> bool:
@@ -170,7 +195,7 @@ class MaclaurinCache(Cache):
             "unpadded": self.unpadded,
             "rollback": self.most_rollback,
         }
-        write_state(path, self._tensors(), {"maclaurin": json.dumps(data)})
+        write_state(path, self.tensors(), {"maclaurin": json.dumps(data)})
 
     @staticmethod
     def load(path: str | Path, model: nn.Module) -> MaclaurinCache:
@@ -184,9 +209,7 @@ class MaclaurinCache(Cache):
         config: Any = model.config
         _require_same_model(path, data, config, model)
         cache = MaclaurinCache(config, data["rollback"])
-        for i, memory in enumerate(cache.memories):
-            prefix = f"layers.{i}."
-            memory.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+        cache.restore(tensors)
         cache.seen, cache.unpadded = data["seen"], data["unpadded"]
         cache.lengths, cache.present = tensors.get("lengths"), tensors.get("present")
         cache.pending, cache.fingerprint = tensors.get("pending"), data["fingerprint"]
@@ -234,7 +257,7 @@ class MaclaurinCache(Cache):
     @property
     def batch_size(self) -> int:
         """Rows, or −1 while there are none."""
-        found = next(iter(self._tensors().values()), None)
+        found = next(iter(self.tensors().values()), None)
         return -1 if found is None else found.shape[0]
 
     @property

@@ -13,6 +13,10 @@ from maclaurin.errors import InputError
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM
+from maclaurin.models.recorded_step import RecordedStep, can_record
+
+#: a text shorter than this is not worth recording a step for
+_STEPS_BEFORE_RECORDING = 8
 
 
 @final
@@ -54,7 +58,11 @@ def _nucleus(probabilities: Tensor, share: float) -> Tensor:
 
 
 class Generation:
-    """A text that goes on: what was read is in `cache`, what was not yet is in `pending` [B, n]."""
+    """A text that goes on: what was read is in `cache`, what was not yet is in `pending` [B, n].
+
+    On a GPU, steps with a cache of constant size are recorded once and replayed; they then write to the
+    tensors of the cache, so keep a fork() of it rather than its tensors. `recording=False` leaves that out.
+    """
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class Generation:
         cache: MaclaurinCache | None = None,
         sampling: Sampling | None = None,
         seed: int | None = None,
+        recording: bool = True,
     ) -> None:
         self.model = model
         self.cache = MaclaurinCache(cast("MaclaurinConfig", model.config)) if cache is None else cache
@@ -72,6 +81,8 @@ class Generation:
         else:
             self.generator.manual_seed(seed)
         self.pending = self.cache.pending
+        self._recording, self._steps = recording, 0
+        self._recorded: RecordedStep | None = None
 
     def add(self, tokens: Tensor) -> None:
         """Text [B, n] to read before the next token is drawn."""
@@ -94,7 +105,7 @@ class Generation:
         if self.pending.shape[1] > 1:
             for _ in self.read():
                 pass
-        logits = self._forward(self.pending)
+        logits = self._next_logits(self.pending)
         drawn = self.sampling.draw(logits, self.generator)
         self.pending = drawn[:, None]
         return drawn
@@ -104,8 +115,29 @@ class Generation:
         self.cache.pending = self.pending
         self.cache.save(path)
 
+    def _next_logits(self, token: Tensor) -> Tensor:
+        """Logits [B, vocabulary] after one token [B, 1], from a recorded step where there can be one."""
+        if self._recorded is not None:
+            logits = self._recorded(token)
+            if logits is not None:
+                return logits
+            self._recorded, self._steps = None, 0
+        self._steps += 1
+        if not self._recording or not _is_time(self._steps) or not can_record(self.model, self.cache):
+            return self._forward(token)
+        before = {name: t.shape for name, t in self.cache.tensors().items()}
+        logits = self._forward(token)
+        if before == {name: t.shape for name, t in self.cache.tensors().items()}:
+            self._recorded = RecordedStep(self.model, self.cache)
+        return logits
+
     @torch.no_grad()
     def _forward(self, tokens: Tensor) -> Tensor:
         out = self.model(input_ids=tokens, past_key_values=self.cache, logits_to_keep=1)
         assert out.logits is not None
         return out.logits[:, -1]
+
+
+def _is_time(steps: int) -> bool:
+    """Whether to see if the cache has settled: after a few steps, and after twice as many each time."""
+    return steps >= _STEPS_BEFORE_RECORDING and steps & (steps - 1) == 0

@@ -1,0 +1,117 @@
+"""A step of one token recorded as a CUDA graph: some hundred small launches become one.
+
+A graph reads and writes the same memory each time. So the tensors of the cache get places of their own, and a
+replay leaves the state after the token where the state before it was; whoever looks at the cache in between
+finds it as after an ordinary step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.backends.step import MOST_FEATURES
+from maclaurin.models.cache import MaclaurinCache
+from maclaurin.models.modeling import MaclaurinForCausalLM
+
+#: work → what does it again
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
+    """Whether a step is the same launches each time, and nobody listens to what happens within it."""
+    layers: list[Any] = [block.self_attn for block in model.model.layers]
+    listened = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    return (
+        model.device.type == "cuda"
+        and cache.is_constant
+        and all(layer.spec.features(layer.key_size) <= MOST_FEATURES for layer in layers)
+        and not listened
+        and not hasattr(model, "hf_device_map")
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+class RecordedStep:
+    """Steps of this model with this cache, which has read some tokens; its sizes must have settled."""
+
+    @torch.no_grad()
+    def __init__(
+        self, model: MaclaurinForCausalLM, cache: MaclaurinCache, record: Recorder | None = None
+    ) -> None:
+        self._model, self._cache = model, cache
+        self._held = {name: t.clone() for name, t in cache.tensors().items() if name not in _NOT_OF_A_STEP}
+        rows = cache.batch_size
+        self._token = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
+        self._position = cache.next_positions(rows, model.device)
+        self._logits: Tensor | None = None
+        self._replay = (record or cuda_graph)(self._work)
+        self._placed: list[tuple[Any, ...]] = []
+
+    @torch.no_grad()
+    def __call__(self, token: Tensor) -> Tensor | None:
+        """Logits [B, vocabulary] after token [B, 1], until the next step; None where sizes have changed."""
+        if not self._is_placed() and not self._place():
+            return None
+        self._token.copy_(token)
+        self._replay()
+        self._cache.count(1)
+        return self._logits
+
+    def _work(self) -> None:
+        """One step from what is held to what is held."""
+        working = self._cache.blank_fork()
+        working.restore(self._held)
+        out = self._model(
+            input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
+        )
+        for name, t in working.tensors().items():
+            if name in self._held:
+                self._held[name].copy_(t)
+        self._position.add_(1)
+        self._logits = out.logits[:, -1]
+
+    def _is_placed(self) -> bool:
+        """Whether the cache still has our tensors: every change of it makes new ones."""
+        return len(self._placed) > 0 and all(
+            all(a is b for a, b in zip(placed, memory.parts, strict=True))
+            for placed, memory in zip(self._placed, self._cache.memories, strict=True)
+        )
+
+    def _place(self) -> bool:
+        """Copy the cache's tensors into ours and put ours in their place; False if they do not fit."""
+        given = {name: t for name, t in self._cache.tensors().items() if name not in _NOT_OF_A_STEP}
+        if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
+            return False
+        for name, t in given.items():
+            self._held[name].copy_(t)
+        self._position.copy_(self._cache.next_positions(len(self._token), self._token.device))
+        self._cache.restore(self._held)
+        self._cache.is_rewritten = True
+        self._placed = [memory.parts for memory in self._cache.memories]
+        return True
+
+
+#: tensors of a cache that say something about the text and are no part of a layer
+_NOT_OF_A_STEP = ("lengths", "present", "pending")
+
+
+def _kind(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.dtype, t.device
+
+
+def cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
+    """Its launches in one graph; done twice before, since tables are made and programs compiled at first."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
