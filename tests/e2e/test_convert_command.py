@@ -40,12 +40,16 @@ def test_a_run_is_converted_and_trained_back(folder):
     arguments = (
         "convert", "run", f"--attention={TAIL}", "--out=converted", "--layers=1", "--lengths=64",
         "--match-steps=3", "--text-steps=3", "--lora=2", "--length=32", "--batch-size=2", "--device=cpu",
+        "--recall=64", "--questions=4",
     )  # fmt: skip
     result = maclaurin(*arguments, cwd=folder)
     assert "1 of 2 layers swapped" in result.stdout
     found = json.loads((folder / "converted" / "conversion.json").read_text())
     assert found["attention"] == ["exp/sum", TAIL]
-    assert {"softmax", "window_only", "converted", "recovered"} <= found["perplexity"]["64"].keys()
+    for kind in ("perplexity", "recall"):
+        assert {"softmax", "window_only", "converted", "recovered"} <= found[kind]["64"].keys()
+    assert "facts recalled" in result.stdout
+    assert "bytes a token" in result.stdout
     maclaurin(*arguments, "--resume", cwd=folder)
     text = maclaurin("generate", "converted", "--prompt=def", "--max-new-tokens=5", cwd=folder)
     assert "growing with the text" in text.stderr  # the layer left alone keeps its keys

@@ -1,20 +1,23 @@
 """Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from maclaurin.conversion.calibrate import calibrate_key_offsets
 from maclaurin.conversion.choose import choose, read_layers
-from maclaurin.conversion.convert import convert, own_attention, require_new, save
-from maclaurin.conversion.measure import Gap, gap, perplexity_with, windows_alone
+from maclaurin.conversion.convert import convert, own_attention, perplexities, require_new, save
+from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, windows_alone
+from maclaurin.conversion.memory import Memory
+from maclaurin.conversion.recall import Question, RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
 from maclaurin.data.config import DataConfig
 from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.split import TEST, side_of
 from maclaurin.errors import InputError
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.models.loading import load_model
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
@@ -72,12 +75,12 @@ def test_offsets_change_no_answer_and_survive_saving(model, tmp_path):
 
 def test_the_tail_lies_between_window_and_softmax(model):
     rows = torch.randint(0, 50, (2, 48))
-    found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, rows)
+    found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, Perplexity(rows))
     assert found.window_only is not None
     losses = model(input_ids=rows, labels=rows).loss
     assert found.softmax == pytest.approx(float(losses.detach().exp()), rel=1e-4)
     alone = ["poly(0)+window(8,sinks=1)/sum"] * 2
-    assert found.window_only == pytest.approx(perplexity_with(model, alone, rows))
+    assert found.window_only == pytest.approx(measured_with(model, alone, Perplexity(rows)))
     assert windows_alone([TAIL, "exp/sum"]) == [alone[0], "exp/sum"]
     assert windows_alone(["taylor(2)/sum"]) is None
     assert Gap(10.0, 20.0, 12.0).closed == pytest.approx(0.8)
@@ -97,10 +100,18 @@ def test_the_default_sample_is_text_that_no_run_trains_on():
 def test_a_conversion_is_a_model_folder(model, tmp_path):
     tokens = torch.randint(0, 50, (400,))
     choice = choose(own_attention(model), TAIL, layers=[1])
+    told = []
     found = convert(
-        model, "somewhere", choice, sample=tokens[:100], held_out=tokens[100:], lengths=[64, 4096]
+        model,
+        "somewhere",
+        choice,
+        sample=tokens[:100],
+        measures=perplexities(tokens[100:], [64, 4096], 200),
+        tell=told.append,
     )
-    assert list(found.gaps) == [64]
+    assert list(found.gaps) == ["perplexity"]
+    assert list(found.gaps["perplexity"]) == [64]
+    assert sum(told) == 100 + 3 * 192  # three rows of 64, three attentions
     save(model, None, found, tmp_path / "out")
     again, tokenizer = load_model(tmp_path / "out")
     assert tokenizer is None
@@ -115,4 +126,49 @@ def test_a_conversion_is_a_model_folder(model, tmp_path):
 def test_gates_have_no_weights_to_come_from(model):
     choice = choose(own_attention(model), "power(2)*forget/sum")
     with pytest.raises(InputError, match="has gates"):
-        convert(model, "x", choice, sample=torch.arange(9), held_out=torch.arange(9), lengths=[8])
+        convert(model, "x", choice, sample=torch.arange(9), measures=[])
+
+
+def test_recall_is_asked_of_the_attention_that_is_there(model):
+    """The likeliest of the choices by the whole rows, for every attention; caches are made for it too."""
+    text = torch.randint(0, 50, (30,))
+    choices = tuple(torch.randint(0, 50, (n,)) for n in (1, 2, 4, 1))
+    for attention in (["exp/sum"] * 2, [TAIL] * 2, ["exp/sum", TAIL]):
+
+        def likelihood(choice, attention=attention):
+            row = torch.cat([text, choice])
+            rows = Perplexity(row[None]), Perplexity(text[None])
+            whole, begin = (measured_with(model, attention, measure) for measure in rows)
+            return -(len(row) - 1) * math.log(whole) + (len(text) - 1) * math.log(begin)
+
+        best = max(range(4), key=lambda n: likelihood(choices[n]))
+        for answer in range(4):
+            measure = RecallOverDistance(30, (Question(text, choices, answer),))
+            assert measured_with(model, attention, measure) == float(answer == best)
+    assert model.config.attention == "exp/sum"
+
+
+def test_questions_of_recall_come_from_afar():
+    class Words:
+        def __call__(self, text):
+            return {"input_ids": [hash(word) % 1000 for word in text.split()]}
+
+    near, far = recall_over([64, 256], Words(), 5)
+    assert (near.at, far.at, len(far.questions)) == (64, 256, 5)
+    assert min(q.text.numel() for q in far.questions) > max(q.text.numel() for q in near.questions)
+    assert all(len(q.choices) == 4 and min(map(len, q.choices)) == 1 for q in far.questions)
+    assert near.tokens == sum(q.text.numel() for q in near.questions)
+
+
+def test_memory_is_that_of_the_caches(model):
+    before = Memory.of(model)
+    assert (before.state_bytes, before.even_at) == (0, None)
+    assert before.bytes_per_token == before.original
+    choice = choose(own_attention(model), TAIL)
+    found = convert(model, "x", choice, sample=torch.randint(0, 50, (40,)), measures=[])
+    cache = MaclaurinCache(model.config)
+    model(input_ids=torch.randint(0, 50, (1, 20)), past_key_values=cache)
+    layers = sum(t.nbytes for name, t in cache.tensors().items() if not name.endswith("count"))
+    assert found.memory.state_bytes == layers
+    assert found.memory.bytes_per_token == 0
+    assert (found.memory.even_at - 1) * before.original < layers <= found.memory.even_at * before.original

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from maclaurin.errors import InputError
 
 if TYPE_CHECKING:
     from maclaurin.conversion.convert import Conversion
+    from maclaurin.conversion.memory import Memory
     from maclaurin.conversion.recover import Recovery
 
 
@@ -37,6 +39,13 @@ def convert(
         typer.Option(help="Sample text to calibrate and measure on; by default what stdlib runs test on."),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Measure perplexity at these lengths.")] = "1024",
+    sample_tokens: Annotated[
+        int, typer.Option(min=2, help="Measure perplexity on about so many tokens at each length.")
+    ] = 2048,
+    recall: Annotated[
+        str | None, typer.Option(help="Also ask for facts from so many tokens ago: 256,1024.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: how many.")] = 40,
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
@@ -44,7 +53,7 @@ def convert(
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
-    device: Annotated[str, typer.Option(help="Recovery: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a recovery that was stopped.")] = False,
 ) -> None:
     """Swap the attention of a pretrained model, calibrate, measure, and train it back if asked to.
@@ -58,7 +67,7 @@ def convert(
         maclaurin convert MODEL -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted --layers 8-29
 
         maclaurin convert MODEL -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted \\
-            --match-steps 200 --text-steps 400 --data corpus.jsonl --lora 16 --precision bf16
+            --match-steps 200 --text-steps 400 --data corpus.jsonl --lora 16 --precision bf16 --recall 256
     """
     with requires_extra("models", "transformers", "safetensors"):
         from maclaurin.conversion.recover import Recovery
@@ -66,22 +75,41 @@ def convert(
         recovery = Recovery(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
         )
-        if not resume:
-            conversion = _convert(
-                model,
-                attention,
-                out,
-                layers,
-                _sharp_layers(keep_sharp, keep),
-                sharp_attention,
-                text,
-                _numbers(lengths),
-            )
-            _print(conversion, out)
-        elif not (out / "conversion.json").is_file():
+        sampling = _Sampling(
+            text, _numbers("--lengths", lengths), sample_tokens, _numbers("--recall", recall), questions
+        )
+        if resume and not (out / "conversion.json").is_file():
             raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
+        if not resume:
+            sharp = _sharp_layers(keep_sharp, keep)
+            conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
+            _print(conversion, out)
         if match_steps or text_steps:
-            _recover(out, model, recovery, text, _numbers(lengths))
+            _recover(out, model, recovery, sampling)
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """On what a conversion is measured."""
+
+    text: Path | None
+    lengths: list[int]
+    tokens: int
+    distances: list[int]
+    questions: int
+
+    def measures(self, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]:
+        """Tokens to calibrate on, and measures on others behind them."""
+        from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS, perplexities
+        from maclaurin.conversion.recall import recall_over
+        from maclaurin.conversion.text import tokens_of
+
+        first = CALIBRATION_LENGTH * CALIBRATION_ROWS
+        needed = first + max([self.tokens, *self.lengths])
+        tokens = tokens_of(tokenizer, self.text, needed, model.config.vocab_size)
+        cut = min(first, tokens.numel() // 2)
+        recalls = recall_over(self.distances, tokenizer, self.questions)
+        return tokens[:cut], [*perplexities(tokens[cut:], self.lengths, self.tokens), *recalls]
 
 
 def _convert(
@@ -91,15 +119,16 @@ def _convert(
     layers: str | None,
     sharp: list[int],
     sharp_attention: str | None,
-    text: Path | None,
-    lengths: list[int],
+    sampling: _Sampling,
+    device: str,
 ) -> Conversion:
     from maclaurin.conversion.choose import choose, read_layers
     from maclaurin.conversion.convert import convert as convert_model
     from maclaurin.conversion.convert import own_attention, require_new, save
+    from maclaurin.inspection.display import Display
 
     require_new(out)
-    model, tokenizer = _loaded(name)
+    model, tokenizer = _loaded(name, device)
     own = own_attention(model)
     choice = choose(
         own,
@@ -108,29 +137,28 @@ def _convert(
         sharp=sharp,
         sharp_attention=sharp_attention,
     )
-    sample, held_out = _sample(model, tokenizer, text, max(lengths))
-    conversion = convert_model(model, name, choice, sample=sample, held_out=held_out, lengths=lengths)
-    save(model, tokenizer, conversion, out)
+    sample, measures = sampling.measures(model, tokenizer)
+    with Display(sample.numel() + 3 * sum(measure.tokens for measure in measures)) as display:
+        conversion = convert_model(
+            model,
+            name,
+            choice,
+            sample=sample.to(model.device),
+            measures=measures,
+            tell=lambda tokens: display.advance(tokens, "measuring"),
+        )
+    save(model.cpu(), tokenizer, conversion, out)
     return conversion
 
 
-def _loaded(name: str) -> tuple[Any, Any]:
+def _loaded(name: str, device: str) -> tuple[Any, Any]:
+    from maclaurin.cli.device import device_named
     from maclaurin.inspection.text import require_tokenizer
     from maclaurin.models.loading import load_model
 
+    place = device_named(device)
     model, tokenizer = load_model(name)
-    return model, require_tokenizer(name, tokenizer, None)
-
-
-def _sample(model: Any, tokenizer: Any, text: Path | None, longest: int) -> tuple[Any, Any]:
-    """Tokens to calibrate on, and others behind them to measure on."""
-    from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS
-    from maclaurin.conversion.text import tokens_of
-
-    first = CALIBRATION_LENGTH * CALIBRATION_ROWS
-    tokens = tokens_of(tokenizer, text, first + max(2048, longest), model.config.vocab_size)
-    cut = min(first, tokens.numel() // 2)
-    return tokens[:cut], tokens[cut:]
+    return model.to(place), require_tokenizer(name, tokenizer, None)  # type: ignore[arg-type]
 
 
 def _sharp_layers(file: Path | None, count: int) -> list[int]:
@@ -139,51 +167,72 @@ def _sharp_layers(file: Path | None, count: int) -> list[int]:
     return [] if file is None else layers_to_keep(read_inspection(file), count)
 
 
-def _recover(out: Path, teacher: str, recovery: Recovery, text: Path | None, lengths: list[int]) -> None:
+def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -> None:
     from maclaurin.conversion.convert import measure_recovered
     from maclaurin.conversion.recover import recover
+    from maclaurin.inspection.display import Display
 
     outcomes = recover(out, teacher, recovery)
     if not outcomes[-1].finished:
         Console().print("stopped; go on with --resume", highlight=False)
         return
-    model, tokenizer = _loaded(str(out))
-    _, held_out = _sample(model, tokenizer, text, max(lengths))
+    model, tokenizer = _loaded(str(out), recovery.device)
+    _, measures = sampling.measures(model, tokenizer)
+    with Display(2 * sum(measure.tokens for measure in measures)) as display:
+        written = measure_recovered(out, model, measures, lambda tokens: display.advance(tokens, "measuring"))
+    for kind in dict.fromkeys(measure.kind for measure in measures):
+        _print_recovered(kind, written[kind])
+
+
+def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
     figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
-    table = Table(title="perplexity on sample text, after recovery", title_justify="left")
+    table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
     for column in ("tokens", "softmax", "window alone", "converted", "recovered", "tail switched off"):
         table.add_column(column, justify="right")
-    for length, found in measure_recovered(out, model, held_out).items():
-        table.add_row(length, *(_shown(found[name]) for name in figures))
+    for at, found in by.items():
+        table.add_row(at, *(_shown(found.get(name)) for name in figures))
     Console().print(table)
+
+
+_TITLES = {"perplexity": "perplexity on sample text", "recall": "facts recalled from so many tokens ago"}
 
 
 def _print(conversion: Conversion, out: Path) -> None:
     console = Console(highlight=False)
     changed = len(conversion.choice.changed)
     console.print(f"{changed} of {len(conversion.choice.attention)} layers swapped; {out}", markup=False)
-    table = Table(title="perplexity on sample text", title_justify="left")
-    for column in ("tokens", "softmax", "window alone", "converted", "gap closed"):
-        table.add_column(column, justify="right")
-    for length, found in conversion.gaps.items():
-        closed = "–" if found.closed is None else f"{found.closed:.0%}"
-        table.add_row(
-            str(length), _shown(found.softmax), _shown(found.window_only), _shown(found.converted), closed
-        )
-    console.print(table)
+    console.print(_memory(conversion.memory), soft_wrap=True)
+    for kind, gaps in conversion.gaps.items():
+        table = Table(title=_TITLES[kind], title_justify="left")
+        for column in ("tokens", "softmax", "window alone", "converted", "gap closed"):
+            table.add_column(column, justify="right")
+        for at, found in gaps.items():
+            closed = "–" if found.closed is None else f"{found.closed:.0%}"
+            shown = map(_shown, (found.softmax, found.window_only, found.converted))
+            table.add_row(str(at), *shown, closed)
+        console.print(table)
+
+
+def _memory(memory: Memory) -> str:
+    """What a text takes, in one line."""
+    parts = [f"{memory.state_bytes:,} bytes of state"] if memory.state_bytes else []
+    if memory.bytes_per_token:
+        parts.append(f"{memory.bytes_per_token:,} bytes a token")
+    end = "" if memory.even_at is None else f"; the smaller from {memory.even_at:,} tokens on"
+    return f"a text takes {' and '.join(parts)}, the original's {memory.original:,} bytes a token{end}"
 
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(option: str, text: str | None) -> list[int]:
     try:
-        values = [int(piece) for piece in text.split(",")]
+        values = [int(piece) for piece in text.split(",")] if text else []
     except ValueError:
         raise InputError(
-            f"--lengths takes whole numbers between commas, such as 1024,4096; got {text!r}."
+            f"{option} takes whole numbers between commas, such as 1024,4096; got {text!r}."
         ) from None
-    if min(values) < 2:
-        raise InputError(f"a length must be two tokens at least, got {min(values)}.")
+    if values and min(values) < 2:
+        raise InputError(f"{option} takes numbers of tokens, two at least; got {min(values)}.")
     return values

@@ -104,10 +104,11 @@ class _Figures:
 
 
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
+    from maclaurin.cli.device import device_named
     from maclaurin.models.loading import load_model
 
     chosen = None if not attention else attention[0] if len(attention) == 1 else attention
-    place = _device(device)
+    place = device_named(device)
     network, tokenizer = load_model(name, chosen)
     if tokenizer is None:
         raise InputError(
@@ -117,19 +118,6 @@ def _load(name: str, attention: list[str] | None, device: str) -> tuple[Maclauri
         )
     network.to(place)  # type: ignore[arg-type]
     return network, tokenizer
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as problem:
-        first = str(problem).splitlines()[0]
-        raise InputError(f"there is no device {name!r} here ({first}): use cpu, cuda or auto.") from None
-    return name
 
 
 def _require_folder(path: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from maclaurin.cli.device import device_named
 from maclaurin.cli.extras import requires_extra
 from maclaurin.errors import InputError
 
@@ -45,7 +46,7 @@ def inspect(
         Path | None, typer.Option("--out", "-o", help="Folder for the page [dim]\\[inspections/MODEL][/].")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
     chunk: Annotated[int, typer.Option(min=1, help="Queries in memory at a time.")] = 128,
 ) -> None:
     """Look inside a pretrained model: scores, orders, sinks and ranks of every head.
@@ -73,7 +74,7 @@ def inspect(
             tolerance=tolerance,
             weights=weights,
             chunk=chunk,
-            device=device,
+            device=device_named(device),
         )
         folder = out or Path("inspections") / _folder_name(model)
         found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)
@@ -91,7 +92,6 @@ def _inspect(
 
     if not text.is_file():
         raise InputError(f"there is no text file {text}.")
-    _require_device(settings.device)
     require_folder(out)
     loaded, own_tokenizer = load_model(model)
     chosen = require_tokenizer(model, own_tokenizer, tokenizer)
@@ -99,16 +99,6 @@ def _inspect(
     contexts = read_contexts(text, chosen, settings.tokens, length, loaded.config.vocab_size)
     found = inspect_model(model, loaded, contexts, settings, out, quiet=quiet)
     return found, write_inspection(found, out)
-
-
-def _require_device(device: str) -> None:
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).strip().splitlines()[0]
-        raise InputError(f"--device {device} cannot be used here: {reason}") from None
 
 
 def _folder_name(model: str) -> str:

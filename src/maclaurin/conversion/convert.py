@@ -16,7 +16,16 @@ from torch import Tensor
 import maclaurin
 from maclaurin.conversion.calibrate import calibrate_key_offsets
 from maclaurin.conversion.choose import Choice
-from maclaurin.conversion.measure import Gap, gap, perplexity_with, windows_alone
+from maclaurin.conversion.measure import (
+    Gap,
+    Measure,
+    Perplexity,
+    Tell,
+    gap,
+    measured_with,
+    windows_alone,
+)
+from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
@@ -32,20 +41,26 @@ class Conversion:
 
     source: str
     choice: Choice
-    gaps: dict[int, Gap]
+    #: perplexity by length, recall by distance
+    gaps: dict[str, dict[int, Gap]]
+    memory: Memory
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for conversion.json."""
+        measured = {
+            kind: {
+                str(at): {**dataclasses.asdict(found), "gap_closed": found.closed} for at, found in by.items()
+            }
+            for kind, by in self.gaps.items()
+        }
         return {
             "maclaurin": maclaurin.__version__,
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "source": self.source,
             "attention": list(self.choice.attention),
             "reasons": list(self.choice.reasons),
-            "perplexity": {
-                str(length): {**dataclasses.asdict(found), "gap_closed": found.closed}
-                for length, found in self.gaps.items()
-            },
+            "memory": dataclasses.asdict(self.memory),
+            **measured,
         }
 
 
@@ -61,10 +76,10 @@ def convert(
     choice: Choice,
     *,
     sample: Tensor,
-    held_out: Tensor,
-    lengths: Sequence[int],
+    measures: Sequence[Measure],
+    tell: Tell = lambda tokens: None,
 ) -> Conversion:
-    """Swap and calibrate in place; measure on held-out tokens [T] at these lengths."""
+    """Swap, and calibrate on sample tokens [T], in place; measure before and after."""
     own = own_attention(model)
     for text in choice.attention:
         if resolve(text).gates:
@@ -73,34 +88,36 @@ def convert(
                 "such as taylor(2,about=mean)+window(64,sinks=1)/sum."
             )
     calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
-    gaps = {
-        length: gap(model, own, choice.attention, measured_rows(held_out, length))
-        for length in lengths
-        if length <= held_out.numel()
-    }
+    tell(sample.numel())
+    gaps: dict[str, dict[int, Gap]] = {}
+    for measure in measures:
+        gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, tell)
     for block, text in zip(model.model.layers, choice.attention, strict=True):
         layer: Any = block.self_attn
         layer.spec = resolve(text)
     model.config.attention = choice.short
-    return Conversion(source, choice, gaps)
+    return Conversion(source, choice, gaps, Memory.of(model))
 
 
-def measured_rows(held_out: Tensor, length: int) -> Tensor:
-    """About 2048 tokens in rows of this length, one row at least."""
-    return rows_of(held_out, length, max(1, 2048 // length))
+def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
+    """At each length that the text [T] has, on about so many tokens of it, one row at least."""
+    fit = [length for length in lengths if length <= held_out.numel()]
+    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in fit]
 
 
-def measure_recovered(out: Path, model: MaclaurinForCausalLM, held_out: Tensor) -> dict[str, Any]:
+def measure_recovered(
+    out: Path, model: MaclaurinForCausalLM, measures: Sequence[Measure], tell: Tell = lambda tokens: None
+) -> dict[str, Any]:
     """Add what the folder's model reaches now, with and without its tail, to its conversion.json."""
     file = out / "conversion.json"
     written = json.loads(file.read_text())
     alone = windows_alone(written["attention"])
-    for length, found in written["perplexity"].items():
-        rows = measured_rows(held_out, int(length))
-        found["recovered"] = perplexity_with(model, written["attention"], rows)
-        found["recovered_tail_off"] = None if alone is None else perplexity_with(model, alone, rows)
+    for measure in measures:
+        found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
+        found["recovered"] = measured_with(model, written["attention"], measure, tell)
+        found["recovered_tail_off"] = None if alone is None else measured_with(model, alone, measure, tell)
     file.write_text(json.dumps(written, indent=1) + "\n")
-    return written["perplexity"]
+    return written
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:

@@ -1,10 +1,11 @@
-"""What a conversion costs: perplexity with its tail and, as a control, with the tail switched off."""
+"""What a conversion costs: a measure with its tail and, as a control, with the tail switched off."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
@@ -14,11 +15,61 @@ from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import resolve
 
+#: told how many tokens were read
+Tell = Callable[[int], None]
+
+
+class Measure(Protocol):
+    """One number of a model: what it is, at which length or distance, and how many tokens it reads."""
+
+    kind: ClassVar[str]
+
+    @property
+    def at(self) -> int:
+        """The length or distance."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens it reads."""
+        ...
+
+    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+        """The number, of the model as it is."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Perplexity:
+    """Of the next token over rows [B, T]."""
+
+    rows: Tensor
+    kind: ClassVar[str] = "perplexity"
+
+    @property
+    def at(self) -> int:
+        """Tokens in a row."""
+        return self.rows.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all rows."""
+        return self.rows.numel()
+
+    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+        """Row by row."""
+        total = 0.0
+        for row in self.rows:
+            total += summed_loss(model, row.to(model.device))
+            tell(len(row))
+        return perplexity(total / (self.rows.numel() - len(self.rows)))
+
 
 @final
 @dataclass(frozen=True)
 class Gap:
-    """Perplexities on the same text, and how much of the way from window to softmax the tail has gone."""
+    """One measure on the same text, and how much of the way from window to softmax the tail has gone."""
 
     softmax: float
     window_only: float | None
@@ -32,22 +83,44 @@ class Gap:
         return (self.window_only - self.converted) / (self.window_only - self.softmax)
 
 
-def gap(model: MaclaurinForCausalLM, own: Sequence[str], converted: Sequence[str], rows: Tensor) -> Gap:
-    """Softmax, window alone, converted: three passes over the same rows [B, T]."""
+def gap(
+    model: MaclaurinForCausalLM,
+    own: Sequence[str],
+    converted: Sequence[str],
+    measure: Measure,
+    tell: Tell = lambda tokens: None,
+) -> Gap:
+    """Softmax, window alone, converted, with the weights as they are."""
     alone = windows_alone(converted)
     return Gap(
-        perplexity_with(model, own, rows),
-        None if alone is None else perplexity_with(model, alone, rows),
-        perplexity_with(model, converted, rows),
+        measured_with(model, own, measure, tell),
+        None if alone is None else measured_with(model, alone, measure, tell),
+        measured_with(model, converted, measure, tell),
     )
 
 
-def perplexity_with(model: MaclaurinForCausalLM, attention: Sequence[str], rows: Tensor) -> float:
-    """Of the next token over rows [B, T], with this attention and the weights as they are."""
+def measured_with(
+    model: MaclaurinForCausalLM,
+    attention: Sequence[str],
+    measure: Measure,
+    tell: Tell = lambda tokens: None,
+) -> float:
+    """The measure with this attention."""
+    with _having(model, attention):
+        return measure(model, tell)
+
+
+@contextmanager
+def _having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
+    """The model with another attention for a while, which caches made meanwhile know of too."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
+    own = model.config.attention
     with exchanged(layers, tuple(resolve(text) for text in attention)):
-        total = sum(summed_loss(model, row) for row in rows)
-    return perplexity(total / (rows.numel() - len(rows)))
+        model.config.attention = list(attention)
+        try:
+            yield
+        finally:
+            model.config.attention = own
 
 
 def windows_alone(attention: Sequence[str]) -> list[str] | None:
