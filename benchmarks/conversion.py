@@ -3,8 +3,9 @@
     python benchmarks/conversion.py --device cuda [--contexts 1024,4096,16384,65536]
 
 A model of SmolLM2-135M's shape with random weights, on which neither speed nor memory depends. The original
-runs in transformers with its own attention and cache; the conversion has the same weights and another
-attention. Results are put beside those of other devices in benchmarks/results/conversion.json.
+runs in transformers with its own attention and cache, step by step; the conversion has the same weights and
+another attention, and runs step by step and, as in `maclaurin generate`, from a recorded step. Results go
+beside those of other devices in benchmarks/results/conversion.json.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from maclaurin.models.cache import MaclaurinCache
+from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.llama_like import adopted
 
 RESULTS = Path(__file__).parent / "results" / "conversion.json"
@@ -86,6 +88,8 @@ def _measured(
         size, speed = _bytes(cache), _speed(model, cache, text, options)
         read += 4 + options.tokens
         found[str(context)] = {"seconds_to_read": seconds, "cache_bytes": size, "tokens_per_second": speed}
+        if isinstance(cache, MaclaurinCache) and cache.is_constant and options.device == "cuda":
+            found[str(context)]["tokens_per_second_recorded"] = _recorded_speed(model, cache.fork(), options)
         print(type(model).__name__, context, found[str(context)], flush=True)
     return found
 
@@ -97,6 +101,17 @@ def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) ->
     for t in range(options.tokens):
         _read(model, cache, text[:, t : t + 1])
     return options.tokens / (_now(options.device) - begin)
+
+
+def _recorded_speed(model: Any, cache: MaclaurinCache, options: argparse.Namespace) -> float:
+    generation = Generation(model, cache, Sampling(temperature=0))
+    generation.add(torch.zeros(1, 1, dtype=torch.long))
+    for _ in range(16):  # recorded after some steps
+        generation.step()
+    begin = _now(options.device)
+    for _ in range(8 * options.tokens):
+        generation.step()
+    return 8 * options.tokens / (_now(options.device) - begin)
 
 
 def _read(model: Any, cache: Any, tokens: Tensor) -> None:

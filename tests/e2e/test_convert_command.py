@@ -48,6 +48,8 @@ def test_a_run_is_converted_and_trained_back(folder):
     assert found["attention"] == ["exp/sum", TAIL]
     for kind in ("perplexity", "recall"):
         assert {"softmax", "window_only", "converted", "recovered"} <= found[kind]["64"].keys()
+    assert found["recovery"]["lora"] == 2
+    assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
     assert "bytes a token" in result.stdout
     maclaurin(*arguments, "--resume", cwd=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,10 +170,12 @@ def _sharp_layers(file: Path | None, count: int) -> list[int]:
 
 def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -> None:
     from maclaurin.conversion.convert import measure_recovered
-    from maclaurin.conversion.recover import recover
+    from maclaurin.conversion.recover import recover, write_down
     from maclaurin.inspection.display import Display
 
+    begin = time.monotonic()
     outcomes = recover(out, teacher, recovery)
+    write_down(out, recovery, time.monotonic() - begin)
     if not outcomes[-1].finished:
         Console().print("stopped; go on with --resume", highlight=False)
         return

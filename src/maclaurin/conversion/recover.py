@@ -5,8 +5,9 @@ Both are ordinary runs of the trainer under DIR/recovery, so they resume where t
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -83,6 +84,15 @@ def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
     if last is not None:
         _take_over(last / "model", model)
     return outcomes
+
+
+def write_down(model: Path, recovery: Recovery, seconds: float) -> None:
+    """Add how the model was trained, and how long in all, to its conversion.json."""
+    file = model / "conversion.json"
+    written = json.loads(file.read_text())
+    before = written.get("recovery", {}).get("seconds", 0.0)
+    written["recovery"] = {**asdict(recovery), "seconds": round(before + seconds, 1)}
+    file.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def _take_over(trained: Path, model: Path) -> None:

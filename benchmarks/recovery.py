@@ -1,0 +1,134 @@
+"""How much of softmax a converted model gets back by training, and whether its tail is what does it.
+
+    python benchmarks/recovery.py MODEL --data corpus.jsonl --text novel.txt [--device cuda --precision bf16]
+
+Three models are trained alike with `maclaurin convert`, side by side: with a window and a polynomial tail,
+with the window alone, and with the original's own attention. The second shows what training does without a
+tail, the third what the training text teaches by itself. Measured on a text that none of them is trained
+on. Results go to benchmarks/results/recovery.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import stamp
+
+RESULTS = Path(__file__).parent / "results" / "recovery.json"
+WINDOW = "window(64,sinks=1)/sum"
+ARMS = {"tail": f"taylor(2,about=mean)+{WINDOW}", "window": f"poly(0)+{WINDOW}", "softmax": "exp/sum"}
+
+
+def main() -> None:
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    begin = time.time()
+    running = {arm: _start(arm, options) for arm in options.arms}
+    codes = {arm: process.wait() for arm, process in running.items()}
+    seconds = time.time() - begin
+    failed = [arm for arm, code in codes.items() if code]
+    if failed:
+        sys.exit(f"{', '.join(failed)} failed: see the .log files in {options.out}")
+    found = {arm: _found(options.out / arm) for arm in options.arms}
+    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k not in _PLACES}
+    known[options.name] = {
+        "machine": stamp(),
+        "settings": settings,
+        "seconds_all_arms_side_by_side": round(seconds, 1),
+        "arms": found,
+        "gap_closed": _gap_closed(found),
+    }
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    print(json.dumps(known[options.name]["gap_closed"], indent=1))
+
+
+#: options that are places of one machine, and no part of what was measured
+_PLACES = ("model", "data", "text", "out", "name")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Recovery of a converted model, with controls.")
+    parser.add_argument("model", help="as maclaurin convert takes it")
+    parser.add_argument("--data", required=True, help="text to train on")
+    parser.add_argument("--text", required=True, type=Path, help="text to measure on")
+    parser.add_argument("--name", default="SmolLM2-135M", help="under which the result is kept")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--match-steps", type=int, default=200)
+    parser.add_argument("--text-steps", type=int, default=600)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--sample-tokens", type=int, default=32768)
+    parser.add_argument("--recall", default="256,1024")
+    parser.add_argument("--questions", type=int, default=40)
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("recovery"))
+    return parser.parse_args()
+
+
+def _start(arm: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    matched = 0 if arm == "softmax" else options.match_steps
+    arguments = {
+        "attention": ARMS[arm], "out": options.out / arm, "text": options.text, "data": options.data,
+        "lengths": options.lengths, "sample-tokens": options.sample_tokens, "recall": options.recall,
+        "questions": options.questions, "match-steps": matched, "text-steps": options.text_steps,
+        "length": options.length, "batch-size": options.batch_size, "precision": options.precision,
+        "device": options.device,
+    }  # fmt: skip
+    given = [f"--{name}={value}" for name, value in arguments.items()]
+    log = (options.out / f"{arm}.log").open("wb")
+    threads = max(1, (os.cpu_count() or 1) // len(options.arms))
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "maclaurin", "convert", options.model, *given],
+        stdout=log, stderr=subprocess.STDOUT, env=environment,
+    )  # fmt: skip
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    """What the command measured, and how the training went."""
+    written = json.loads((folder / "conversion.json").read_text())
+    kept = {name: written.get(name) for name in ("attention", "memory", "perplexity", "recall")}
+    kept["attention"] = sorted(set(written["attention"]))
+    kept["seconds_of_training"] = written["recovery"]["seconds"]
+    return {**kept, "training": {run.name: _training(run) for run in sorted((folder / "recovery").iterdir())}}
+
+
+def _training(run: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "train"]
+    return {
+        "steps": steps[-1]["step"],
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+    }
+
+
+def _gap_closed(found: dict[str, Any]) -> dict[str, Any]:
+    """Of the way from window to softmax, by length: untrained, trained, and among models trained alike."""
+    if "tail" not in found:
+        return {}
+    result = {}
+    for length, tail in found["tail"]["perplexity"].items():
+        width = tail["window_only"] - tail["softmax"]
+        result[length] = {
+            "untrained": tail["gap_closed"],
+            "trained": (tail["window_only"] - tail["recovered"]) / width,
+        }
+        if found.keys() >= {"window", "softmax"}:
+            window, softmax = (found[arm]["perplexity"][length]["recovered"] for arm in ("window", "softmax"))
+            result[length]["among_trained"] = (window - tail["recovered"]) / (window - softmax)
+    return result
+
+
+if __name__ == "__main__":
+    main()
