@@ -31,7 +31,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     begin = time.time()
     running = {arm: _start(arm, options) for arm in options.arms}
-    codes = {arm: process.wait() for arm, process in running.items()}
+    try:
+        codes = {arm: process.wait() for arm, process in running.items()}
+    finally:
+        for process in running.values():
+            process.kill()
     seconds = time.time() - begin
     failed = [arm for arm, code in codes.items() if code]
     if failed:
