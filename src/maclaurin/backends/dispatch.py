@@ -15,7 +15,11 @@ from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
 from maclaurin.backends.step import is_step, step
 from maclaurin.backends.validate import check_gates, check_layout, check_state, check_tensors
-from maclaurin.backends.window_tail import window_tail_attend
+from maclaurin.backends.window_tail import (
+    window_tail_attend,
+    window_tail_carries_state,
+    window_tail_from_state,
+)
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.compiling import untraced
@@ -219,8 +223,13 @@ class _Call:
             causal=self.causal,
             chunk_size=chunk_size,
             carries_state=self.carries_state,
-            fused_state=self.carries_state and linear_carries_state(self.spec, inputs, self.state),
+            fused_state=self.carries_state and self._state_is_fused(inputs, self.state),
         )
+
+    def _state_is_fused(self, inputs: Inputs, state: State | None) -> bool:
+        """Whether the programs in linear time go on from such a state."""
+        carries = linear_carries_state if self.spec.window is None else window_tail_carries_state
+        return carries(self.spec, inputs, state)
 
     def run(self, scale: float, chunk_size: int | None) -> tuple[Tensor, State | None]:
         """Output and state, by way of right-padded batches where there is padding or packing."""
@@ -252,7 +261,8 @@ class _Call:
         with torch.autocast(inputs.q.device.type, enabled=False):  # sums are kept in fp32 or fp64
             if plan_.backend == "triton" and self.carries_state:
                 chunk = plan_.chunk_size
-                return linear_attend_from_state(self.spec, inputs, state, scale=scale, chunk=chunk)
+                go_on = linear_attend_from_state if self.spec.window is None else window_tail_from_state
+                return go_on(self.spec, inputs, state, scale=scale, chunk=chunk)
             if plan_.backend == "triton":
                 return self._run_fused(inputs, plan_, scale), None
             return attend(

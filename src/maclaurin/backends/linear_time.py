@@ -3,9 +3,14 @@
 Kernels that expand about the row's mean score hand the program a polynomial per row:
 
     T_N(x − c_t) = Σ_n α_n(t) xⁿ,       c_t = scale · q_t·(mean of the keys up to t)
+
+Keys, and the moments of those that came before, are first taken about a mean of all of them: low precision
+keeps small numbers better.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +27,9 @@ from maclaurin.backends.fused_inputs import (
 from maclaurin.backends.linear_operator import linear_polynomial
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs, clamped_log_forget, mean_key
+from maclaurin.forms.recentring import HIGHEST, moments_about
 from maclaurin.forms.state import State
-from maclaurin.spec import AttentionSpec, Taylor
+from maclaurin.spec import AttentionSpec, RowSum, Taylor
 
 #: head sizes up to which an order is served: beyond, its blocks no longer fit the program's registers
 LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
@@ -51,7 +57,12 @@ def linear_attend(spec: AttentionSpec, inputs: Inputs, *, scale: float, chunk: i
 def linear_carries_state(spec: AttentionSpec, inputs: Inputs, state: State | None) -> bool:
     """Whether the program takes up such a state, and gives one back."""
     wide = state is None or state.moments.dtype == torch.float32
-    return wide and inputs.present is None and not spec.kernel.depends_on_row
+    return wide and inputs.present is None and (not spec.kernel.depends_on_row or moments_can_move(spec))
+
+
+def moments_can_move(spec: AttentionSpec) -> bool:
+    """Whether a state of this spec counts keys, and holds orders that `moments_about` knows."""
+    return isinstance(spec.denominator, RowSum) and max(spec.orders or (0,)) <= HIGHEST
 
 
 def linear_attend_from_state(
@@ -80,10 +91,11 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Rows as the program divides them; where `before` [B] keys are counted, also the moments after it."""
     q, k, v = operands(spec, inputs)
-    alpha = None
+    alpha = centred = None
     if spec.kernel.depends_on_row:
-        k = k - mean_key(k, inputs.present).to(k.dtype)
-        alpha = row_coefficients(spec, mean_score(q, k, scale), scale)
+        centred = centred_keys(q, k, inputs.present, initial, scale)
+        k, initial = centred.k, centred.initial
+        alpha = row_coefficients(spec, centred.mean, scale)
     log_forget = clamped_log_forget(inputs)
     y, _, _, after, *_ = linear_polynomial(
         q,
@@ -99,6 +111,8 @@ def _attend(
         before is not None,
         rows_are_final(spec, inputs, before),
     )
+    if centred is not None and before is not None:
+        after = moments_about(after, -centred.offset[:, 0])
     return y, after
 
 
@@ -137,10 +151,32 @@ def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
     return series + [0.0] * (2 - len(series))
 
 
-def mean_score(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """c [B, H, T], the mean score of every query over the keys up to its own."""
+class CentredKeys(NamedTuple):
+    """Keys less an offset [B, 1, K, d], moments before them about it, and queries' mean scores [B, H, T]."""
+
+    k: Tensor
+    initial: Tensor | None
+    offset: Tensor
+    mean: Tensor
+
+
+def centred_keys(
+    q: Tensor, k: Tensor, present: Tensor | None, initial: Tensor | None, scale: float
+) -> CentredKeys:
+    """Keys [B, T, K, d] about the mean of them and of those whose moments [B, K, F, e + 1] came before."""
     count = torch.arange(1, k.shape[1] + 1, device=k.device)[:, None, None]
-    return scores_of_own_key(q, k.float().cumsum(1) / count, scale)
+    if initial is None:
+        offset = mean_key(k, present).to(k.dtype)
+        k = k - offset
+        return CentredKeys(k, None, offset, scores_of_own_key(q, k.float().cumsum(1) / count, scale))
+    d = k.shape[-1]
+    seen, total = initial[:, None, :, 0, -1:].detach(), initial[:, None, :, 1 : 1 + d, -1]
+    offset = ((total.detach() + k.detach().float().sum(1, keepdim=True)) / (seen + k.shape[1])).to(k.dtype)
+    k, initial = k - offset, moments_about(initial, offset[:, 0])
+    before = initial[:, None, :, 1 : 1 + d, -1]
+    return CentredKeys(
+        k, initial, offset, scores_of_own_key(q, (before + k.float().cumsum(1)) / (seen + count), scale)
+    )
 
 
 def scores_of_own_key(q: Tensor, key: Tensor, scale: float) -> Tensor:

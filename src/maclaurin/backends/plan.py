@@ -157,8 +157,8 @@ def _parallel_backend(spec: AttentionSpec, inputs: Inputs, causal: bool) -> str:
 def _linear_is_fused(
     spec: AttentionSpec, inputs: Inputs, causal: bool, carries_state: bool, fused_state: bool
 ) -> bool:
-    if carries_state:
-        return fused_state and linear_serves(spec, inputs, causal)
+    if carries_state and not fused_state:
+        return False
     return linear_serves(spec, inputs, causal) or window_tail_serves(spec, inputs, causal)
 
 
