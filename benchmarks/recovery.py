@@ -1,6 +1,6 @@
 """How much of softmax a converted model gets back by training, and whether its tail is what does it.
 
-    python benchmarks/recovery.py MODEL --data corpus.jsonl --text novel.txt [--device cuda --precision bf16]
+    python benchmarks/recovery.py MODEL --name NAME --data corpus.jsonl --text novel.txt
 
 Three models are trained alike with `maclaurin convert`, side by side: with a window and a polynomial tail,
 with the window alone, and with the original's own attention. The second shows what training does without a
@@ -42,7 +42,8 @@ def main() -> None:
         sys.exit(f"{', '.join(failed)} failed: see the .log files in {options.out}")
     found = {arm: _found(options.out / arm) for arm in options.arms}
     known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k not in _PLACES}
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "name")}
+    settings |= {name: Path(settings[name]).name for name in ("model", "data", "text")}
     known[options.name] = {
         "machine": stamp(),
         "settings": settings,
@@ -54,16 +55,12 @@ def main() -> None:
     print(json.dumps(known[options.name]["gap_closed"], indent=1))
 
 
-#: options that are places of one machine, and no part of what was measured
-_PLACES = ("model", "data", "text", "out", "name")
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Recovery of a converted model, with controls.")
     parser.add_argument("model", help="as maclaurin convert takes it")
     parser.add_argument("--data", required=True, help="text to train on")
     parser.add_argument("--text", required=True, type=Path, help="text to measure on")
-    parser.add_argument("--name", default="SmolLM2-135M", help="under which the result is kept")
+    parser.add_argument("--name", required=True, help="under which the result is kept")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--match-steps", type=int, default=200)
     parser.add_argument("--text-steps", type=int, default=600)
@@ -103,6 +100,8 @@ def _found(folder: Path) -> dict[str, Any]:
     written = json.loads((folder / "conversion.json").read_text())
     kept = {name: written.get(name) for name in ("attention", "memory", "perplexity", "recall")}
     kept["attention"] = sorted(set(written["attention"]))
+    if "recovery" not in written:
+        return kept
     kept["seconds_of_training"] = written["recovery"]["seconds"]
     return {**kept, "training": {run.name: _training(run) for run in sorted((folder / "recovery").iterdir())}}
 
@@ -119,7 +118,7 @@ def _training(run: Path) -> dict[str, Any]:
 
 def _gap_closed(found: dict[str, Any]) -> dict[str, Any]:
     """Of the way from window to softmax, by length: untrained, trained, and among models trained alike."""
-    if "tail" not in found:
+    if "tail" not in found or "seconds_of_training" not in found["tail"]:
         return {}
     result = {}
     for length, tail in found["tail"]["perplexity"].items():
@@ -128,7 +127,7 @@ def _gap_closed(found: dict[str, Any]) -> dict[str, Any]:
             "untrained": tail["gap_closed"],
             "trained": (tail["window_only"] - tail["recovered"]) / width,
         }
-        if found.keys() >= {"window", "softmax"}:
+        if all("seconds_of_training" in found.get(arm, ()) for arm in ("window", "softmax")):
             window, softmax = (found[arm]["perplexity"][length]["recovered"] for arm in ("window", "softmax"))
             result[length]["among_trained"] = (window - tail["recovered"]) / (window - softmax)
     return result

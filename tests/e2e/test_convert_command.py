@@ -52,7 +52,10 @@ def test_a_run_is_converted_and_trained_back(folder):
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
     assert "bytes a token" in result.stdout
-    maclaurin(*arguments, "--resume", cwd=folder)
+    maclaurin(*arguments, "--lengths=32", "--recall=99", "--resume", cwd=folder)
+    again = json.loads((folder / "converted" / "conversion.json").read_text())
+    assert again["perplexity"].keys() == {"64"}  # measured as before
+    assert again["recall"].keys() == {"64"}
     text = maclaurin("generate", "converted", "--prompt=def", "--max-new-tokens=5", cwd=folder)
     assert "growing with the text" in text.stderr  # the layer left alone keeps its keys
 
@@ -66,6 +69,21 @@ def test_errors_leave_nothing_behind(folder):
     for attention, words in wrong.items():
         result = maclaurin("convert", "run", f"--attention={attention}", "--out=bad", cwd=folder, expect=2)
         assert words in result.stderr
+    wrong_options = {
+        "--precision=fp8": "fp8",
+        "--lengths=9999999": "Give a longer text",
+        "--resume": "no conversion to go on with",
+        "--device=cuda:77": "cuda:77",
+    }
+    for option, words in wrong_options.items():
+        given = ("convert", "run", f"--attention={TAIL}", "--out=bad", "--text-steps=3", option)
+        result = maclaurin(*given, cwd=folder, expect=2)
+        assert words in result.stderr
+    (folder / "there").mkdir()
+    (folder / "there" / "conversion.json").write_text("{}")
+    again = ("convert", "run", f"--attention={TAIL}", "--out=there", "--resume")
+    result = maclaurin(*again, cwd=folder, expect=2)
+    assert "give its --match-steps" in result.stderr
     result = maclaurin("convert", "nowhere", f"--attention={TAIL}", "--out=bad", cwd=folder, expect=2)
     assert "no folder nowhere" in result.stderr
     assert not list(folder.glob("bad*"))

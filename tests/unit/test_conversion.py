@@ -106,12 +106,14 @@ def test_a_conversion_is_a_model_folder(model, tmp_path):
         "somewhere",
         choice,
         sample=tokens[:100],
-        measures=perplexities(tokens[100:], [64, 4096], 200),
+        measures=perplexities(tokens[100:], [64], 200),
         tell=told.append,
     )
     assert list(found.gaps) == ["perplexity"]
     assert list(found.gaps["perplexity"]) == [64]
     assert sum(told) == 100 + 3 * 192  # three rows of 64, three attentions
+    with pytest.raises(InputError, match=r"at 4096 tokens: .* has 300"):
+        perplexities(tokens[100:], [64, 4096], 200)
     save(model, None, found, tmp_path / "out")
     again, tokenizer = load_model(tmp_path / "out")
     assert tokenizer is None
@@ -150,13 +152,17 @@ def test_recall_is_asked_of_the_attention_that_is_there(model):
 
 def test_questions_of_recall_come_from_afar():
     class Words:
-        def __call__(self, text):
-            return {"input_ids": [hash(word) % 1000 for word in text.split()]}
+        bos_token_id = 1
+
+        def __call__(self, text, add_special_tokens=True):
+            words = [hash(word) % 1000 + 3 for word in text.split()]
+            return {"input_ids": [1, *words, 2] if add_special_tokens else words}
 
     near, far = recall_over([64, 256], Words(), 5)
     assert (near.at, far.at, len(far.questions)) == (64, 256, 5)
     assert min(q.text.numel() for q in far.questions) > max(q.text.numel() for q in near.questions)
     assert all(len(q.choices) == 4 and min(map(len, q.choices)) == 1 for q in far.questions)
+    assert all(q.text[0] == 1 and 2 not in q.text for q in far.questions)  # begun, and not ended
     assert near.tokens == sum(q.text.numel() for q in near.questions)
 
 

@@ -380,9 +380,73 @@ def test_recorded_steps_follow_rows_positions_and_sizes():
     assert step(ids[:1, 17:18]) is None
 
 
+def recording(monkeypatch, step=lambda model, cache: RecordedStep(model, cache, again)):
+    """Let texts record on a CPU."""
+    monkeypatch.setattr("maclaurin.models.generating.can_record", lambda model, cache: True)
+    monkeypatch.setattr("maclaurin.models.generating.RecordedStep", step)
+
+
+def test_a_text_may_return_to_a_fork_while_steps_are_recorded(monkeypatch):
+    model = model_of("taylor(2,about=mean)+window(8,sinks=1)/sum")
+    texts = []
+    for _ in range(2):  # one by one, then recorded
+        text = Generation(model, sampling=Sampling(temperature=0))
+        text.add(tokens(1, 5))
+        begin = [int(text.step()) for _ in range(12)]
+        kept, pending = text.cache.fork(), text.pending
+        first = [int(text.step()) for _ in range(4)]
+        text.add(tokens(1, 3, seed=9))
+        other = [int(text.step()) for _ in range(4)]
+        text.cache, text.pending = kept, pending
+        again_ = [int(text.step()) for _ in range(14)]
+        assert again_[:4] == first
+        texts.append((begin, first, other, again_, text.cache.get_seq_length()))
+        recording(monkeypatch)
+    assert text._recorded is not None
+    assert texts[0] == texts[1]
+
+
+def test_steps_recorded_under_inference_mode_go_on_outside(monkeypatch):
+    recording(monkeypatch)
+    model = model_of("taylor(2)/sum")
+    text = Generation(model, sampling=Sampling(temperature=0))
+    text.add(tokens(1, 5))
+    with torch.inference_mode():
+        for _ in range(12):
+            text.step()
+    assert text._recorded is not None
+    assert all(0 <= int(text.step()) < 31 for _ in range(3))
+
+
+def test_a_text_outlives_a_recording_that_fails(monkeypatch):
+    def no_memory(model, cache):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model, expected = model_of("taylor(2)/sum"), None
+    for fails in (False, True):
+        if fails:
+            recording(monkeypatch, no_memory)
+        text = Generation(model, sampling=Sampling(temperature=0))
+        text.add(tokens(1, 5))
+        if fails:
+            with pytest.warns(UserWarning, match="none could be recorded: CUDA out of memory"):
+                found = [int(text.step()) for _ in range(20)]
+        else:
+            expected = [int(text.step()) for _ in range(20)]
+    assert found == expected
+
+
 def test_what_can_be_recorded():
     model = model_of("taylor(2)/sum")
     assert not can_record(model, MaclaurinCache(model.config))  # no GPU
+
+
+def test_a_state_holds_no_more_than_it_says():
+    model, ids = model_of(["taylor(2)/sum", "taylor(2,about=mean)+window(4,sinks=1)/sum"]), tokens(1, 400)
+    cache = MaclaurinCache(model.config)
+    read(model, ids, cache, [400])
+    for tensor in cache.tensors().values():
+        assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
 
 
 def test_drawing_stays_among_the_likeliest():

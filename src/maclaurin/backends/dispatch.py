@@ -10,6 +10,7 @@ from torch import Tensor
 from maclaurin.backends.changed_score import changed_score_attend, changed_score_serves
 from maclaurin.backends.flash import flash_attend
 from maclaurin.backends.linear_time import linear_attend, linear_attend_from_state, linear_carries_state
+from maclaurin.backends.operators import is_recording
 from maclaurin.backends.plan import Plan, make_plan
 from maclaurin.backends.polynomial import fused_attend
 from maclaurin.backends.series import as_series, require_recurrent
@@ -111,6 +112,7 @@ def attention(
     if not return_state:
         return y
     assert after is not None
+    after = after if is_recording() else after.compact()
     return y, dataclasses.replace(after, certificate=certificate, key_bound=longest_key)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,7 +161,7 @@ def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout
     return make(d, orders, device)
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded steps read it where it is
 def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
     from maclaurin.backends.triton.state_step import BLOCK, Layout
 

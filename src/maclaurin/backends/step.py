@@ -9,7 +9,7 @@ over the state. Most of a step on a CPU is overhead of operations.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -165,7 +165,7 @@ def _powers(u: Tensor, orders: tuple[int, ...]) -> Tensor:
     return torch.cat(wanted, dim=-1) if wanted else u[..., :0]
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded steps read it where it is
 def _table(d: int, n: int, dtype: torch.dtype, device: torch.device) -> _Table:
     """The multisets of size n that begin with i are i with a suffix of those of size n − 1."""
     with torch.inference_mode(False):
@@ -176,7 +176,7 @@ def _table(d: int, n: int, dtype: torch.dtype, device: torch.device) -> _Table:
         return _Table(first.to(device), torch.cat(suffixes).to(device), weights.to(device))
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded steps read it where it is
 def _coefficients(spec: AttentionSpec, d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """aₙ for every feature of order n."""
     with torch.inference_mode(False):

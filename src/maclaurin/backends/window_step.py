@@ -14,6 +14,9 @@ from maclaurin.forms.state import State
 from maclaurin.forms.window import ExactKeys
 from maclaurin.spec import AttentionSpec, RowSum
 
+#: sinks are looked at all together
+MOST_SINKS = 64
+
 
 def window_step_serves(spec: AttentionSpec, inputs: Inputs, state: State) -> bool:
     """Whether there is a window under a row sum, with no gate or norm, and the tail is a series it knows."""
@@ -27,7 +30,9 @@ def window_step_serves(spec: AttentionSpec, inputs: Inputs, state: State) -> boo
     tail = not spec.orders or coefficient_table(spec) is not None
     same = q.dtype == k.dtype == v.dtype and q.dtype in DTYPES
     group = q.shape[2] // k.shape[2]
-    return tail and same and tensors_fit_a_step(state.moments, q, k, v, group=group)
+    held = (state.exact.recent_k, state.exact.recent_v, state.exact.sink_k, state.exact.sink_v)
+    few = state.exact.sink_k.shape[2] <= MOST_SINKS
+    return tail and same and few and tensors_fit_a_step(state.moments, q, k, v, *held, group=group)
 
 
 def window_step(spec: AttentionSpec, inputs: Inputs, state: State, scale: float) -> tuple[Tensor, State]:

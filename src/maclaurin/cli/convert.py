@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,9 @@ def convert(
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a recovery that was stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a recovery that was stopped; measured as before.")
+    ] = False,
 ) -> None:
     """Swap the attention of a pretrained model, calibrate, measure, and train it back if asked to.
 
@@ -76,12 +79,17 @@ def convert(
         recovery = Recovery(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
         )
+        recovery.stages(out, model)  # says what is wrong with it before anything is done
         sampling = _Sampling(
-            text, _numbers("--lengths", lengths), sample_tokens, _numbers("--recall", recall), questions
+            None if text is None else str(text),
+            _numbers("--lengths", lengths),
+            sample_tokens,
+            _numbers("--recall", recall),
+            questions,
         )
-        if resume and not (out / "conversion.json").is_file():
-            raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
-        if not resume:
+        if resume:
+            sampling = _to_go_on_with(out, recovery) or sampling
+        else:
             sharp = _sharp_layers(keep_sharp, keep)
             conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
             _print(conversion, out)
@@ -91,9 +99,9 @@ def convert(
 
 @dataclass(frozen=True)
 class _Sampling:
-    """On what a conversion is measured."""
+    """On what a conversion is measured; kept with it, so that all its figures are about the same."""
 
-    text: Path | None
+    text: str | None
     lengths: list[int]
     tokens: int
     distances: list[int]
@@ -107,7 +115,10 @@ class _Sampling:
 
         first = CALIBRATION_LENGTH * CALIBRATION_ROWS
         needed = first + max([self.tokens, *self.lengths])
-        tokens = tokens_of(tokenizer, self.text, needed, model.config.vocab_size)
+        file = None if self.text is None else Path(self.text)
+        tokens = tokens_of(tokenizer, file, needed, model.config.vocab_size)
+        if tokens.numel() < 4:
+            raise InputError(f"the sample text has {tokens.numel()} tokens: too few to measure anything on.")
         cut = min(first, tokens.numel() // 2)
         recalls = recall_over(self.distances, tokenizer, self.questions)
         return tokens[:cut], [*perplexities(tokens[cut:], self.lengths, self.tokens), *recalls]
@@ -126,6 +137,7 @@ def _convert(
     from maclaurin.conversion.choose import choose, read_layers
     from maclaurin.conversion.convert import convert as convert_model
     from maclaurin.conversion.convert import own_attention, require_new, save
+    from maclaurin.conversion.measure import windows_alone
     from maclaurin.inspection.display import Display
 
     require_new(out)
@@ -139,7 +151,8 @@ def _convert(
         sharp_attention=sharp_attention,
     )
     sample, measures = sampling.measures(model, tokenizer)
-    with Display(sample.numel() + 3 * sum(measure.tokens for measure in measures)) as display:
+    passes = 2 if windows_alone(choice.attention) is None else 3
+    with Display(sample.numel() + passes * sum(measure.tokens for measure in measures)) as display:
         conversion = convert_model(
             model,
             name,
@@ -148,8 +161,19 @@ def _convert(
             measures=measures,
             tell=lambda tokens: display.advance(tokens, "measuring"),
         )
-    save(model.cpu(), tokenizer, conversion, out)
+    save(model.cpu(), tokenizer, conversion, out, measured_on=asdict(sampling))
     return conversion
+
+
+def _to_go_on_with(out: Path, recovery: Recovery) -> _Sampling | None:
+    """What the conversion in this folder was measured on; None where it does not say."""
+    file = out / "conversion.json"
+    if not file.is_file():
+        raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
+    if not (recovery.match_steps or recovery.text_steps):
+        raise InputError("--resume goes on with a recovery: give its --match-steps and --text-steps again.")
+    kept = json.loads(file.read_text()).get("measured_on")
+    return None if kept is None else _Sampling(**kept)
 
 
 def _loaded(name: str, device: str) -> tuple[Any, Any]:
@@ -169,7 +193,8 @@ def _sharp_layers(file: Path | None, count: int) -> list[int]:
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -> None:
-    from maclaurin.conversion.convert import measure_recovered
+    from maclaurin.conversion.convert import measure_recovered, own_attention
+    from maclaurin.conversion.measure import windows_alone
     from maclaurin.conversion.recover import recover, write_down
     from maclaurin.inspection.display import Display
 
@@ -181,7 +206,8 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
         return
     model, tokenizer = _loaded(str(out), recovery.device)
     _, measures = sampling.measures(model, tokenizer)
-    with Display(2 * sum(measure.tokens for measure in measures)) as display:
+    passes = 1 if windows_alone(own_attention(model)) is None else 2
+    with Display(passes * sum(measure.tokens for measure in measures)) as display:
         written = measure_recovered(out, model, measures, lambda tokens: display.advance(tokens, "measuring"))
     for kind in dict.fromkeys(measure.kind for measure in measures):
         _print_recovered(kind, written[kind])

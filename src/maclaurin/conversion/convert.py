@@ -100,9 +100,14 @@ def convert(
 
 
 def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
-    """At each length that the text [T] has, on about so many tokens of it, one row at least."""
-    fit = [length for length in lengths if length <= held_out.numel()]
-    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in fit]
+    """At each length, on about so many tokens of the text [T], one row at least."""
+    long = [str(length) for length in lengths if length > held_out.numel()]
+    if long:
+        raise InputError(
+            f"perplexity cannot be measured at {', '.join(long)} tokens: behind those it is calibrated on, "
+            f"the sample text has {held_out.numel():,}. Give a longer text, or lengths up to that."
+        )
+    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
 
 
 def measure_recovered(
@@ -125,7 +130,13 @@ def own_attention(model: MaclaurinForCausalLM) -> list[str]:
     return [str(spec) for spec, _ in model.config.layer_attention()]
 
 
-def save(model: MaclaurinForCausalLM, tokenizer: Any | None, conversion: Conversion, out: Path) -> None:
+def save(
+    model: MaclaurinForCausalLM,
+    tokenizer: Any | None,
+    conversion: Conversion,
+    out: Path,
+    measured_on: dict[str, Any] | None = None,
+) -> None:
     """The whole folder, or nothing."""
     partial = out.with_name(out.name + ".part")
     shutil.rmtree(partial, ignore_errors=True)
@@ -133,5 +144,6 @@ def save(model: MaclaurinForCausalLM, tokenizer: Any | None, conversion: Convers
     save_quietly(model, partial)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
-    (partial / "conversion.json").write_text(json.dumps(conversion.to_json(), indent=1) + "\n")
+    written = {**conversion.to_json(), "measured_on": measured_on}
+    (partial / "conversion.json").write_text(json.dumps(written, indent=1) + "\n")
     partial.rename(out)

@@ -6,6 +6,7 @@ asked without the harness, while the attention of a model is exchanged.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, cast, final
@@ -71,9 +72,10 @@ def recall_over(distances: list[int], tokenizer: Any, number: int) -> list[Recal
 
 def _question(tokenizer: Any, item: dict[str, Any]) -> Question:
     """A choice is what the whole has behind the tokens of the text, since words join differently alone."""
+    start = [tokenizer.bos_token_id] if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else []
 
     def ids(text: str) -> list[int]:
-        return tokenizer(text)["input_ids"]
+        return start + tokenizer(text, add_special_tokens=False)["input_ids"]
 
     begin = ids(item["text"])
     choices = [torch.tensor(ids(f"{item['text']} {word}")[len(begin) :]) for word in item["choices"]]
@@ -82,7 +84,7 @@ def _question(tokenizer: Any, item: dict[str, Any]) -> Question:
 
 @torch.no_grad()
 def _chosen(model: MaclaurinForCausalLM, question: Question) -> int:
-    """The likeliest choice; the text is read once."""
+    """The likeliest choice, −1 where a likelihood is no number; the text is read once."""
     cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
     first = _log_probabilities(model, question.text, cache, 1)[0]
     found = []
@@ -92,7 +94,7 @@ def _chosen(model: MaclaurinForCausalLM, question: Question) -> int:
             later = _log_probabilities(model, choice[:-1], cache.fork(), len(choice) - 1)
             likelihood = likelihood + later.gather(-1, choice[1:, None]).sum()
         found.append(float(likelihood))
-    return found.index(max(found))
+    return found.index(max(found)) if all(map(math.isfinite, found)) else -1
 
 
 def _log_probabilities(

@@ -102,6 +102,10 @@ class State:
         """A copy that shares no memory: a snapshot, a fork."""
         return self.map(torch.clone)
 
+    def compact(self) -> State:
+        """The same, without the larger tensors that some of it are small parts of."""
+        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > 2 * t.nbytes else t)
+
     def detach(self) -> State:
         """The same numbers without their history."""
         return self.map(torch.Tensor.detach)

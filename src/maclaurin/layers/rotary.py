@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import final
 
 import torch
@@ -39,7 +39,7 @@ def _frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: 
     return theta ** (-torch.arange(0, d, 2, device=device, dtype=torch.float32) / d)
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded steps read it where it is
 def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
     """The same, made once per device: a copy of numbers of Python waits for the GPU."""
     with torch.inference_mode(False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast, final
@@ -118,7 +119,7 @@ class Generation:
     def _next_logits(self, token: Tensor) -> Tensor:
         """Logits [B, vocabulary] after one token [B, 1], from a recorded step where there can be one."""
         if self._recorded is not None:
-            logits = self._recorded(token)
+            logits = self._recorded(token) if self._recorded.serves(self.model, self.cache) else None
             if logits is not None:
                 return logits
             self._recorded, self._steps = None, 0
@@ -128,8 +129,17 @@ class Generation:
         before = {name: t.shape for name, t in self.cache.tensors().items()}
         logits = self._forward(token)
         if before == {name: t.shape for name, t in self.cache.tensors().items()}:
-            self._recorded = RecordedStep(self.model, self.cache)
+            self._record()
         return logits
+
+    def _record(self) -> None:
+        """From the next step on, or not at all: a text is worth more than its speed."""
+        try:
+            self._recorded = RecordedStep(self.model, self.cache)
+        except RuntimeError as problem:  # no memory left, or a launch that no graph takes
+            self._recording = False
+            first = (str(problem).splitlines() or [type(problem).__name__])[0]
+            warnings.warn(f"steps are made one by one, as none could be recorded: {first}", stacklevel=3)
 
     @torch.no_grad()
     def _forward(self, tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ finds it as after an ordinary step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -43,18 +44,27 @@ class RecordedStep:
         self, model: MaclaurinForCausalLM, cache: MaclaurinCache, record: Recorder | None = None
     ) -> None:
         self._model, self._cache = model, cache
-        self._held = {name: t.clone() for name, t in cache.tensors().items() if name not in _NOT_OF_A_STEP}
-        rows = cache.batch_size
-        self._token = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
-        self._position = cache.next_positions(rows, model.device)
+        #: a graph knows weights by their place in memory, which must not go to others meanwhile
+        self._weights = [tensor.data for tensor in (*model.parameters(), *model.buffers())]
+        rows, given = cache.batch_size, _of_layers(cache)
+        with torch.inference_mode(False):  # else only steps in inference mode could write to them
+            self._held = {name: torch.empty_like(t).copy_(t) for name, t in given.items()}
+            self._token = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
+            self._position = torch.zeros_like(self._token).copy_(cache.next_positions(rows, model.device))
         self._logits: Tensor | None = None
-        self._replay = (record or cuda_graph)(self._work)
+        with torch.inference_mode(False), torch.no_grad(), _current(model.device):
+            self._replay = (record or cuda_graph)(self._work)
         self._placed: list[tuple[Any, ...]] = []
+
+    def serves(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
+        """Whether this is a step of that model, its weights where they were, with that cache."""
+        same = model is self._model and cache is self._cache
+        return same and next(model.parameters()).data_ptr() == self._weights[0].data_ptr()
 
     @torch.no_grad()
     def __call__(self, token: Tensor) -> Tensor | None:
         """Logits [B, vocabulary] after token [B, 1], until the next step; None where sizes have changed."""
-        if not self._is_placed() and not self._place():
+        if token.shape != self._token.shape or not (self._is_placed() or self._place()):
             return None
         self._token.copy_(token)
         self._replay()
@@ -64,6 +74,7 @@ class RecordedStep:
     def _work(self) -> None:
         """One step from what is held to what is held."""
         working = self._cache.blank_fork()
+        working.lengths = working.present = None  # positions are given, and nothing else asks for them
         working.restore(self._held)
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
@@ -83,7 +94,7 @@ class RecordedStep:
 
     def _place(self) -> bool:
         """Copy the cache's tensors into ours and put ours in their place; False if they do not fit."""
-        given = {name: t for name, t in self._cache.tensors().items() if name not in _NOT_OF_A_STEP}
+        given = _of_layers(self._cache)
         if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
             return False
         for name, t in given.items():
@@ -95,8 +106,14 @@ class RecordedStep:
         return True
 
 
-#: tensors of a cache that say something about the text and are no part of a layer
-_NOT_OF_A_STEP = ("lengths", "present", "pending")
+def _of_layers(cache: MaclaurinCache) -> dict[str, Tensor]:
+    """The tensors of a cache without those that say something about the text."""
+    return {n: t for n, t in cache.tensors().items() if n not in ("lengths", "present", "pending")}
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Streams and graphs belong to the current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _kind(t: Tensor) -> tuple[Any, ...]:
