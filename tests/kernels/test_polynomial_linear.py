@@ -191,13 +191,13 @@ def test_row_sums_do_not_drift_over_a_long_text(device):
 
 
 def test_operator_is_registered_as_torch_wants_it(device):
-    q, k, v = (torch.randn(1, 40, 2, 16, device=device, requires_grad=True) for _ in range(3))
-    alpha = torch.rand(3, 1, 2, 40, device=device, requires_grad=True)
-    log_forget = (-torch.rand(1, 2, 40, device=device)).requires_grad_()
+    q, k, v = (torch.randn(1, 20, 1, 16, device=device, requires_grad=True) for _ in range(3))
+    alpha = torch.rand(3, 1, 1, 20, device=device, requires_grad=True)
+    log_forget = (-torch.rand(1, 1, 20, device=device)).requires_grad_()
     for rows in ((None, None), (alpha, log_forget)):
         call = (q, k, v, *rows, None, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], False, rows[0] is None)
         assert set(torch.library.opcheck(linear_polynomial.traced, call).values()) == {"SUCCESS"}
-    state = torch.randn(1, 2, 153, 17, device=device, requires_grad=True)
+    state = torch.randn(1, 1, 153, 17, device=device, requires_grad=True)
     call = (q, k, v, None, log_forget, state, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], True, False)
     assert set(torch.library.opcheck(linear_polynomial.traced, call).values()) == {"SUCCESS"}
 
