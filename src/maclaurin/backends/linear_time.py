@@ -90,30 +90,68 @@ def _attend(
     before: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Rows as the program divides them; where `before` [B] keys are counted, also the moments after it."""
-    q, k, v = operands(spec, inputs)
+    log_forget = clamped_log_forget(inputs)
+    sums = linear_sums(
+        spec,
+        operands(spec, inputs),
+        inputs.present,
+        None if log_forget is None else log_forget.float().contiguous(),
+        initial,
+        row_divisor(spec, before),
+        scale=scale,
+        chunk=chunk,
+        keep=before is not None,
+        final=rows_are_final(spec, inputs, before),
+    )
+    return sums.rows, sums.moments
+
+
+class LinearSums(NamedTuple):
+    """Rows [B, T, H, e] over their divisors [B, H, T]; the moments of all keys [B, K, F, E], to keep."""
+
+    rows: Tensor
+    divisors: Tensor
+    moments: Tensor
+    centred: CentredKeys | None
+
+
+def linear_sums(
+    spec: AttentionSpec,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    present: Tensor | None,
+    log_forget: Tensor | None,
+    initial: Tensor | None,
+    divisor: tuple[str, float],
+    *,
+    scale: float,
+    chunk: int | None,
+    keep: bool,
+    final: bool,
+) -> LinearSums:
+    """The operator on q, k, v, about the mean of the keys where the kernel wants it; `final` rounds rows."""
+    q, k, v = tensors
     alpha = centred = None
     if spec.kernel.depends_on_row:
-        centred = centred_keys(q, k, inputs.present, initial, scale)
+        centred = centred_keys(q, k, present, initial, scale)
         k, initial = centred.k, centred.initial
         alpha = row_coefficients(spec, centred.mean, scale)
-    log_forget = clamped_log_forget(inputs)
-    y, _, _, after, *_ = linear_polynomial(
+    rows, divisors, _, after, *_ = linear_polynomial(
         q,
         k,
         v,
         alpha,
-        None if log_forget is None else log_forget.float().contiguous(),
+        log_forget,
         initial,
         padded_series(spec, scale),
-        *row_divisor(spec, before),
+        *divisor,
         chunk_for(spec, chunk, q.shape[1]),
         list(spec.orders or ()),
-        before is not None,
-        rows_are_final(spec, inputs, before),
+        keep,
+        final,
     )
-    if centred is not None and before is not None:
+    if centred is not None and keep:
         after = moments_about(after, -centred.offset[:, 0])
-    return y, after
+    return LinearSums(rows, divisors, after, centred)
 
 
 def chunk_for(spec: AttentionSpec, asked: int | None, tokens: int) -> int:

@@ -19,20 +19,10 @@ from torch import Tensor
 from maclaurin.backends import triton as programs
 from maclaurin.backends.changed_score import exact_rows
 from maclaurin.backends.fused_inputs import operands, tensors_are_served
-from maclaurin.backends.linear_operator import linear_polynomial
-from maclaurin.backends.linear_time import (
-    centred_keys,
-    chunk_for,
-    head_is_served,
-    moments_can_move,
-    padded_series,
-    row_coefficients,
-    scores_of_own_key,
-)
+from maclaurin.backends.linear_time import head_is_served, linear_sums, moments_can_move, scores_of_own_key
 from maclaurin.backends.operators import is_recording
 from maclaurin.backends.row_norm import finish_rows
 from maclaurin.forms.inputs import Inputs, working_dtype
-from maclaurin.forms.recentring import moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.window import ExactKeys
 from maclaurin.spec import AttentionSpec, RowSum, Taylor
@@ -130,30 +120,22 @@ def _tail_rows(
     assert spec.window is not None
     size, sinks = spec.window.size, spec.window.sinks
     q, k, v = operands(spec, inputs)
-    tokens = q.shape[1]
-    q, k, v = q[:, size + sinks :], k[:, sinks : tokens - size], v[:, sinks : tokens - size]
-    alpha, centred, reference = None, None, 0.0
-    if spec.kernel.depends_on_row:
-        present = None if inputs.present is None else inputs.present[:, sinks : tokens - size]
-        centred = centred_keys(q, k, present, initial, scale)
-        k, initial = centred.k, centred.initial
-        alpha = row_coefficients(spec, centred.mean, scale)
-        reference = centred.mean + scores_of_own_key(q, centred.offset, scale)
-    y, z, _, after, *_ = linear_polynomial(
-        q,
-        k,
-        v,
-        alpha,
+    tail = slice(sinks, q.shape[1] - size)
+    present = None if inputs.present is None else inputs.present[:, tail]
+    q = q[:, size + sinks :]
+    found = linear_sums(
+        spec,
+        (q, k[:, tail], v[:, tail]),
+        present,
         None,
         initial,
-        padded_series(spec, scale),
-        "sum",
-        0.0,
-        chunk_for(spec, chunk, q.shape[1]),
-        list(spec.orders or ()),
-        keep,
-        False,
+        ("sum", 0.0),
+        scale=scale,
+        chunk=chunk,
+        keep=keep,
+        final=False,
     )
-    if centred is not None and keep:
-        after = moments_about(after, -centred.offset[:, 0])
-    return y, z.log() + reference, after
+    log_mass = found.divisors.log()
+    if found.centred is not None:
+        log_mass = log_mass + found.centred.mean + scores_of_own_key(q, found.centred.offset, scale)
+    return found.rows, log_mass, found.moments

@@ -110,12 +110,12 @@ class MaclaurinCache(Cache):
 
     def fork(self) -> MaclaurinCache:
         """A second cache of the same text, which may go on differently; as a rule nothing is copied."""
-        other = self.blank_fork()
+        other = self.twin()
         if self.is_rewritten:
             other.restore({name: t.clone() for name, t in self.tensors().items()})
         return other
 
-    def blank_fork(self) -> MaclaurinCache:
+    def twin(self) -> MaclaurinCache:
         """A second cache with the same tensors."""
         other = copy.copy(self)
         other.memories = [memory.fork() for memory in self.memories]

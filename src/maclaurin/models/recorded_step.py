@@ -73,7 +73,7 @@ class RecordedStep:
 
     def _work(self) -> None:
         """One step from what is held to what is held."""
-        working = self._cache.blank_fork()
+        working = self._cache.twin()
         working.lengths = working.present = None  # positions are given, and nothing else asks for them
         working.restore(self._held)
         out = self._model(
