@@ -63,7 +63,7 @@ def test_a_text_that_goes_on_from_a_state(notation, dtype, device, poisoned):
     assert relative_error(found, expected, 1e-3) <= allowed
     tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     for name, tensor in plain_after.tensors().items():
-        assert relative_error(after.tensors()[name].cpu(), tensor, 1e-3) < tolerance, name
+        assert relative_error(after.tensors()[name], tensor, 1e-3) < tolerance, name
 
 
 @torch.no_grad()
