@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench docs golden gpu-test gpu-bench clean
+.PHONY: help study test check format bench docs golden gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ docs: $(READY)  ## the reports in docs/reports again, from the records of the st
 
 gpu-test: $(READY)  ## kernels and forms on this machine's GPU; the result is kept under benchmarks/results
 	$(BIN)/python benchmarks/gpu_tests.py
+
+gpu-sanitize: $(READY)  ## compute-sanitizer on the small shapes; the result is kept under benchmarks/results
+	$(BIN)/python benchmarks/sanitize.py
 
 gpu-bench: $(READY)  ## speed and memory beside peers on this machine's GPU, and figures for the docs (minutes)
 	$(BIN)/maclaurin bench --device cuda --plots docs/figures/bench

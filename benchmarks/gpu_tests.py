@@ -1,8 +1,10 @@
 """Run the tests that need a GPU and keep their result with date and machine.
 
     python benchmarks/gpu_tests.py        (or: make gpu-test)
+    python benchmarks/gpu_tests.py --again
 
-Results go to benchmarks/results/gpu_tests.json.
+The second runs those that failed last time once more, and keeps that beside the first result. Other options
+are pytest's. Results go to benchmarks/results/gpu_tests.json.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 from machine import stamp
 
@@ -23,31 +26,36 @@ FOLDERS = ["tests/gpu", "tests/kernels", "tests/compiled", "tests/unit/test_mode
 
 
 def main() -> int:
-    root = Path(__file__).parents[1]
+    options = [option for option in sys.argv[1:] if option != "--again"]
+    if "--again" not in sys.argv:
+        code, found = run(FOLDERS, options)
+        known = {"folders": FOLDERS, **found}
+    else:
+        known = json.loads(RESULTS.read_text())
+        if not known["failed"]:
+            print("nothing failed last time")
+            return 0
+        code, known["again"] = run(known["failed"], options)
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    print(json.dumps(known, indent=1))
+    return code
+
+
+def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
+    """pytest's exit code, and on which machine how many passed and which did not, as pytest names them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *FOLDERS,
-            f"--junitxml={report}",
-            *side_by_side(),
-            *sys.argv[1:],
-        ]
-        code = subprocess.run(command, cwd=root, check=False).returncode
+        command = [sys.executable, "-m", "pytest", *tests, f"--junitxml={report}", *side_by_side(), *options]
+        code = subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
         suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
     counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        f"{case.get('classname')}::{case.get('name')}"
+        f"{str(case.get('classname')).replace('.', '/')}.py::{case.get('name')}"
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    data = {"machine": stamp(), "folders": FOLDERS, **counts, "failed": failed}
-    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
-    print(json.dumps(data, indent=1))
-    return code
+    return code, {"machine": stamp(), **counts, "failed": failed}
 
 
 def side_by_side() -> list[str]:

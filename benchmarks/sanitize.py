@@ -1,0 +1,98 @@
+"""Does a fused program touch memory that is not its own? compute-sanitizer on the small shapes.
+
+    python benchmarks/sanitize.py        (or: make gpu-sanitize)
+
+Each line of SMALL is one process of its own, side by side with the others: watched kernels are many times
+slower, and most of the time goes to compiling. Memory comes from the driver piece by piece, so that what lies
+behind a tensor is nobody's. Results go to benchmarks/results/sanitizer.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from machine import stamp
+
+RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
+#: where the toolkit puts it, if it is not on the path
+USUAL = "/usr/local/cuda/bin/compute-sanitizer"
+#: file of tests/kernels → which of its tests, as pytest -k takes it
+SMALL = [
+    ("test_exp_modified.py", "every_length and bfloat16 and (63 or 65)"),
+    ("test_exp_modified.py", "strong_forgetting and float16"),
+    ("test_polynomial_quadratic.py", "every_length and bfloat16 and (1] or 63 or 65)"),
+    ("test_polynomial_linear.py", "every_length and bfloat16 and (16-63 or 16-65 or 64-65)"),
+    ("test_polynomial_linear.py", "heads_of_order_3 and (2 or 17)"),
+    ("test_polynomial_linear.py", "every_length and float16 and not bfloat16 and (16-1] or 32-65)"),
+    ("test_polynomial_linear.py", "in_pieces"),
+    ("test_row_gain.py", "every_length and bfloat16 and (1] or 63 or 65)"),
+    ("test_state_step.py", "token_by_token and [9-"),
+    ("test_state_step.py", "two_launches or other or half"),
+    ("test_window_tail.py", "long_as and bfloat16"),
+    ("test_window_tail.py", "goes_on_from and float32 and window"),
+]
+
+
+def main() -> int:
+    options = _options()
+    tool = shutil.which("compute-sanitizer") or (USUAL if Path(USUAL).is_file() else None)
+    if tool is None:
+        sys.exit("compute-sanitizer is not here: it comes with the CUDA toolkit (put it on the PATH)")
+    running = [(tests, _start(tool, options.tool, tests, options.seconds)) for tests in SMALL]
+    found = [_found(f"{file} -k '{chosen}'", process) for (file, chosen), process in running]
+    known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    known[options.tool] = {"machine": stamp(), "found": found}
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    for line in found:
+        print(line)
+    return 0 if all(_is_clean(line) for line in found) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="compute-sanitizer on the tests of fused programs.")
+    parser.add_argument("--tool", choices=("memcheck", "racecheck", "initcheck"), default="memcheck")
+    parser.add_argument("--seconds", type=int, default=600, help="stop each process after so long")
+    return parser.parse_args()
+
+
+def _start(tool: str, kind: str, tests: tuple[str, str], seconds: int) -> subprocess.Popen[str]:
+    file, chosen = tests
+    command = [
+        "timeout", str(seconds), tool, "--tool", kind, sys.executable, "-m", "pytest",
+        f"tests/kernels/{file}", "-k", chosen, "-q", "-p", "no:cacheprovider",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def _found(tests: str, process: subprocess.Popen[str]) -> dict[str, Any]:
+    """How many tests passed and what the sanitizer saw; None where it did not come to its end."""
+    text, _ = process.communicate()
+    passed, failed = (_number(rf"(\d+) {word}", text) for word in ("passed", "failed"))
+    errors = _number(r"SUMMARY: (\d+) (?:error|hazard)", text)
+    line = {"tests": tests, "passed": passed or 0, "failed": failed or 0, "errors": errors}
+    return line if _is_clean(line) else {**line, "end_of_output": text[-1500:]}
+
+
+def _is_clean(line: dict[str, Any]) -> bool:
+    return line["passed"] > 0 and line["failed"] == 0 and line["errors"] == 0
+
+
+def _number(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
