@@ -3,9 +3,10 @@
     python benchmarks/conversion.py --device cuda [--contexts 1024,4096,16384,65536]
 
 A model of SmolLM2-135M's shape with random weights, on which neither speed nor memory depends. The original
-runs in transformers with its own attention and cache, step by step; the conversion has the same weights and
-another attention, and runs step by step and, as in `maclaurin generate`, from a recorded step. Results go
-beside those of other devices in benchmarks/results/conversion.json.
+runs in transformers with its own attention, the conversion has the same weights and another attention. Both
+run step by step and from a recorded step (a CUDA graph): the conversion as in `maclaurin generate`, the
+original with transformers' StaticCache, which has room for so much text and no more. Results go beside those
+of other devices in benchmarks/results/conversion.json.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Any
 import torch
 from machine import stamp
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.llama_like import adopted
+from maclaurin.models.recorded_step import cuda_graph
 
 RESULTS = Path(__file__).parent / "results" / "conversion.json"
 SHAPE = {
@@ -88,8 +90,9 @@ def _measured(
         size, speed = _bytes(cache), _speed(model, cache, text, options)
         read += 4 + options.tokens
         found[str(context)] = {"seconds_to_read": seconds, "cache_bytes": size, "tokens_per_second": speed}
-        if isinstance(cache, MaclaurinCache) and cache.is_constant and options.device == "cuda":
-            found[str(context)]["tokens_per_second_recorded"] = _recorded_speed(model, cache.fork(), options)
+        if options.device == "cuda":
+            recorded = _recorded_speed(model, cache, context, options)
+            found[str(context)]["tokens_per_second_recorded"] = recorded
         print(type(model).__name__, context, found[str(context)], flush=True)
     return found
 
@@ -103,15 +106,45 @@ def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) ->
     return options.tokens / (_now(options.device) - begin)
 
 
-def _recorded_speed(model: Any, cache: MaclaurinCache, options: argparse.Namespace) -> float:
+def _recorded_speed(model: Any, cache: Any, context: int, options: argparse.Namespace) -> float | None:
+    tokens = 8 * options.tokens
+    if isinstance(cache, MaclaurinCache):
+        step = _recorded_step(model, cache.fork()) if cache.is_constant else None
+    else:
+        step = _recorded_step_of_original(model, context, tokens)
+    if step is None:
+        return None
+    begin = _now(options.device)
+    for _ in range(tokens):
+        step()
+    return tokens / (_now(options.device) - begin)
+
+
+def _recorded_step(model: Any, cache: MaclaurinCache) -> Callable[[], Any]:
     generation = Generation(model, cache, Sampling(temperature=0))
     generation.add(torch.zeros(1, 1, dtype=torch.long))
     for _ in range(16):  # recorded after some steps
         generation.step()
-    begin = _now(options.device)
-    for _ in range(8 * options.tokens):
-        generation.step()
-    return 8 * options.tokens / (_now(options.device) - begin)
+    return generation.step
+
+
+def _recorded_step_of_original(model: Any, context: int, tokens: int) -> Callable[[], Any] | None:
+    """The likeliest token goes on; what is in the cache does not matter to speed, only how much."""
+    cache = StaticCache(config=model.config, max_cache_len=context + tokens + 16)
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    _read(model, cache, token)
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(context)
+
+    def step() -> None:
+        out = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        token.copy_(out.logits[:, -1].argmax(-1, keepdim=True))
+
+    try:
+        return cuda_graph(step)
+    except RuntimeError as error:
+        print(f"the original's step cannot be recorded here: {error}", flush=True)
+        return None
 
 
 def _read(model: Any, cache: Any, tokens: Tensor) -> None:
