@@ -21,6 +21,8 @@ from typing import Any
 
 from machine import stamp
 
+from maclaurin.conversion.measure import Gap
+
 RESULTS = Path(__file__).parent / "results" / "recovery.json"
 WINDOW = "window(64,sinks=1)/sum"
 ARMS = {"tail": f"taylor(2,about=mean)+{WINDOW}", "window": f"poly(0)+{WINDOW}", "softmax": "exp/sum"}
@@ -61,6 +63,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="text to train on")
     parser.add_argument("--text", required=True, type=Path, help="text to measure on")
     parser.add_argument("--name", required=True, help="under which the result is kept")
+    parser.add_argument("--about", default="", help="what these texts are, in words, kept with the result")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--match-steps", type=int, default=200)
     parser.add_argument("--text-steps", type=int, default=600)
@@ -118,18 +121,17 @@ def _training(run: Path) -> dict[str, Any]:
 
 def _gap_closed(found: dict[str, Any]) -> dict[str, Any]:
     """Of the way from window to softmax, by length: untrained, trained, and among models trained alike."""
-    if "tail" not in found or "seconds_of_training" not in found["tail"]:
+    if "seconds_of_training" not in found.get("tail", ()):
         return {}
     result = {}
     for length, tail in found["tail"]["perplexity"].items():
-        width = tail["window_only"] - tail["softmax"]
         result[length] = {
-            "untrained": tail["gap_closed"],
-            "trained": (tail["window_only"] - tail["recovered"]) / width,
+            "untrained": Gap(tail["softmax"], tail["window_only"], tail["converted"]).closed,
+            "trained": Gap(tail["softmax"], tail["window_only"], tail["recovered"]).closed,
         }
         if all("seconds_of_training" in found.get(arm, ()) for arm in ("window", "softmax")):
             window, softmax = (found[arm]["perplexity"][length]["recovered"] for arm in ("window", "softmax"))
-            result[length]["among_trained"] = (window - tail["recovered"]) / (window - softmax)
+            result[length]["among_trained"] = Gap(softmax, window, tail["recovered"]).closed
     return result
 
 

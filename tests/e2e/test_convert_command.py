@@ -47,7 +47,8 @@ def test_a_run_is_converted_and_trained_back(folder):
     found = json.loads((folder / "converted" / "conversion.json").read_text())
     assert found["attention"] == ["exp/sum", TAIL]
     for kind in ("perplexity", "recall"):
-        assert {"softmax", "window_only", "converted", "recovered"} <= found[kind]["64"].keys()
+        figures = {"softmax", "window_only", "converted", "recovered", "gap_closed_recovered"}
+        assert figures <= found[kind]["64"].keys()
     assert found["recovery"]["lora"] == 2
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout

@@ -87,6 +87,13 @@ def test_the_tail_lies_between_window_and_softmax(model):
     assert Gap(10.0, None, 12.0).closed is None
 
 
+def test_there_is_a_gap_where_softmax_is_the_better_one():
+    assert Gap(20.0, 10.0, 8.0).closed is None  # a text longer than softmax was trained on
+    assert Gap(0.8, 0.2, 0.5, higher_is_better=True).closed == pytest.approx(0.5)
+    assert Gap(0.2, 0.8, 0.5, higher_is_better=True).closed is None
+    assert Gap(0.5, 0.5, 0.5, higher_is_better=True).closed is None
+
+
 def test_the_default_sample_is_text_that_no_run_trains_on():
     class Letters:
         def __call__(self, text, add_special_tokens):

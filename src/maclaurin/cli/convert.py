@@ -216,10 +216,12 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
     figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
-    for column in ("tokens", "softmax", "window alone", "converted", "recovered", "tail switched off"):
+    columns = ("tokens", "softmax", "window alone", "converted", "recovered", "its tail off", "gap closed")
+    for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():
-        table.add_row(at, *(_shown(found.get(name)) for name in figures))
+        shown = (_shown(found.get(name)) for name in figures)
+        table.add_row(at, *shown, _share(found.get("gap_closed_recovered")))
     Console().print(table)
 
 
@@ -236,9 +238,8 @@ def _print(conversion: Conversion, out: Path) -> None:
         for column in ("tokens", "softmax", "window alone", "converted", "gap closed"):
             table.add_column(column, justify="right")
         for at, found in gaps.items():
-            closed = "–" if found.closed is None else f"{found.closed:.0%}"
             shown = map(_shown, (found.softmax, found.window_only, found.converted))
-            table.add_row(str(at), *shown, closed)
+            table.add_row(str(at), *shown, _share(found.closed))
         console.print(table)
 
 
@@ -253,6 +254,10 @@ def _memory(memory: Memory) -> str:
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
 
 
 def _numbers(option: str, text: str | None) -> list[int]:

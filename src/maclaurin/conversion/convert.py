@@ -48,10 +48,7 @@ class Conversion:
     def to_json(self) -> dict[str, Any]:
         """Plain data, for conversion.json."""
         measured = {
-            kind: {
-                str(at): {**dataclasses.asdict(found), "gap_closed": found.closed} for at, found in by.items()
-            }
-            for kind, by in self.gaps.items()
+            kind: {str(at): found.to_json() for at, found in by.items()} for kind, by in self.gaps.items()
         }
         return {
             "maclaurin": maclaurin.__version__,
@@ -119,10 +116,20 @@ def measure_recovered(
     alone = windows_alone(written["attention"])
     for measure in measures:
         found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
-        found["recovered"] = measured_with(model, written["attention"], measure, tell)
+        recovered = measured_with(model, written["attention"], measure, tell)
+        found["recovered"] = recovered
         found["recovered_tail_off"] = None if alone is None else measured_with(model, alone, measure, tell)
+        found["gap_closed_recovered"] = _closed_by(recovered, found, measure)
     file.write_text(json.dumps(written, indent=1) + "\n")
     return written
+
+
+def _closed_by(recovered: float, found: dict[str, float | None], measure: Measure) -> float | None:
+    """Of the gap between the original and its window alone, as they were before any training."""
+    softmax = found.get("softmax")
+    if softmax is None:
+        return None
+    return Gap(softmax, found.get("window_only"), recovered, measure.higher_is_better).closed
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:

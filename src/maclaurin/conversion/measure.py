@@ -23,6 +23,7 @@ class Measure(Protocol):
     """One number of a model: what it is, at which length or distance, and how many tokens it reads."""
 
     kind: ClassVar[str]
+    higher_is_better: ClassVar[bool]
 
     @property
     def at(self) -> int:
@@ -46,6 +47,7 @@ class Perplexity:
 
     rows: Tensor
     kind: ClassVar[str] = "perplexity"
+    higher_is_better: ClassVar[bool] = False
 
     @property
     def at(self) -> int:
@@ -74,13 +76,26 @@ class Gap:
     softmax: float
     window_only: float | None
     converted: float
+    higher_is_better: bool = False
 
     @property
     def closed(self) -> float | None:
-        """1: as good as softmax; 0: the tail does nothing; None where there is no window to compare with."""
-        if self.window_only is None or self.window_only == self.softmax:
+        """1: as good as softmax; 0: the tail does nothing; None without a window, or where it is no worse."""
+        if self.window_only is None:
             return None
-        return (self.window_only - self.converted) / (self.window_only - self.softmax)
+        sense = 1 if self.higher_is_better else -1
+        if sense * (self.softmax - self.window_only) <= 0:
+            return None
+        return (self.converted - self.window_only) / (self.softmax - self.window_only)
+
+    def to_json(self) -> dict[str, float | None]:
+        """The three numbers and what they come to."""
+        return {
+            "softmax": self.softmax,
+            "window_only": self.window_only,
+            "converted": self.converted,
+            "gap_closed": self.closed,
+        }
 
 
 def gap(
@@ -96,6 +111,7 @@ def gap(
         measured_with(model, own, measure, tell),
         None if alone is None else measured_with(model, alone, measure, tell),
         measured_with(model, converted, measure, tell),
+        measure.higher_is_better,
     )
 
 

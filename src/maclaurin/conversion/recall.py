@@ -41,6 +41,7 @@ class RecallOverDistance:
     at: int
     questions: tuple[Question, ...]
     kind: ClassVar[str] = "recall"
+    higher_is_better: ClassVar[bool] = True
 
     @property
     def tokens(self) -> int:
