@@ -12,6 +12,8 @@ of other devices in benchmarks/results/conversion.json.
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -78,23 +80,32 @@ def _measured(
     model: Any, new_cache: Callable[[], Any], text: Tensor, contexts: list[int], options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """By context, one text read further and further: what was read before is not read again."""
-    cache, found, read, seconds = new_cache(), {}, 0, 0.0
-    _read(model, new_cache(), text[:, : min(options.piece, contexts[0])])  # compiles, allocates
-    for context in sorted(contexts):
+    cache, found, seconds = new_cache(), {}, 0.0
+    reaches = list(itertools.pairwise([0, *sorted(contexts)]))
+    warm = new_cache()  # programs are compiled, memory is allocated
+    for size in dict.fromkeys(n for reach in reaches for n in _pieces(*reach, options.piece)):
+        _read(model, warm, text[:, :size])
+    for start, context in reaches:
         begin = _now(options.device)
-        while read < context:
-            size = min(options.piece, context - read)
-            _read(model, cache, text[:, read : read + size])
-            read += size
+        for piece in text[:, start:context].split(_pieces(start, context, options.piece), dim=1):
+            _read(model, cache, piece)
         seconds += _now(options.device) - begin
-        size, speed = _bytes(cache), _speed(model, cache, text, options)
-        read += 4 + options.tokens
-        found[str(context)] = {"seconds_to_read": seconds, "cache_bytes": size, "tokens_per_second": speed}
+        speed = _speed(model, copy.deepcopy(cache), text, options)
+        found[str(context)] = {
+            "seconds_to_read": seconds,
+            "cache_bytes": _bytes(cache),
+            "tokens_per_second": speed,
+        }
         if options.device == "cuda":
             recorded = _recorded_speed(model, cache, context, options)
             found[str(context)]["tokens_per_second_recorded"] = recorded
         print(type(model).__name__, context, found[str(context)], flush=True)
     return found
+
+
+def _pieces(start: int, stop: int, most: int) -> list[int]:
+    """Tokens to read at once on the way from start to stop."""
+    return [min(most, stop - at) for at in range(start, stop, most)]
 
 
 def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) -> float:

@@ -77,3 +77,17 @@ def test_every_law_named_in_the_derivation_exists():
     defined = {n for p in sources for n in re.findall(r"def (test_[a-z0-9_]+)", p.read_text())}
     assert len(named) > 10
     assert named - defined == set()
+
+
+MADE = {
+    "bench": "-m maclaurin bench --table benchmarks/results/gpu_bench.json --plots",
+    "conversion": "benchmarks/draw_conversion.py",
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tables_of_figures_are_what_was_measured(name, tmp_path):
+    subprocess.run([sys.executable, *MADE[name].split(), str(tmp_path)], cwd=ROOT, check=True)
+    shown = ROOT / "docs" / "figures" / name
+    assert (tmp_path / "table.md").read_text() == (shown / "table.md").read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in shown.iterdir()}
