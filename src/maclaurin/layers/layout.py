@@ -32,14 +32,14 @@ class Layout:
             raise InputError("a batch has padding (attention_mask) or documents, not both.")
         if documents is not None:
             cuts, longest = _cuts(documents)
-            return Layout(positions, None, documents, cuts, longest)
+            return Layout(positions, None, documents, cuts, longest, angles={})
         if attention_mask is not None and attention_mask.dim() != 2:
             raise InputError(
                 "attention_mask must be [batch, tokens] with 1 for real tokens, got "
                 f"{list(attention_mask.shape)}."
             )
         mask = None if attention_mask is None else attention_mask.bool()
-        return Layout(positions, mask)
+        return Layout(positions, mask, angles={})
 
     def with_extra_tokens(self, number: int) -> Layout:
         """The same batch behind `number` further tokens, which every document of a row begins after."""

@@ -23,13 +23,13 @@ class Rotary:
     scale: float = 1.0
 
     def angles(self, positions: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [B, T, 1, d] for positions [B, T], computed in fp32."""
+        """cos and ∓sin [B, T, 1, d] for positions [B, T], computed in fp32."""
         make = _frequencies if is_recording() else _kept_frequencies
         given = None if self.frequencies is None else tuple(self.frequencies)
         frequencies = make(self.theta, given, d, positions.device)
-        angles = positions[..., None].float() * frequencies
-        angles = torch.cat([angles, angles], dim=-1)[:, :, None]
-        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+        angles = (positions[..., None].float() * frequencies)[:, :, None]
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
 
 def _frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
@@ -47,6 +47,5 @@ def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, dev
 
 
 def rotated(u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """u [B, T, H, d] turned."""
-    first, second = u.chunk(2, dim=-1)
-    return u * cos + torch.cat([-second, first], dim=-1) * sin
+    """(u₁, u₂) → (u₁ cos − u₂ sin, u₂ cos + u₁ sin) for u [B, T, H, d], the signs being in `sin`."""
+    return torch.addcmul(u * cos, u.roll(u.shape[-1] // 2, dims=-1), sin)

@@ -79,9 +79,8 @@ class RecordedStep:
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
         )
-        for name, t in working.tensors().items():
-            if name in self._held:
-                self._held[name].copy_(t)
+        after = working.tensors()
+        torch._foreach_copy_(list(self._held.values()), [after[name] for name in self._held])
         self._position.add_(1)
         self._logits = out.logits[:, -1]
 
@@ -97,8 +96,7 @@ class RecordedStep:
         given = _of_layers(self._cache)
         if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
             return False
-        for name, t in given.items():
-            self._held[name].copy_(t)
+        torch._foreach_copy_(list(self._held.values()), [given[name] for name in self._held])
         self._position.copy_(self._cache.next_positions(len(self._token), self._token.device))
         self._cache.restore(self._held)
         self._cache.is_rewritten = True
