@@ -117,8 +117,9 @@ def _measure(
     from maclaurin.bench.cases import all_cases, chosen_cases
     from maclaurin.bench.run import BenchRun
     from maclaurin.bench.setting import make_setting
+    from maclaurin.cli.device import device_named
 
-    setting = make_setting(device, quick=quick)
+    setting = make_setting(device_named(device or "auto"), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
     file = out or _default_file(setting)
     _require_file(file)
