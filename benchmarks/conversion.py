@@ -141,7 +141,7 @@ def _recorded_step(model: Any, cache: MaclaurinCache) -> Callable[[], Any]:
 
 def _recorded_step_of_original(model: Any, context: int, tokens: int) -> Callable[[], Any] | None:
     """The likeliest token goes on; what is in the cache does not matter to speed, only how much."""
-    cache = StaticCache(config=model.config, max_cache_len=context + tokens + 16)
+    cache: Any = StaticCache(config=model.config, max_cache_len=context + tokens + 16)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     _read(model, cache, token)
     for layer in cache.layers:

@@ -52,8 +52,8 @@ def main() -> None:
 def _against_context(found: dict[str, Any], what: str, unit: float, label: str) -> Figure:
     figure = Figure(figsize=(WIDTH * 0.7, 2.8), layout="constrained")
     axes = figure.add_subplot()
+    contexts = [int(context) for context in found["original"]]
     for place, (name, by_context) in enumerate(found.items()):
-        contexts = [int(context) for context in by_context]
         values = [figures[what] / unit for figures in by_context.values()]
         look: dict[str, Any] = {"color": PALETTE[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
         axes.plot(contexts, values, markersize=4, label=_named(name).strip("`"), **look)

@@ -79,10 +79,14 @@ class RecordedStep:
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
         )
-        after = working.tensors()
-        torch._foreach_copy_(list(self._held.values()), [after[name] for name in self._held])
+        self._hold(working.tensors())
         self._position.add_(1)
         self._logits = out.logits[:, -1]
+
+    def _hold(self, given: dict[str, Tensor]) -> None:
+        """Copy what is given to where it is held, in a few launches for all layers."""
+        copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+        copy(list(self._held.values()), [given[name] for name in self._held])
 
     def _is_placed(self) -> bool:
         """Whether the cache still has our tensors: every change of it makes new ones."""
@@ -96,7 +100,7 @@ class RecordedStep:
         given = _of_layers(self._cache)
         if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
             return False
-        torch._foreach_copy_(list(self._held.values()), [given[name] for name in self._held])
+        self._hold(given)
         self._position.copy_(self._cache.next_positions(len(self._token), self._token.device))
         self._cache.restore(self._held)
         self._cache.is_rewritten = True
