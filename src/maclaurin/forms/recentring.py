@@ -2,14 +2,16 @@
 
 Σ (k − c)_a v            = S₁[a] − c_a S₀
 Σ (k − c)_a (k − c)_b v  = S₂[ab] − c_a S₁[b] − c_b S₁[a] + c_a c_b S₀
+
+Packed, S₂[ab] for a ≤ b bears the weight of its multiset (forms/features.py): 1 where a = b, else √2.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
-
-from maclaurin.forms.features import symmetric_powers
 
 HIGHEST = 2
 
@@ -22,7 +24,7 @@ def moments_about(moments: Tensor, c: Tensor) -> Tensor:
     moved = [zeroth, first - point * zeroth]
     if second.shape[-2]:
         a, b = torch.triu_indices(d, d, device=moments.device)
-        roots = symmetric_powers(torch.ones_like(c[0, 0], dtype=moments.dtype), (2,))[:, None]
+        roots = (a != b).to(moments.dtype)[:, None] * (math.sqrt(2) - 1) + 1
         crossed = point[..., a, :] * (first[..., b, :] - point[..., b, :] * zeroth)
         moved.append(second - roots * (crossed + point[..., b, :] * first[..., a, :]))
     return torch.cat(moved, dim=-2)
