@@ -88,6 +88,7 @@ def test_the_tail_lies_between_window_and_softmax(model):
 
 
 def test_there_is_a_gap_where_softmax_is_the_better_one():
+    assert str(Gap(10.0, 20.0, 20.0).closed) == "0.0"  # and not −0
     assert Gap(20.0, 10.0, 8.0).closed is None  # a text longer than softmax was trained on
     assert Gap(0.8, 0.2, 0.5, higher_is_better=True).closed == pytest.approx(0.5)
     assert Gap(0.2, 0.8, 0.5, higher_is_better=True).closed is None

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from maclaurin import InputError, catalogue
+from maclaurin.layers.rotary import Rotary
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, size_named
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "parameter_counts.json"
@@ -126,10 +127,32 @@ def test_gradient_checkpointing_changes_nothing():
         assert torch.allclose(a.grad, b.grad, atol=1e-7)
 
 
-def test_compiled_it_is_the_same():
-    model = tiny("taylor(2)/sum")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(logits(compiled, tokens()), logits(model, tokens()), atol=1e-5)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", ["taylor(2)/sum", "power(2)*forget/sum", "exp(clamp=5)/len"])
+def test_compiled_it_is_the_same_with_all_gradients(attention, checkpointing):
+    model, twin = tiny(attention), tiny(attention)
+    twin.load_state_dict(model.state_dict())
+    if checkpointing:
+        twin.gradient_checkpointing_enable({"use_reentrant": False})
+    twin.train()
+    torch._dynamo.reset()  # it counts what it has compiled of one function, whatever model that was in
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for one in (model, compiled):
+        out = one(input_ids=tokens(), labels=tokens())
+        out.loss.backward()
+        torch.testing.assert_close(out.logits, logits(model, tokens()), atol=1e-5, rtol=1e-4)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-6, rtol=1e-3)
+
+
+def test_angles_are_made_once_for_all_layers(monkeypatch):
+    made, make = [], Rotary.angles
+    monkeypatch.setattr(Rotary, "angles", lambda self, *given: made.append(given) or make(self, *given))
+    logits(tiny("taylor(2)/sum"), tokens())
+    assert len(made) == 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits(tiny("taylor(2)/sum"), tokens())
+    assert len(made) == 2
 
 
 def test_initialisations():

@@ -48,7 +48,7 @@ class Setting:
 
 def make_setting(device: str, *, quick: bool) -> Setting:
     """On a device that is there: full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
-    chosen = torch.device(device)
+    chosen = torch.empty(0, device=device).device  # cuda is the GPU with the number it has now
     if chosen.type not in ("cpu", "cuda"):
         raise InputError(f"--device is cpu, cuda, cuda:1 …, not {device!r}.")
     is_gpu = chosen.type == "cuda"

@@ -83,10 +83,10 @@ class Gap:
         """1: as good as softmax; 0: the tail does nothing; None without a window, or where it is no worse."""
         if self.window_only is None:
             return None
-        sense = 1 if self.higher_is_better else -1
-        if sense * (self.softmax - self.window_only) <= 0:
-            return None
-        return (self.converted - self.window_only) / (self.softmax - self.window_only)
+        width, gained = self.window_only - self.softmax, self.window_only - self.converted
+        if self.higher_is_better:
+            width, gained = self.softmax - self.window_only, self.converted - self.window_only
+        return gained / width if width > 0 else None
 
     def to_json(self) -> dict[str, float | None]:
         """The three numbers and what they come to."""

@@ -119,20 +119,13 @@ class AttentionLayer(nn.Module):
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.extras.rotary:
-            cos, sin = self._angles(layout, q.dtype)
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            angles = layout.angles.get((self.key_size, q.dtype))
+            if angles is None:
+                angles = self.rotary.angles(layout.positions, self.key_size, q.dtype)
+            q, k = rotated(q, *angles), rotated(k, *angles)
         if hasattr(self, "key_offset"):
             k = self.key_offset(k)
         return q, k, v
-
-    def _angles(self, layout: Layout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of the positions; all layers of a model have one rotary embedding."""
-        if layout.angles is None:
-            return self.rotary.angles(layout.positions, self.key_size, dtype)
-        key = (self.key_size, dtype)
-        if key not in layout.angles:
-            layout.angles[key] = self.rotary.angles(layout.positions, self.key_size, dtype)
-        return layout.angles[key]
 
     def _gates(self, hidden: Tensor, layout: Layout) -> dict[str, Tensor]:
         gates: dict[str, Tensor] = {}

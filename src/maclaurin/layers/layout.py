@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ class Layout:
     max_seqlen: int | None = None
     #: [B, S + T], True for real ones among all tokens so far; None where there is no padding among them
     present: Tensor | None = None
-    #: where one forward pass keeps the angles of its positions, by size and dtype; None to make them anew
-    angles: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] | None = None
+    #: what turns heads of a size and dtype at these positions, made once for all layers; else they make it
+    angles: Mapping[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of(positions: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Layout:
@@ -32,14 +33,14 @@ class Layout:
             raise InputError("a batch has padding (attention_mask) or documents, not both.")
         if documents is not None:
             cuts, longest = _cuts(documents)
-            return Layout(positions, None, documents, cuts, longest, angles={})
+            return Layout(positions, None, documents, cuts, longest)
         if attention_mask is not None and attention_mask.dim() != 2:
             raise InputError(
                 "attention_mask must be [batch, tokens] with 1 for real tokens, got "
                 f"{list(attention_mask.shape)}."
             )
         mask = None if attention_mask is None else attention_mask.bool()
-        return Layout(positions, mask, angles={})
+        return Layout(positions, mask)
 
     def with_extra_tokens(self, number: int) -> Layout:
         """The same batch behind `number` further tokens, which every document of a row begins after."""
@@ -58,7 +59,7 @@ class Layout:
     def behind_extra_tokens(self, number: int) -> Layout:
         """The same tokens where `number` extra ones stand in front of a text that began earlier."""
         return dataclasses.replace(
-            self, positions=self.positions + number, present=self._present_behind(number), angles=None
+            self, positions=self.positions + number, present=self._present_behind(number), angles={}
         )
 
     def _present_behind(self, number: int) -> Tensor | None:

@@ -23,7 +23,7 @@ class Rotary:
     scale: float = 1.0
 
     def angles(self, positions: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and ∓sin [B, T, 1, d] for positions [B, T], computed in fp32."""
+        """cos and (−sin, sin), each [B, T, 1, d], for positions [B, T], computed in fp32."""
         make = _frequencies if is_recording() else _kept_frequencies
         given = None if self.frequencies is None else tuple(self.frequencies)
         frequencies = make(self.theta, given, d, positions.device)
@@ -46,6 +46,7 @@ def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, dev
         return _frequencies(theta, given, d, device)
 
 
-def rotated(u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(u₁, u₂) → (u₁ cos − u₂ sin, u₂ cos + u₁ sin) for u [B, T, H, d], the signs being in `sin`."""
-    return torch.addcmul(u * cos, u.roll(u.shape[-1] // 2, dims=-1), sin)
+def rotated(u: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """(u₁, u₂) → (u₁ cos − u₂ sin, u₂ cos + u₁ sin) for u [B, T, H, d], in three operations."""
+    first, second = u.chunk(2, dim=-1)
+    return torch.addcmul(u * cos, torch.cat([second, first], dim=-1), signed_sin)

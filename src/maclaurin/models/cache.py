@@ -70,7 +70,7 @@ class MaclaurinCache(Cache):
         if positions is None:
             positions = self._positions(mask, tokens, hidden.device)
         self.count(tokens, mask)
-        return Layout(positions, mask, present=self.present, angles={})
+        return Layout(positions, mask, present=self.present)
 
     def count(self, tokens: int, mask: Tensor | None = None) -> None:
         """So many tokens more, of which the mask [B, T] says which are real."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, cast
 
@@ -138,9 +139,22 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
             layout, memories = Layout.of(position_ids, attention_mask, documents), [None] * len(self.layers)
         else:
             layout, memories = cache.advance(hidden, position_ids, attention_mask), cache.memories
+        layout = self._with_angles(layout, hidden)
         for layer, memory in zip(self.layers, memories, strict=True):
             hidden = layer(hidden, layout, memory)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=cache)
+
+    def _with_angles(self, layout: Layout, hidden: Tensor) -> Layout:
+        """With the angles that turn q and k, which all layers have in common."""
+        layers: list[Any] = [block.self_attn for block in self.layers]
+        device = hidden.device.type
+        mixed = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
+        turned = {layer.key_size: layer.rotary for layer in layers if layer.extras.rotary}
+        angles = {
+            (size, dtype): rotary.angles(layout.positions, size, dtype) for size, rotary in turned.items()
+        }
+        return dataclasses.replace(layout, angles=angles)
 
     def _cache(
         self, given: Cache | None, use_cache: bool | None, documents: Tensor | None

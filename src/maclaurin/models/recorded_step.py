@@ -84,9 +84,11 @@ class RecordedStep:
         self._logits = out.logits[:, -1]
 
     def _hold(self, given: dict[str, Tensor]) -> None:
-        """Copy what is given to where it is held, in a few launches for all layers."""
+        """Copy what is given to where it is held; tensors of a dtype that lie alike go in one launch."""
         copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-        copy(list(self._held.values()), [given[name] for name in self._held])
+        for dtype in {t.dtype for t in self._held.values()}:
+            names = [name for name, t in self._held.items() if t.dtype == dtype]
+            copy([self._held[name] for name in names], [given[name] for name in names])
 
     def _is_placed(self) -> bool:
         """Whether the cache still has our tensors: every change of it makes new ones."""
