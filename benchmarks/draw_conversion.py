@@ -43,9 +43,10 @@ def main() -> None:
             ("recovery", _perplexities(next(iter(recoveries.values())))),
         ):
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    lines = [*_speed_table(speeds)]
+    lines = list(_speed_table(speeds))
     for name, found in recoveries.items():
-        lines += ["", *_recovery_table(name, found)]
+        if found["arms"].keys() == ARMS.keys():
+            lines += ["", *_recovery_table(name, found)]
     (folder / "table.md").write_text("\n".join(lines) + "\n")
 
 
@@ -54,6 +55,8 @@ def _against_context(found: dict[str, Any], what: str, unit: float, label: str) 
     axes = figure.add_subplot()
     contexts = [int(context) for context in found["original"]]
     for place, (name, by_context) in enumerate(found.items()):
+        if any(figures[what] is None for figures in by_context.values()):
+            continue  # a step that cannot be recorded
         values = [figures[what] / unit for figures in by_context.values()]
         look: dict[str, Any] = {"color": PALETTE[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
         axes.plot(contexts, values, markersize=4, label=_named(name).strip("`"), **look)
@@ -91,9 +94,9 @@ def _perplexities(found: dict[str, Any]) -> Figure:
 
 
 def _speed_table(speeds: dict[str, Any]) -> Iterator[str]:
-    machine, shape = speeds["machine"], speeds["shape"]
+    machine, shape, dtype = speeds["machine"], speeds["shape"], speeds["dtype"].removeprefix("torch.")
     yield (
-        f"A model of SmolLM2-135M's shape ({shape['num_hidden_layers']} layers), {speeds['dtype'][6:]}, one "
+        f"A model of SmolLM2-135M's shape ({shape['num_hidden_layers']} layers), {dtype}, one "
         f"text; {machine['gpu']}, torch {machine['torch']}, {machine['date']}."
     )
     yield ""
@@ -103,7 +106,8 @@ def _speed_table(speeds: dict[str, Any]) -> Iterator[str]:
         for context, figures in by_context.items():
             yield (
                 f"| {_named(name)} | {int(context):,} | {figures['cache_bytes'] / 1e6:,.1f} "
-                f"| {figures['tokens_per_second_recorded']:.0f} | {figures['tokens_per_second']:.0f} |"
+                f"| {_whole(figures['tokens_per_second_recorded'])} "
+                f"| {_whole(figures['tokens_per_second'])} |"
             )
 
 
@@ -136,6 +140,10 @@ def _recovery_table(name: str, found: dict[str, Any]) -> Iterator[str]:
 
 def _named(attention: str) -> str:
     return "the original (transformers)" if attention == "original" else f"`{attention}`"
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f}"
 
 
 def _share(value: float | None) -> str:

@@ -51,11 +51,16 @@ def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
     assert suite is not None
     counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        f"{str(case.get('classname')).replace('.', '/')}.py::{case.get('name')}"
+        _named(case.get("classname", ""), case.get("name", ""))
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
     return code, {"machine": stamp(), **counts, "failed": failed}
+
+
+def _named(module: str, name: str) -> str:
+    """As pytest takes it; a file that cannot be read has no module, and its name is that of the file."""
+    return f"{module.replace('.', '/')}.py::{name}" if module else f"{name.replace('.', '/')}.py"
 
 
 def side_by_side() -> list[str]:

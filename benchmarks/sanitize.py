@@ -2,9 +2,9 @@
 
     python benchmarks/sanitize.py        (or: make gpu-sanitize)
 
-Each line of SMALL is one process of its own, side by side with the others: watched kernels are many times
-slower, and most of the time goes to compiling. Memory comes from the driver piece by piece, so that what lies
-behind a tensor is nobody's. Results go to benchmarks/results/sanitizer.json.
+Each line of SMALL_SHAPES is one process of its own, side by side with the others: watched kernels are many
+times slower, and most of the time goes to compiling. Memory comes from the driver piece by piece, so that
+what lies behind a tensor is nobody's. Results go to benchmarks/results/sanitizer.json.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from machine import stamp
 
 RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
 #: where the toolkit puts it, if it is not on the path
-USUAL = "/usr/local/cuda/bin/compute-sanitizer"
+TOOLKIT = "/usr/local/cuda/bin/compute-sanitizer"
 #: file of tests/kernels → which of its tests, as pytest -k takes it
-SMALL = [
+SMALL_SHAPES = [
     ("test_exp_modified.py", "every_length and bfloat16 and (63 or 65)"),
     ("test_exp_modified.py", "strong_forgetting and float16"),
     ("test_polynomial_quadratic.py", "every_length and bfloat16 and (1] or 63 or 65)"),
@@ -43,11 +44,15 @@ SMALL = [
 
 def main() -> int:
     options = _options()
-    tool = shutil.which("compute-sanitizer") or (USUAL if Path(USUAL).is_file() else None)
+    tool = shutil.which("compute-sanitizer") or (TOOLKIT if Path(TOOLKIT).is_file() else None)
     if tool is None:
         sys.exit("compute-sanitizer is not here: it comes with the CUDA toolkit (put it on the PATH)")
-    running = [(tests, _start(tool, options.tool, tests, options.seconds)) for tests in SMALL]
-    found = [_found(f"{file} -k '{chosen}'", process) for (file, chosen), process in running]
+    with tempfile.TemporaryDirectory() as folder:
+        running = [
+            (tests, _start([tool, "--tool", options.tool], tests, options.seconds, Path(folder) / str(n)))
+            for n, tests in enumerate(SMALL_SHAPES)
+        ]
+        found = [_found(f"{file} -k '{chosen}'", *process) for (file, chosen), process in running]
     known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     known[options.tool] = {"machine": stamp(), "found": found}
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
@@ -63,22 +68,26 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _start(tool: str, kind: str, tests: tuple[str, str], seconds: int) -> subprocess.Popen[str]:
+def _start(
+    watched: list[str], tests: tuple[str, str], seconds: int, log: Path
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The tests under the sanitizer, and the file of all they say."""
     file, chosen = tests
     command = [
-        "timeout", str(seconds), tool, "--tool", kind, sys.executable, "-m", "pytest",
+        "timeout", str(seconds), *watched, sys.executable, "-m", "pytest",
         f"tests/kernels/{file}", "-k", chosen, "-p", "no:cacheprovider",
     ]  # fmt: skip
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    return subprocess.Popen(
-        command, cwd=Path(__file__).parents[1], env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=Path(__file__).parents[1], env=environment, stdout=output, stderr=subprocess.STDOUT
+        ), log
 
 
-def _found(tests: str, process: subprocess.Popen[str]) -> dict[str, Any]:
+def _found(tests: str, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
     """How many tests passed and what the sanitizer saw; None where it did not come to its end."""
-    text, _ = process.communicate()
+    process.wait()
+    text = log.read_text(errors="replace")
     passed, failed = (_number(rf"(\d+) {word}", text) for word in ("passed", "failed"))
     errors = _number(r"SUMMARY: (\d+) (?:error|hazard)", text)
     line = {"tests": tests, "passed": passed or 0, "failed": failed or 0, "errors": errors}

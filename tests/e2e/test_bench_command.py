@@ -115,6 +115,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
     [
         (["--case", "exp/l3"], "no case is called 'exp/l3'"),
         (["--device", "cuda"], "--device cuda cannot be used here"),
+        (["--device", "meta"], "--device is cpu, cuda, cuda:1 …, not 'meta'"),
         (["--table", "nothing.json"], "there is no benchmark at nothing.json"),
         (["--plots", "file", "--list"], "--plots is a folder, and file is a file"),
         (["--out", "."], "--out is a file, and . is a folder"),

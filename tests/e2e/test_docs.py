@@ -79,15 +79,16 @@ def test_every_law_named_in_the_derivation_exists():
     assert named - defined == set()
 
 
-MADE = {
+#: folder of docs/figures → what writes it
+FIGURES_BY = {
     "bench": "-m maclaurin bench --table benchmarks/results/gpu_bench.json --plots",
     "conversion": "benchmarks/draw_conversion.py",
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", FIGURES_BY)
 def test_tables_of_figures_are_what_was_measured(name, tmp_path):
-    subprocess.run([sys.executable, *MADE[name].split(), str(tmp_path)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, *FIGURES_BY[name].split(), str(tmp_path)], cwd=ROOT, check=True)
     shown = ROOT / "docs" / "figures" / name
     assert (tmp_path / "table.md").read_text() == (shown / "table.md").read_text()
     assert {p.name for p in tmp_path.iterdir()} == {p.name for p in shown.iterdir()}

@@ -33,8 +33,8 @@ def bench(
         bool, typer.Option("--quick", help="Small shapes, timed briefly; on a CPU shapes are always small.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 …; a GPU if there is one by default.")
-    ] = None,
+        str, typer.Option(help="cpu, cuda, cuda:1 …, or auto: a GPU if there is one.")
+    ] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +108,7 @@ def _print_list(wanted: list[str], small: bool) -> None:
 def _measure(
     wanted: list[str],
     quick: bool,
-    device: str | None,
+    device: str,
     out: Path | None,
     resume: bool,
     minutes: float | None,
@@ -119,7 +119,7 @@ def _measure(
     from maclaurin.bench.setting import make_setting
     from maclaurin.cli.device import device_named
 
-    setting = make_setting(device_named(device or "auto"), quick=quick)
+    setting = make_setting(device_named(device), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
     file = out or _default_file(setting)
     _require_file(file)

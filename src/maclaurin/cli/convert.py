@@ -216,7 +216,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
     figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
-    columns = ("tokens", "softmax", "window alone", "converted", "recovered", "its tail off", "gap closed")
+    columns = ("tokens", "softmax", "window alone", "converted", "recovered", "tail off", "gap closed")
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():

@@ -8,6 +8,8 @@ from maclaurin.bench.cases import Case
 from maclaurin.bench.clock import timings
 from maclaurin.bench.measure import measure_call
 from maclaurin.bench.memory import peak_bytes_beyond
+from maclaurin.bench.record import read_bench
+from maclaurin.bench.run import BenchRun
 from maclaurin.bench.setting import make_setting
 from maclaurin.bench.size import Size
 from maclaurin.bench.step import measure_step
@@ -21,6 +23,14 @@ pytestmark = [
 @pytest.fixture
 def setting():
     return make_setting("cuda", quick=True)
+
+
+def test_a_run_from_beginning_to_end(setting, tmp_path):
+    case = Case(group="tests", spec="exp/l2", size=Size.of(1, 2, 256, 64))
+    run = BenchRun([case], setting, tmp_path / "bench.json", resume=False)
+    run.run(None)
+    (found,) = read_bench(tmp_path / "bench.json").cases
+    assert found.status == "measured", found.own.note
 
 
 def test_events_agree_with_one_another(setting):
