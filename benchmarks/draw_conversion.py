@@ -16,7 +16,6 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from maclaurin.conversion.measure import Gap
 from maclaurin.report.figures import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 _FIGURES = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
@@ -45,8 +44,7 @@ def main() -> None:
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     lines = list(_speed_table(speeds))
     for name, found in recoveries.items():
-        if found["arms"].keys() == ARMS.keys():
-            lines += ["", *_recovery_table(name, found)]
+        lines += ["", *_recovery_table(name, found)]
     (folder / "table.md").write_text("\n".join(lines) + "\n")
 
 
@@ -129,11 +127,7 @@ def _recovery_table(name: str, found: dict[str, Any]) -> Iterator[str]:
         for at, by in arms["tail"][kind].items():
             own = [by[name] for name in _FIGURES]
             alone, softmax = (arms[arm][kind][at]["recovered"] for arm in ("window", "softmax"))
-            higher = kind == "recall"
-            shares = [
-                _share(Gap(by["softmax"], by["window_only"], by["recovered"], higher).closed),
-                _share(Gap(softmax, alone, by["recovered"], higher).closed),
-            ]
+            shares = [_share(found["gap_closed"][kind][at][which]) for which in ("trained", "among_trained")]
             cells = [*(f"{value:.2f}" for value in (*own, alone, softmax)), *shares]
             yield f"| {int(at):,} | " + " | ".join(cells) + " |"
 

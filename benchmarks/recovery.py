@@ -21,8 +21,10 @@ from typing import Any
 
 from machine import stamp
 
-from maclaurin.conversion.measure import Gap
+from maclaurin.conversion.measure import Gap, Measure, Perplexity
+from maclaurin.conversion.recall import RecallOverDistance
 
+KINDS: dict[str, type[Measure]] = {kind.kind: kind for kind in (Perplexity, RecallOverDistance)}
 RESULTS = Path(__file__).parent / "results" / "recovery.json"
 WINDOW = "window(64,sinks=1)/sum"
 ARMS = {"tail": f"taylor(2,about=mean)+{WINDOW}", "window": f"poly(0)+{WINDOW}", "softmax": "exp/sum"}
@@ -32,7 +34,7 @@ def main() -> None:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
     begin = time.time()
-    running = {arm: _start(arm, options) for arm in options.arms}
+    running = {arm: _start(arm, options) for arm in ARMS}
     try:
         codes = {arm: process.wait() for arm, process in running.items()}
     finally:
@@ -42,7 +44,7 @@ def main() -> None:
     failed = [arm for arm, code in codes.items() if code]
     if failed:
         sys.exit(f"{', '.join(failed)} failed: see the .log files in {options.out}")
-    found = {arm: _found(options.out / arm) for arm in options.arms}
+    found = {arm: _found(options.out / arm) for arm in ARMS}
     known: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "name")}
     settings |= {name: Path(settings[name]).name for name in ("model", "data", "text")}
@@ -64,7 +66,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--text", required=True, type=Path, help="text to measure on")
     parser.add_argument("--name", required=True, help="under which the result is kept")
     parser.add_argument("--about", default="", help="what these texts are, in words, kept with the result")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--match-steps", type=int, default=200)
     parser.add_argument("--text-steps", type=int, default=600)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -76,7 +77,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path("recovery"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.text_steps < 1:
+        parser.error("--text-steps must be 1 or more: the original has nothing else to be trained on")
+    return options
 
 
 def _start(arm: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -90,7 +94,7 @@ def _start(arm: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     }  # fmt: skip
     given = [f"--{name}={value}" for name, value in arguments.items()]
     log = (options.out / f"{arm}.log").open("wb")
-    threads = max(1, (os.cpu_count() or 1) // len(options.arms))
+    threads = max(1, (os.cpu_count() or 1) // len(ARMS))
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
     return subprocess.Popen(
         [sys.executable, "-m", "maclaurin", "convert", options.model, *given],
@@ -103,8 +107,6 @@ def _found(folder: Path) -> dict[str, Any]:
     written = json.loads((folder / "conversion.json").read_text())
     kept = {name: written.get(name) for name in ("attention", "memory", "perplexity", "recall")}
     kept["attention"] = sorted(set(written["attention"]))
-    if "recovery" not in written:
-        return kept
     kept["seconds_of_training"] = written["recovery"]["seconds"]
     return {**kept, "training": {run.name: _training(run) for run in sorted((folder / "recovery").iterdir())}}
 
@@ -119,20 +121,19 @@ def _training(run: Path) -> dict[str, Any]:
     }
 
 
-def _gap_closed(found: dict[str, Any]) -> dict[str, Any]:
-    """Of the way from window to softmax, by length: untrained, trained, and among models trained alike."""
-    if "seconds_of_training" not in found.get("tail", ()):
-        return {}
-    result = {}
-    for length, tail in found["tail"]["perplexity"].items():
-        result[length] = {
-            "untrained": Gap(tail["softmax"], tail["window_only"], tail["converted"]).closed,
-            "trained": Gap(tail["softmax"], tail["window_only"], tail["recovered"]).closed,
-        }
-        if all("seconds_of_training" in found.get(arm, ()) for arm in ("window", "softmax")):
-            window, softmax = (found[arm]["perplexity"][length]["recovered"] for arm in ("window", "softmax"))
-            result[length]["among_trained"] = Gap(softmax, window, tail["recovered"]).closed
-    return result
+def _gap_closed(arms: dict[str, Any]) -> dict[str, Any]:
+    """Of the way from window to softmax: untrained, trained, and among models trained alike."""
+    return {kind: {at: _shares(arms, kind, at) for at in arms["tail"][kind]} for kind in KINDS}
+
+
+def _shares(arms: dict[str, Any], kind: str, at: str) -> dict[str, float | None]:
+    own, alone, softmax = (arms[arm][kind][at] for arm in ("tail", "window", "softmax"))
+    higher = KINDS[kind].higher_is_better
+    return {
+        "untrained": own["gap_closed"],
+        "trained": Gap(own["softmax"], own["window_only"], own["recovered"], higher).closed,
+        "among_trained": Gap(softmax["recovered"], alone["recovered"], own["recovered"], higher).closed,
+    }
 
 
 if __name__ == "__main__":

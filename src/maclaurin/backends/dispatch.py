@@ -225,13 +225,13 @@ class _Call:
             causal=self.causal,
             chunk_size=chunk_size,
             carries_state=self.carries_state,
-            fused_state=self.carries_state and self._state_is_fused(inputs, self.state),
+            fused_state=self.carries_state and self._state_is_fused(inputs),
         )
 
-    def _state_is_fused(self, inputs: Inputs, state: State | None) -> bool:
-        """Whether the programs in linear time go on from such a state."""
+    def _state_is_fused(self, inputs: Inputs) -> bool:
+        """Whether the programs in linear time go on from the state."""
         carries = linear_carries_state if self.spec.window is None else window_tail_carries_state
-        return carries(self.spec, inputs, state)
+        return carries(self.spec, inputs, self.state)
 
     def run(self, scale: float, chunk_size: int | None) -> tuple[Tensor, State | None]:
         """Output and state, by way of right-padded batches where there is padding or packing."""
