@@ -11,7 +11,7 @@ from torch import Tensor
 from maclaurin.data.config import DataConfig
 from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.split import TEST, side_of
-from maclaurin.inspection.text import read_contexts
+from maclaurin.inspection.contexts import read_contexts
 
 
 def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
