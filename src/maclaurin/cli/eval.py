@@ -207,7 +207,7 @@ def _print_results(results: Results) -> None:
 
 def _table(results: Results) -> Table:
     """Without the columns that are empty."""
-    titles = ("task", "items", "metric", "value \\[95 %]", "chance", "tokens ago")
+    titles = ("task", "items", "metric", "value \\[95 %]", "chance", "distance")
     rows = [row for result in results.tasks.values() for row in _rows(result)]
     for name, metrics in results.groups.items():
         shown = [(_METRICS.get(metric, metric), _number(found)) for metric, found in metrics.items()]
@@ -216,7 +216,7 @@ def _table(results: Results) -> Table:
             for i, pair in enumerate(shown)
         ]
     used = [place for place in range(len(titles)) if any(row[place] for row in rows)]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place in used:
         words = titles[place] in ("task", "metric")
         table.add_column(titles[place], justify="left" if words else "right", no_wrap=True)
@@ -232,7 +232,7 @@ _METRICS = {
     "exact_match": "exact",
     "word_perplexity": "word ppl",
     "byte_perplexity": "byte ppl",
-    "bits_per_byte": "bits/byte",
+    "bits_per_byte": "bits/B",
 }
 
 
@@ -265,9 +265,11 @@ def _rows(result: TaskResult) -> list[tuple[str, ...]]:
 
 
 def _number(metric: Metric) -> str:
+    """0.333 [0.06, 0.79], or -5.8 [-15.2, 3.5]"""
     if metric.value is None:
         return "–"
-    interval = ""
-    if metric.low is not None and metric.high is not None:
-        interval = f" \\[{metric.low:.2f}, {metric.high:.2f}]"
-    return f"{metric.value:.3g}{interval}"
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:.3g}"
+    decimals = 2 if max(abs(metric.low), abs(metric.high)) < 10 else 1
+    value = f"{metric.value:.3f}" if metric.low >= 0 and metric.high <= 1 else f"{metric.value:.{decimals}f}"
+    return f"{value} \\[{metric.low:.{decimals}f}, {metric.high:.{decimals}f}]"

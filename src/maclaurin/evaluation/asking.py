@@ -71,7 +71,9 @@ class Asker:
         given = self._likelihoods(item.context, item.queries)
         if item.without is None:
             return [_answer(query, found, None) for query, found in zip(item.queries, given, strict=True)]
+        cut = self.cut
         before = self._likelihoods(item.without, item.queries)
+        self.cut = cut  # only contexts are counted
         return [_answer(*each) for each in zip(item.queries, given, before, strict=True)]
 
     def _likelihoods(self, context: str, queries: Sequence[Query]) -> list[list[float]]:
