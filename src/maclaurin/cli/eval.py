@@ -65,7 +65,7 @@ def eval_(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Replace --out.")] = False,
     harness: Annotated[
-        bool, typer.Option("--harness", help="Ask our tasks through lm-evaluation-harness, too.")
+        bool, typer.Option("--harness", help="Ask our own tasks through lm-evaluation-harness.")
     ] = False,
     include_path: Annotated[
         list[Path] | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from maclaurin.evaluation.eval_task import (
     members,
 )
 from maclaurin.evaluation.prose import Prose
-from maclaurin.evaluation.results import Identity, Metric, Results, TaskResult, finished_tasks
+from maclaurin.evaluation.results import AskedBy, Identity, Metric, Results, TaskResult, finished_tasks
 from maclaurin.training.run_folder import machine_facts
 from maclaurin.user_files import require_writable_file
 
@@ -153,39 +153,32 @@ class _Asking:
                 asker.model, asker.tokenizer, request.batch_size, asker.max_length
             )
 
-    def run(self, identity: Identity, finished: dict[str, TaskResult]) -> Results:
+    def run(self, identity: Identity, finished: Mapping[str, TaskResult]) -> Results:
         """Ask what is not finished; the file is written after each task."""
-        tasks = dict(finished)
         machine = _machine(self._answering is not None)
-        results = Results(identity, machine, tasks, self._groups(tasks))
-        for name, asked in [*self._ours(finished), *self._others(finished)]:
-            if asked is not None:
-                tasks[name] = asked()
-            results = Results(identity, machine, dict(tasks), self._groups(tasks))
+        results = Results(identity, machine, dict(finished), self._groups(finished))
+        for result in (*self._ours(finished), *self._others(finished)):
+            tasks = {**results.tasks, result.task: result}
+            results = Results(identity, machine, tasks, self._groups(tasks))
             if self._request.out is not None:
                 results.write(self._request.out)
         return results
 
-    # ------------------------------------------------------------------------------------------ ours
-
-    def _ours(self, finished: dict[str, TaskResult]) -> Iterator[tuple[str, Callable[[], TaskResult] | None]]:
+    def _ours(self, finished: Mapping[str, TaskResult]) -> Iterator[TaskResult]:
+        """Results of our tasks that are not finished."""
+        number = self._request.limit or ITEMS
         for task in self._tasks.ours:
-            items = list(
-                islice(task.task.items(self._tasks.prose, self._request.seed), self._request.limit or ITEMS)
-            )
+            items = list(islice(task.task.items(self._tasks.prose, self._request.seed), number))
             if not items:
                 raise InputError(f"{task.name}: the text gives no items; give a longer one with --text.")
-            fingerprint = items_digest(items)
-            asked_by = "lm-eval" if self._request.harness else "maclaurin"
-            known = finished.get(task.name)
-            same = (VERSION, fingerprint, asked_by)
-            if known is not None and (known.version, known.fingerprint, known.asked_by) == same:
-                yield task.name, None
-            else:
-                yield (
-                    task.name,
-                    lambda task=task, items=items, digest=fingerprint: self._ask(task, items, digest),
-                )
+            known, digest = finished.get(task.name), items_digest(items)
+            now = (VERSION, digest, self._asked_by)
+            if known is None or (known.version, known.fingerprint, known.asked_by) != now:
+                yield self._ask(task, items, digest)
+
+    @property
+    def _asked_by(self) -> AskedBy:
+        return "lm-eval" if self._request.harness else "maclaurin"
 
     def _ask(self, task: AskedTask, items: Sequence[Item], fingerprint: str) -> TaskResult:
         start = time.monotonic()
@@ -194,7 +187,7 @@ class _Asking:
         return TaskResult(
             task=task.name,
             kind=task.way,
-            asked_by="lm-eval" if self._request.harness else "maclaurin",
+            asked_by=self._asked_by,
             version=VERSION,
             fingerprint=fingerprint,
             items=len(items),
@@ -208,25 +201,19 @@ class _Asking:
         )
 
     def _asked(self, task: AskedTask, items: Sequence[Item], report: Report) -> Asked:
-        if not self._request.harness:
+        if self._answering is None or not self._request.harness:
             return ask(self._asker, items, task.way, report)
         from maclaurin.evaluation.harness import ask_harness_task, harness_task
 
-        assert self._answering is not None
         made = harness_task(task, items)
         return ask_harness_task(self._answering, made, limit=None, seed=self._request.seed, report=report)
 
-    # ---------------------------------------------------------------------------------- the harness's
-
-    def _others(
-        self, finished: dict[str, TaskResult]
-    ) -> Iterator[tuple[str, Callable[[], TaskResult] | None]]:
+    def _others(self, finished: Mapping[str, TaskResult]) -> Iterator[TaskResult]:
+        """Results of the harness's tasks that are not finished."""
         for name, task in self._tasks.others.tasks.items() if self._tasks.others else ():
             known = finished.get(name)
-            if known is not None and known.version == str(task.VERSION):
-                yield name, None
-            else:
-                yield name, lambda name=name, task=task: self._ask_other(name, task)
+            if known is None or known.version != str(task.VERSION):
+                yield self._ask_other(name, task)
 
     def _ask_other(self, name: str, task: Any) -> TaskResult:
         from maclaurin.evaluation.harness import ask_harness_task
@@ -251,9 +238,7 @@ class _Asking:
             seconds=round(time.monotonic() - start, 2),
         )
 
-    # ---------------------------------------------------------------------------------------- groups
-
-    def _groups(self, tasks: dict[str, TaskResult]) -> dict[str, dict[str, Metric]]:
+    def _groups(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Metric]]:
         """Means over the groups that were asked for and are complete."""
         found = {
             name: _mean_of([tasks[member] for member in members(name)])

@@ -148,7 +148,7 @@ def heads_figure(inspection: Inspection) -> Figure:
     import altair as alt
 
     measures = _measures(inspection)
-    heads = alt.Data(values=[_head_data(head, measures) for head in inspection.heads])
+    heads = alt.InlineData(values=[_head_data(head, measures) for head in inspection.heads])
     sharpest = max(inspection.heads, key=lambda head: error_at(head, SHARP_ORDER, "mean"))
     measure = alt.param(
         name="measure",
@@ -276,7 +276,7 @@ def _errors_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
             ],
         )
     )
-    limit = alt.Chart(alt.Data(values=[{"tolerance": inspection.tolerance}])).mark_rule(strokeDash=[5, 4])
+    limit = alt.Chart(alt.InlineData(values=[{"tolerance": inspection.tolerance}])).mark_rule(strokeDash=[5, 4])
     title = alt.Title("error by order, even orders; dashed: the tolerance", fontSize=12)
     return (lines + limit.encode(y=alt.Y("tolerance:Q", title="error of the output"))).properties(title=title)
 
@@ -359,7 +359,7 @@ def orders_figure(inspection: Inspection) -> Figure | None:
         return None
     scale = alt.Scale(type="log")
     lines = (
-        alt.Chart(alt.Data(values=points), width=560, height=300)
+        alt.Chart(alt.InlineData(values=points), width=560, height=300)
         .mark_line(point=True)
         .encode(
             x=alt.X("order:Q", title="order", axis=alt.Axis(tickMinStep=1, format="d")),
@@ -374,7 +374,7 @@ def orders_figure(inspection: Inspection) -> Figure | None:
     )
     own = inspection.own_perplexity()
     if _is_number(own):
-        rule = alt.Chart(alt.Data(values=[{"own": own}])).mark_rule(strokeDash=[5, 4])
+        rule = alt.Chart(alt.InlineData(values=[{"own": own}])).mark_rule(strokeDash=[5, 4])
         lines = lines + rule.encode(y=alt.Y("own:Q", title="perplexity", scale=scale))
     caption = "Perplexity against order; the dashed line is the model with its own attention."
     return Figure("orders", caption, chart_spec(lines))

@@ -369,11 +369,12 @@ def test_every_axis_says_what_it_shows(files):
     assert all(channel["title"] for channel in axes)
 
 
-def test_the_page_needs_nothing_but_itself(files):
+def test_the_page_needs_nothing_but_itself(inspection, files):
     page = files["index.html"]
     assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert page.count("window.vegaEmbed=") == 1
     assert page.count("<noscript>") == 2
+    assert page.count('"score_share":') == len(inspection.heads), "the data of all charts stand there once"
 
 
 def test_a_chart_is_the_same_in_the_page_and_as_a_file(files):
