@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.inspection.schema import HeadRecord, Histogram, Spread
-from maclaurin.spec import AttentionSpec, Poly
+from maclaurin.spec import AttentionSpec
 
 #: scores in memory at a time, 16 MiB of them: small enough for the processor's cache
 BLOCK = 1 << 21
@@ -248,7 +248,7 @@ def visible(spec: AttentionSpec, start: int, stop: int, device: torch.device) ->
     t = torch.arange(start, stop, device=device)[:, None]
     s = torch.arange(stop, device=device)[None, :]
     seen = s <= t
-    if spec.window is not None and isinstance(spec.kernel, Poly) and not any(spec.kernel.series):
+    if spec.window is not None and not spec.orders:
         seen = seen & ((s > t - spec.window.size) | (s < spec.window.sinks))
     return seen
 

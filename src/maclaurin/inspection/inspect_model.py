@@ -25,7 +25,7 @@ from maclaurin.inspection.trials import Trial, attention_layers, check_layers, e
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.weights import weights_fingerprint
-from maclaurin.spec.kernel import HIGHEST_ORDER
+from maclaurin.spec.polynomials import HIGHEST_ORDER
 from maclaurin.training.run_folder import machine_facts
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)

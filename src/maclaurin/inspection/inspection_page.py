@@ -276,7 +276,8 @@ def _errors_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
             ],
         )
     )
-    limit = alt.Chart(alt.InlineData(values=[{"tolerance": inspection.tolerance}])).mark_rule(strokeDash=[5, 4])
+    tolerance = alt.InlineData(values=[{"tolerance": inspection.tolerance}])
+    limit = alt.Chart(tolerance).mark_rule(strokeDash=[5, 4])
     title = alt.Title("error by order, even orders; dashed: the tolerance", fontSize=12)
     return (lines + limit.encode(y=alt.Y("tolerance:Q", title="error of the output"))).properties(title=title)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from maclaurin.errors import InputError, SpecError
 from maclaurin.inspection.schema import About, Kind
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.layout import Layout
-from maclaurin.spec import AttentionSpec, Exp, Kernel, Poly, Taylor, Window
+from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
 
 #: (number of the layer, the layer, q [B, T, H, d], k [B, T, Hkv, d], v [B, T, Hkv, e])
 Watcher = Callable[[int, AttentionLayer, Tensor, Tensor, Tensor], None]
@@ -39,9 +38,9 @@ def watched(model: nn.Module, watch: Watcher) -> Iterator[None]:
 
 
 def _watching(number: int, layer: AttentionLayer, attend: Callable[..., Tensor], watch: Watcher) -> Any:
-    def watch_and_attend(tensors: dict[str, Any], layout: Layout) -> Tensor:
-        watch(number, layer, tensors["q"], tensors["k"], tensors["v"])
-        return attend(tensors, layout)
+    def watch_and_attend(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
+        watch(number, layer, q, k, v)
+        return attend(q, k, v, gates, layout)
 
     return watch_and_attend
 
@@ -83,7 +82,7 @@ def check_layers(name: str, layers: list[AttentionLayer]) -> None:
     """Raise unless the kernel of every layer is exp or a polynomial that approximates it."""
     for number, layer in enumerate(layers):
         kernel = layer.spec.kernel
-        if kernel.feature_map is not None or not (isinstance(kernel, Exp) or kernel.expands_exp):
+        if kernel.feature_map is not None or not (kernel.is_exact_exp or kernel.expands_exp):
             raise InputError(
                 f"{name}: layer {number} has the attention {layer.spec}. Its kernel is neither exp nor a "
                 "series of exp, so there are no orders to measure. Inspect a model with exp or taylor(N)."
@@ -105,7 +104,7 @@ def trials(
     abouts: tuple[About, ...] = ("zero", "mean")
     found += [_trial("order", specs, order, about) for about in abouts for order in orders]
     found += [
-        _trial("window", specs, order, None if order is None else "mean", Window(size, sinks=sinks))
+        _trial("window", specs, order, None if order is None else "mean", SlidingWindow(size, sinks=sinks))
         for size in windows
         for order in (None, *tail_orders)
     ]
@@ -129,14 +128,18 @@ def _trial(
     size, sinks = (None, None) if window is None else (window.size, window.sinks)
     try:
         changed = tuple(
-            dataclasses.replace(spec, kernel=kernel, window=window) if _can_change(spec) else spec
-            for spec in specs
+            AttentionSpec.of(kernel, window, *_around(spec)) if _can_change(spec) else spec for spec in specs
         )
     except SpecError as problem:
         beside = f"+{window}" if window else ""
         reason = str(problem).splitlines()[0]
         return Trial(kind, f"{kernel}{beside}", None, order, about, size, sinks, reason)
     return Trial(kind, _name(changed), changed, order, about, size, sinks)
+
+
+def _around(spec: AttentionSpec) -> list[Part]:
+    """The parts of a spec beside its kernel and its window."""
+    return [part for part in spec.parts if part not in (spec.kernel, spec.window)]
 
 
 def _name(specs: tuple[AttentionSpec, ...]) -> str:
