@@ -48,7 +48,7 @@ class Progress:
     """What a checkpoint says of the run beside its tensors."""
 
     step: int
-    test_loss: float | None
+    validation_loss: float | None
     best_loss: float | None
     data_fingerprint: str
 
@@ -154,16 +154,16 @@ class CheckpointStore:
         return Progress(**json.loads((path / "progress.json").read_text()))
 
     def best(self) -> int | None:
-        """The step of the checkpoint with the smallest test loss."""
-        losses = {s: loss for s in self.steps() if (loss := self._test_loss(s)) is not None}
+        """The step of the checkpoint with the smallest validation loss."""
+        losses = {s: loss for s in self.steps() if (loss := self._validation_loss(s)) is not None}
         return min(losses, key=lambda s: losses[s]) if losses else None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _test_loss(self, step: int) -> float | None:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self._path(step) / "progress.json").read_text())["test_loss"]
+    def _validation_loss(self, step: int) -> float | None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return json.loads((self._path(step) / "progress.json").read_text())["validation_loss"]
         return None
 
 

@@ -41,7 +41,8 @@ class TrainConfig:
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Whether attention may cross documents of a packed row.")
     limit_documents: int | None = _key(None, "Use only this many documents.")
-    test_fraction: float = _key(0.02, "Share of documents, chosen by their text, that is only tested on.")
+    validation_fraction: float = _key(0.02, "Share of documents, chosen by their text, to evaluate on.")
+    test_fraction: float = _key(0.02, "Share of documents, chosen by their text, for the final number alone.")
     steps: int = _key(400, "Optimizer steps.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
     accumulate: int = _key(1, "Parts a step's batch is computed in.")
@@ -61,7 +62,9 @@ class TrainConfig:
     device: str = _key("auto", "auto, cpu or cuda.")
     seed: int = _key(0, "Of initialisation and of the order of the samples.")
     eval_every: int = _key(100, "Steps between evaluations; 0 for only at the end.")
-    eval_rows: int | None = _key(None, "Test rows per evaluation; the whole test set at the end.")
+    eval_rows: int | None = _key(
+        None, "Validation rows per evaluation; all validation and test rows at the end."
+    )
     checkpoint_every: int = _key(100, "Steps between checkpoints; 0 for only at the end.")
     keep: int = _key(2, "Checkpoints kept beside the best.")
     log_every: int = _key(10, "Steps between looks at the losses; each step is recorded all the same.")

@@ -22,6 +22,7 @@ def data_config(config: TrainConfig) -> DataConfig:
         rows=config.rows,
         cross_documents=config.cross_documents,
         limit_documents=config.limit_documents,
+        validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
         seed=config.seed,
     )

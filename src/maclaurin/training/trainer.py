@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from maclaurin.data.batch import Batch
 from maclaurin.data.source import Source
+from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.training.checkpoint import CheckpointStore, Progress
@@ -49,7 +50,8 @@ class Outcome:
 
     step: int
     finished: bool
-    evaluation: Evaluation | None
+    validation: Evaluation | None  # the last one
+    test: Evaluation | None  # of a finished run alone
     tokens_per_second: float
 
 
@@ -74,7 +76,8 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config)
         self.store = CheckpointStore(self.folder.checkpoints, processes, config.keep)
         self.best_loss: float | None = None
-        self.test_loss: float | None = None
+        self.validation_loss: float | None = None
+        self.final_test: Evaluation | None = None
         self._stop = threading.Event()
         self._speeds: list[float] = []
 
@@ -119,12 +122,12 @@ class Trainer:
         if latest is None:
             return 0
         progress = self.store.load(latest, self.model, self.optimizer)
-        self.best_loss, self.test_loss = progress.best_loss, progress.test_loss
+        self.best_loss, self.validation_loss = progress.best_loss, progress.validation_loss
         return progress.step
 
     def _steps(self, start: int, records: Records | None, display: Display) -> Outcome:
         pending: list[tuple[int, float, Tensor, Tensor]] = []  # what the device has not been asked for yet
-        since, counted, speed, evaluation = time.perf_counter(), start, 0.0, None
+        since, counted, speed, validation = time.perf_counter(), start, 0.0, None
         for step in range(start, self.config.steps):
             rate = learning_rate(self.config, step)
             loss, norm = self._step(step, rate)
@@ -140,15 +143,16 @@ class Trainer:
                 since, counted = now, done
                 display.step(done, last, speed)
             if due:
-                evaluation = self._pause(done, due, records, display) or evaluation
+                validation = self._pause(done, due, records, display) or validation
                 since, counted = time.perf_counter(), done
             if stopping:
                 display.say(f"stopped after step {done}, saved; go on with --resume")
-                return Outcome(done, False, evaluation, speed)
+                return Outcome(done, False, validation, None, speed)
         if start >= self.config.steps:  # everything was done, and the end may have been cut short
-            evaluation = self._evaluate(self.config.steps, None)
+            validation = self._evaluate(self.config.steps, None)
+            self.final_test = self._test(None)
         self._save_model()
-        outcome = Outcome(self.config.steps, True, evaluation, self._median_speed())
+        outcome = Outcome(self.config.steps, True, validation, self.final_test, self._median_speed())
         self._write_summary(outcome)
         return outcome
 
@@ -210,36 +214,47 @@ class Trainer:
         evaluation = None
         if "evaluate" in due:
             evaluation = self._evaluate(done, records)
-            display.say(f"step {done}: test loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.3f}")
+            figures = f"validation loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.3f}"
+            display.say(f"step {done}: {figures}")
+            if done == self.config.steps:
+                self.final_test = self._test(records)
         if records is not None:
             records.flush()
         if "save" in due:
-            progress = Progress(done, self.test_loss, self.best_loss, self.source.fingerprint)
+            progress = Progress(done, self.validation_loss, self.best_loss, self.source.fingerprint)
             self.store.save(progress, self.model, self.optimizer)
         return evaluation
 
     def _evaluate(self, done: int, records: Records | None) -> Evaluation:
-        """Test loss over `eval_rows` each time, so that a curve compares like with like; whole at the end."""
-        found = self._tested(self.config.eval_rows)
-        self.test_loss = found.loss
+        """Validation loss over `eval_rows`, so that a curve compares like with like; at the end over all."""
+        found = self._evaluation_on(VALIDATION, self.config.eval_rows)
+        self.validation_loss = found.loss
         self.best_loss = found.loss if self.best_loss is None else min(self.best_loss, found.loss)
         if records is not None:
-            records.write({"kind": "test", "step": done, **_figures(found)})
-        if done == self.config.steps:
-            found = found if self.config.eval_rows is None else self._tested(None)
-            if records is not None:
-                final = {"kind": "final", "step": done, **_figures(found)}
-                records.write({**final, "loss_by_position": found.loss_by_position})
+            records.write({"kind": "validation", "step": done, **_figures(found)})
+        if done < self.config.steps:
+            return found
+        whole = found if self.config.eval_rows is None else self._evaluation_on(VALIDATION, None)
+        if records is not None:
+            records.write({"kind": "final-validation", "step": done, **_figures(whole)})
+        return whole
+
+    def _test(self, records: Records | None) -> Evaluation:
+        """The whole test split, once, after the last step."""
+        found = self._evaluation_on(TEST, None)
+        if records is not None:
+            final = {"kind": "final", "step": self.config.steps, **_figures(found)}
+            records.write({**final, "loss_by_position": found.loss_by_position})
         return found
 
-    def _tested(self, rows: int | None) -> Evaluation:
-        """The first so many rows of the test set, or all of them."""
+    def _evaluation_on(self, split: str, rows: int | None) -> Evaluation:
+        """The first so many rows of a split, or all of them."""
         share = {"rank": self.processes.rank, "world": self.processes.world}
         with self._autocast():
             if self.config.overfit_one_batch:
                 batches: Iterator[Batch] = iter(self._batches(0))
             else:
-                batches = self.source.test_batches(self.config.batch_size, rows, **share)
+                batches = self.source.held_out_batches(split, self.config.batch_size, rows, **share)
             return evaluate(self.model, batches, self.processes, self.source.length, self.objective)
 
     def _write_losses(
@@ -286,12 +301,14 @@ class Trainer:
 
     def _write_summary(self, outcome: Outcome) -> None:
         """What a table of runs needs of this one; speeds are in no record, so that those stay the same."""
-        if not self.processes.is_first or outcome.evaluation is None:
+        if not self.processes.is_first or outcome.test is None or outcome.validation is None:
             return
-        found = outcome.evaluation
+        found = outcome.test
         cuda = self.processes.device.type == "cuda"
         summary = {
             "step": outcome.step,
+            "validation_loss": outcome.validation.loss,
+            "validation_tokens": outcome.validation.tokens,
             "test_loss": found.loss,
             "perplexity": found.perplexity,
             "accuracy": found.accuracy,
