@@ -9,6 +9,7 @@ import torch
 
 from maclaurin import InputError, catalogue
 from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.tasks.task_source import TaskSource
 from maclaurin.models import SIZES, Size
 from maclaurin.training import trainer as trainer_module
 from maclaurin.training.config import TrainConfig, config_from, load_config
@@ -137,8 +138,36 @@ def test_one_batch_is_learned_by_heart_with_every_row_of_the_catalogue(tiny, tmp
         checkpoint_every=0,
     )
     outcome = run(tmp_path, config)
-    assert outcome.evaluation.loss < 0.05
-    assert outcome.evaluation.accuracy == 1.0
+    assert outcome.test.loss < 0.05
+    assert outcome.test.accuracy == 1.0
+
+
+def test_validation_is_evaluated_during_training_and_test_once_at_the_end(tiny, tmp_path, monkeypatch):
+    asked = []
+    original = TaskSource.held_out_batches
+    monkeypatch.setattr(
+        TaskSource,
+        "held_out_batches",
+        lambda self, split, *a, **k: asked.append(split) or original(self, split, *a, **k),
+    )
+    config = TrainConfig(
+        size="tiny",
+        data="induction:vocab=16,length=12",
+        length=12,
+        steps=6,
+        batch_size=4,
+        eval_every=2,
+        eval_rows=8,
+    )
+    outcome = run(tmp_path, config)
+    assert asked == ["validation"] * 4 + ["test"]  # steps 2, 4 and 6, then all rows
+    lines = read_records(tmp_path / "run" / "records.jsonl")
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4, 6]
+    final = next(line for line in lines if line["kind"] == "final")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["test_loss"] == outcome.test.loss == final["loss"]
+    assert summary["validation_loss"] == outcome.validation.loss != outcome.test.loss
+    assert outcome.test.tokens == outcome.validation.tokens
 
 
 def test_a_batch_that_cannot_be_split_is_refused(tiny, tmp_path):
