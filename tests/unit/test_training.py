@@ -9,7 +9,7 @@ import torch
 
 from maclaurin import InputError, catalogue
 from maclaurin.data.config import DataConfig, open_source
-from maclaurin.data.tasks.task_source import TaskSource
+from maclaurin.data.task_source import TaskSource
 from maclaurin.models import SIZES, Size
 from maclaurin.training import trainer as trainer_module
 from maclaurin.training.config import TrainConfig, config_from, load_config

@@ -9,10 +9,7 @@ import tokenizers
 
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
-from maclaurin.data.tokenizing.bpe import BytePairs
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
-from maclaurin.data.tokenizing.hub_tokenizer import HubTokenizer
-from maclaurin.data.tokenizing.tokenizer import Tokenizer
+from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.tokenizer_folder import (
     as_fast_tokenizer,
