@@ -1,4 +1,4 @@
-"""kill -9, SIGTERM, damage, NaN, a full disk, changed data: nothing is lost, and the numbers are the same."""
+"""kill -9, SIGTERM, damage, divergence, a full disk, changed data: no work is lost and no number changes."""
 
 import json
 import random
@@ -10,6 +10,8 @@ import time
 import pytest
 import torch
 
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.step import learning_rate
 from tests.e2e.training import COMMAND, arguments, environment, records, train, weights
 
 KILLS = 10
@@ -80,12 +82,12 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
     assert_same_run(out, whole)
 
 
-def test_sigterm_saves_and_ends_cleanly(tmp_path, whole):
+def test_sigterm_saves_a_checkpoint(tmp_path, whole):
     out = tmp_path / "run"
     process = start(out)
     assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert not (out / "model").exists()
     train(out, "--resume")
     assert_same_run(out, whole)
@@ -114,8 +116,51 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(tmp_path, who
 def test_a_finished_run_resumed_is_finished(tmp_path, whole):
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    train(out, "--resume")
+    before = (out / "summary.json").read_text()
+    result = subprocess.run(
+        [*COMMAND, "--resume", f"--out={out}"],  # settings come from the folder
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert "Warning" not in result.stderr
+    assert (out / "summary.json").read_text() == before
     assert_same_run(out, whole)
+
+
+def test_a_finished_run_can_be_extended(tmp_path, whole):
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    result = train(out, "--resume", steps=36)
+    assert "extended from 30 to 36 steps" in result.stderr
+    lines = [r for r in records(out) if r["kind"] == "train"]
+    assert [r["step"] for r in lines] == list(range(1, 37))
+    assert [r for r in records(out) if r["step"] <= 30] == [r for r in records(whole) if r["step"] <= 30]
+    as_long = TrainConfig(steps=36, warmup=4)  # from there on, the rate of a run that was meant to be as long
+    assert [r["lr"] for r in lines[30:]] == [learning_rate(as_long, step) for step in range(30, 36)]
+    assert json.loads((out / "config.json").read_text())["steps"] == 36
+    assert json.loads((out / "machine.json").read_text())["extended"] == [{"at": 30, "from": 30, "to": 36}]
+    assert json.loads((out / "summary.json").read_text())["step"] == 36
+    assert "steps: 36 → 30" in train(out, "--resume", steps=30, expect=2).stderr
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    out = tmp_path / "run"
+    first = subprocess.Popen(
+        [*COMMAND, *arguments(out, steps=5000, eval_every=0)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
+    try:
+        assert wait_for(lambda: list(out.glob("checkpoints/step-*")), first)
+        result = train(out, "--resume", steps=5000, eval_every=0, expect=2)
+        assert "another process is training" in result.stderr
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
 
 
 def test_a_loss_that_explodes_names_step_layers_and_checkpoint(tmp_path):
@@ -123,6 +168,7 @@ def test_a_loss_that_explodes_names_step_layers_and_checkpoint(tmp_path):
     assert "the loss is" in result.stderr
     assert "last good checkpoint" in result.stderr or "no checkpoint" in result.stderr
     assert "|gradient|" in result.stderr
+    assert "|gradient| nan" not in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -156,7 +202,7 @@ def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(tmp_path):
     try:
         result = train(disk / "run", keep=9, expect=2)
         assert "the disk is full" in result.stderr
-        assert "is whole" in result.stderr
+        assert "is complete" in result.stderr
         assert list((disk / "run" / "checkpoints").glob("step-*"))
         assert not list((disk / "run" / "checkpoints").glob(".*part"))
     finally:

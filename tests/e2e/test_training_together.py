@@ -1,8 +1,11 @@
 """Several processes over gloo train the run that one process trains."""
 
+import json
+import subprocess
+
 import pytest
 
-from tests.e2e.training import records, torchrun, train, weights
+from tests.e2e.training import arguments, environment, records, torchrun, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +49,72 @@ def test_a_sharded_checkpoint_goes_on_in_one_process(tmp_path, alone):
     shutil.rmtree(sorted(out.glob("checkpoints/step-*"))[-1])
     train(out, "--resume", steps=8, eval_every=4, parallel="fsdp")
     assert_same_losses(out, alone)
+
+
+def run_patched(tmp_path, patch, *options):
+    """The train command in two processes, each after `patch`."""
+    script = tmp_path / "patched.py"
+    script.write_text(
+        f"import sys\n{patch}\n"
+        "from maclaurin.cli.main import main\n"
+        "sys.argv[:] = ['maclaurin', 'train', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+    launcher = [*torchrun(2)[:-3], str(script), *options]
+    return subprocess.run(
+        launcher, capture_output=True, text=True, timeout=280, env=environment(), check=False
+    )
+
+
+COUNT_REDUCTIONS = """
+import atexit, json, os, pathlib
+import torch.distributed as dist
+counts = {"reduce_scatter": 0, "all_gather": 0}
+real = dist.reduce_scatter_tensor
+def counted(*arguments, **named):
+    counts["reduce_scatter"] += 1
+    return real(*arguments, **named)
+dist.reduce_scatter_tensor = counted
+def write():
+    pathlib.Path(FOLDER, "counts-" + os.environ["RANK"] + ".json").write_text(json.dumps(counts))
+atexit.register(write)
+"""
+
+
+def test_sharded_gradients_are_reduced_once_per_step(tmp_path):
+    """However many parts a batch is accumulated over."""
+    found = []
+    for parts in (1, 2):
+        folder = tmp_path / str(parts)
+        folder.mkdir()
+        options = arguments(folder / "run", steps=2, eval_every=0, parallel="fsdp", accumulate=parts)
+        result = run_patched(folder, f"FOLDER = {str(folder)!r}\n{COUNT_REDUCTIONS}", *options)
+        assert result.returncode == 0, result.stderr
+        found.append(json.loads((folder / "counts-0.json").read_text())["reduce_scatter"])
+    assert found[0] > 0
+    assert found[1] == found[0]
+
+
+SLOW_DATA = """
+import datetime, importlib, time
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+join_group = dist.init_process_group
+def impatient(*arguments, **named):
+    return join_group(*arguments, **{**named, "timeout": datetime.timedelta(seconds=4)})
+dist.init_process_group = impatient
+import maclaurin.data.config as data
+open_quickly = data.open_source
+def open_slowly(config, *, progress=True):
+    if progress:  # the first process
+        time.sleep(10)
+    return open_quickly(config, progress=progress)
+data.open_source = open_slowly
+"""
+
+
+def test_processes_wait_as_long_as_the_data_take(tmp_path):
+    """Longer than the timeout of collective calls, here four seconds."""
+    result = run_patched(tmp_path, SLOW_DATA, *arguments(tmp_path / "run", steps=1))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "run" / "summary.json").exists()

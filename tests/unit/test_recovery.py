@@ -10,7 +10,7 @@ from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
 from maclaurin.training.lora import AdaptedLinear, merge_adapters, with_adapters
-from maclaurin.training.train import train
+from maclaurin.training.trainer import train
 
 TASK = "mqar:pairs=3,vocab=32,length=24"
 SETTINGS = {

@@ -38,7 +38,8 @@ def make_record(
     finals = [line for line in lines if line["kind"] == "final"]
     last = finals[-1] if finals and status == "finished" else {}
     summary = read_summary(folder) if folder is not None and status == "finished" else {}
-    positions = tuple(enumerate(last.get("loss_by_position", ())))
+    by_position = enumerate(last.get("loss_by_position", ()))
+    positions = tuple((place, loss) for place, loss in by_position if loss is not None)
     return RunRecord(
         key=key,
         experiment=job.experiment,

@@ -1,8 +1,11 @@
-"""How a run shows itself: a bar with loss, speed and ETA on a terminal, plain lines elsewhere."""
+"""Progress of a run on the terminal: a bar with loss, speed and time left, or plain lines in a log."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -13,7 +16,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Display(Protocol):
-    """Something that is told how a run gets on, between its begin and its end."""
+    """Receives the progress of a run between its start and its end."""
 
     def __enter__(self) -> Self: ...
 
@@ -22,7 +25,7 @@ class Display(Protocol):
     ) -> None: ...
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
-        """So many steps are done."""
+        """`done` steps are done."""
         ...
 
     def say(self, text: str) -> None:
@@ -31,12 +34,12 @@ class Display(Protocol):
 
 
 class TerminalDisplay:
-    """Silent in every process but the first."""
+    """Prints to stderr, in the first process only."""
 
     def __init__(self, title: str, steps: int, start: int, *, visible: bool) -> None:
         self.console = Console(stderr=True)
-        self._visible, self._title, self._steps = visible, title, steps
-        self._begun, self._first, self._last_line = time.perf_counter(), start, 0.0
+        self._visible, self._steps = visible, steps
+        self._began, self._first, self._last_line = time.perf_counter(), start, 0.0
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if visible and self.console.is_terminal:
@@ -62,18 +65,37 @@ class TerminalDisplay:
             self._bar.stop()
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
-        """So many steps are done."""
-        news = f"loss {loss:.4f}, {tokens_per_second:,.0f} tokens/s"
+        """`done` steps are done; the speed is 0 as long as it is unknown."""
+        speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
+        news = f"loss {loss:.4f}{speed}"
         if self._bar:
             self._bar.update(self._task, completed=done, news=news)
             return
         now = time.perf_counter()
         if self._visible and (now - self._last_line > SECONDS_BETWEEN_LINES or done == self._steps):
             self._last_line = now
-            left = (now - self._begun) / max(1, done - self._first) * (self._steps - done)
+            left = (now - self._began) / max(1, done - self._first) * (self._steps - done)
             self.say(f"step {done}/{self._steps}, {news}, {left:.0f} s left")
 
     def say(self, text: str) -> None:
         """One line."""
         if self._visible:
             self.console.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def still_working(say: Callable[[str], None], what: str) -> Iterator[None]:
+    """While the block runs, a line every few seconds: `what`, and how long it has taken so far."""
+    began, ended = time.perf_counter(), threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(SECONDS_BETWEEN_LINES):
+            say(f"{what}, {time.perf_counter() - began:.0f} s so far")
+
+    thread = threading.Thread(target=repeat, name="still working", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
