@@ -4,13 +4,13 @@ import subprocess
 
 import pytest
 
-from tests.e2e.training import arguments, environment, records, torchrun, train, weights
+from tests.e2e.training import arguments, environment, records, torchrun, train, train_here, weights
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "run"
-    train(out, steps=8, eval_every=4)
+    train_here(out, steps=8, eval_every=4)
     return out
 
 
@@ -36,7 +36,7 @@ def test_two_processes_have_the_losses_of_one(tmp_path, alone, parallel):
 
 
 def test_accumulated_parts_have_the_losses_of_the_whole_batch(tmp_path, alone):
-    train(tmp_path / "run", steps=8, eval_every=4, accumulate=2)
+    train_here(tmp_path / "run", steps=8, eval_every=4, accumulate=2)
     assert_same_losses(tmp_path / "run", alone)
 
 
@@ -46,7 +46,7 @@ def test_a_sharded_checkpoint_goes_on_in_one_process(tmp_path, alone):
     out = tmp_path / "run"
     train(out, steps=8, eval_every=4, parallel="fsdp", launcher=torchrun(2))
     shutil.rmtree(sorted(out.glob("checkpoints/step-*"))[-1])
-    train(out, "--resume", steps=8, eval_every=4, parallel="fsdp")
+    train_here(out, "--resume", steps=8, eval_every=4, parallel="fsdp")
     assert_same_losses(out, alone)
 
 
