@@ -150,8 +150,12 @@ class CheckpointStore:
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
         """Fill model and optimizer, and restore the random states if this process has saved some."""
         tensors, groups = _tensors_of(model, optimizer)
-        with _alone_is_meant():
-            load_tensors(tensors, storage_reader=_Reader(path), no_dist=self.processes.world == 1)
+        try:
+            with _alone_is_meant():
+                load_tensors(tensors, storage_reader=_Reader(path), no_dist=self.processes.world == 1)
+        except CheckpointException as problem:  # torch's own is no Exception
+            reason = str(problem).strip().splitlines()[-1]
+            raise CheckpointError(f"the checkpoint {path} cannot be loaded: {reason}") from problem
         moments = {"state": tensors["optimizer"]["state"], "param_groups": groups}
         set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=moments)
         own = path / f"random-{self.processes.rank}.pt"

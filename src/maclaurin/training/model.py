@@ -117,7 +117,7 @@ def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
         if isinstance(getattr(module, "self_attn", None), nn.Module)
         for item in module.self_attn.named_children()  # type: ignore[union-attr]
     ]
-    return sorted({name for name, child in children if name not in ADAPTED and any(child.parameters())})
+    return sorted({name for name, child in children if name not in ADAPTED and list(child.parameters())})
 
 
 # ------------------------------------------------------------------------------------- after training
