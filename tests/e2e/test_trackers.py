@@ -37,7 +37,7 @@ def test_tensorboard_holds_every_step_once(tmp_path):
     found = {event.step: event.value for event in events.Scalars("train/loss")}
     assert len(events.Scalars("train/loss")) == len(known) == 6
     assert found == pytest.approx(known, rel=1e-6)
-    assert events.Scalars("test/loss")[-1].step == 6
+    assert events.Scalars("validation/loss")[-1].step == 6
 
 
 def test_wandb_gets_config_and_losses(tmp_path, monkeypatch):

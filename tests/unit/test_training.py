@@ -18,6 +18,7 @@ from torch import nn
 import maclaurin
 from maclaurin import InputError, catalogue
 from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.tasks.task_source import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses
 from maclaurin.training.batches import Prefetch, StepBatch
@@ -160,8 +161,32 @@ def test_one_batch_is_learned_by_heart_with_every_row_of_the_catalogue(tiny, tmp
         checkpoint_every=0,
     )
     outcome = run(tmp_path, config)
-    assert outcome.evaluation.loss < 0.05
-    assert outcome.evaluation.accuracy == 1.0
+    assert outcome.test.loss < 0.05
+    assert outcome.test.accuracy == 1.0
+
+
+def test_validation_is_evaluated_during_training_and_test_once_at_the_end(tiny, tmp_path, monkeypatch):
+    asked, original = [], TaskSource.held_out_batches
+
+    def remembered(self, split, *arguments, **named):
+        asked.append(split)
+        return original(self, split, *arguments, **named)
+
+    monkeypatch.setattr(TaskSource, "held_out_batches", remembered)
+    outcome = run(tmp_path, RECALL.replace(eval_every=2, eval_rows=8, final_rows=0))
+    assert asked == ["validation"] * 4 + ["test"]  # steps 2, 4 and 6, then all rows
+    lines = read_records(tmp_path / "run" / "records.jsonl")
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4, 6]
+    final = next(line for line in lines if line["kind"] == "final")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["test_loss"] == outcome.test.loss == final["loss"]
+    assert summary["validation_loss"] == outcome.validation.loss != outcome.test.loss
+    assert outcome.test.tokens == outcome.validation.tokens
+
+
+def test_an_empty_split_has_no_loss(tiny, tmp_path):
+    made = trainer(tmp_path)
+    assert evaluate(made.objective, [], ALONE, 16) is None
 
 
 def test_a_batch_that_cannot_be_split_is_refused(tiny, tmp_path):
@@ -340,7 +365,10 @@ def test_the_best_checkpoint_is_one_that_was_evaluated_itself(tiny, tmp_path):
     """Evaluations at 3 and 6, checkpoints at 2, 4, 6: the loss of step 3 belongs to no checkpoint."""
     made = trainer(tmp_path, RECALL.replace(eval_every=3, keep=5))
     made.run()
-    losses_ = {s: json.loads((made.store._path(s) / "progress.json").read_text())["loss"] for s in (2, 4, 6)}
+    losses_ = {
+        s: json.loads((made.store._path(s) / "progress.json").read_text())["validation_loss"]
+        for s in (2, 4, 6)
+    }
     assert losses_[2] is None
     assert losses_[4] is None
     assert losses_[6] is not None

@@ -154,8 +154,8 @@ def _run(settings: Any, out: Path, resume: bool) -> None:
     outcome = run_training(settings, out, resume=resume)
     if not outcome.finished:
         raise typer.Exit(128 + (outcome.signal or signal.SIGTERM))
-    if outcome.evaluation is not None:
-        found = outcome.evaluation
+    if outcome.test is not None:
+        found = outcome.test
         Console(highlight=False).print(
             f"step {outcome.step}: test loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, accuracy "
             f"{found.accuracy:.3f} over {found.tokens:,} tokens; saved in {out}",

@@ -10,6 +10,7 @@ from maclaurin.data.corpora.naming import open_corpus
 from maclaurin.data.errors import DataError
 from maclaurin.data.rows import LAYOUTS
 from maclaurin.data.source import Source
+from maclaurin.data.splits import CorpusSplitter, Fractions
 from maclaurin.data.tasks.naming import TASK_NAMES, is_task, open_task
 from maclaurin.data.tasks.task_source import TaskSource
 from maclaurin.data.text_source import TextSource
@@ -31,7 +32,8 @@ class DataConfig:
     rows             packed: documents one after the other, cut to length;
                      documents: one document per row, cut at length and filled (the paper's way)
     cross_documents  whether attention may look across documents of a row; False fills Batch.documents
-    test_fraction    share of documents, chosen by their hash, that is only tested on
+    validation_fraction  share of documents, chosen by their hash, for evaluation during training and choosing
+    test_fraction        share of documents, chosen by their hash, for the final number alone
     seed             order of the training rows, content of tasks
     limit_documents  only the first so many documents of the corpus
     cache            folder for tokens and tokenizers; None: $MACLAURIN_CACHE or ~/.cache/maclaurin
@@ -42,6 +44,7 @@ class DataConfig:
     length: int = 256
     rows: str = "packed"
     cross_documents: bool = True
+    validation_fraction: float = 0.02
     test_fraction: float = 0.02
     seed: int = 0
     limit_documents: int | None = None
@@ -57,15 +60,21 @@ class DataConfig:
                 f"rows={self.rows!r} is no layout of rows; there are {' and '.join(LAYOUTS)}."
                 f"{did_you_mean(self.rows, LAYOUTS)}"
             )
-        if not 0 < self.test_fraction < 1:
+        if not self.validation_fraction > 0:
             raise DataError(
-                f"test_fraction={self.test_fraction:g} must lie between 0 and 1, so that there are documents "
-                "to train on and others to test on; 0.02 is usual."
+                f"validation_fraction={self.validation_fraction:g} leaves nothing to evaluate on during "
+                "training; 0.02 is usual."
             )
+        _ = self.fractions  # checks both
         if self.limit_documents is not None and self.limit_documents < 1:
             raise DataError(
                 f"limit_documents={self.limit_documents} leaves no document. Use 1 or more, or None for all."
             )
+
+    @property
+    def fractions(self) -> Fractions:
+        """The shares of documents that are held out."""
+        return Fractions(self.validation_fraction, self.test_fraction)
 
 
 def open_source(config: DataConfig, *, progress: bool = True) -> Source:
@@ -84,10 +93,9 @@ def _open_text(config: DataConfig, progress: bool) -> TextSource:
         other_names=TASK_NAMES,
         progress=progress,
     )
-    tokenizer = open_tokenizer(
-        config.tokenizer, corpus, config.test_fraction, cache.tokenizers, progress=progress
-    )
-    prepared = prepare_tokens(corpus, tokenizer, config.test_fraction, cache.tokens, progress=progress)
+    splitter = CorpusSplitter(corpus, config.fractions)
+    tokenizer = open_tokenizer(config.tokenizer, corpus, splitter, cache.tokenizers, progress=progress)
+    prepared = prepare_tokens(corpus, tokenizer, splitter, cache.tokens, progress=progress)
     return TextSource(
         corpus.name,
         tokenizer,

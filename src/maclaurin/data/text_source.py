@@ -13,7 +13,7 @@ from maclaurin.data.fingerprint import digest
 from maclaurin.data.permutation import Permutation
 from maclaurin.data.rows import LAYOUTS, Rows
 from maclaurin.data.source import Source
-from maclaurin.data.split import TEST, TRAIN
+from maclaurin.data.splits import SPLITS, TRAIN
 from maclaurin.data.tokenizing.tokenizer import Tokenizer
 from maclaurin.data.tokens.prepare import PreparedTokens
 
@@ -23,8 +23,8 @@ from maclaurin.data.tokens.prepare import PreparedTokens
 class TextSource(Source):
     """Rows of text. Each epoch visits every training row once, in an order of its own.
 
-    Test rows come in one shuffled order that no seed changes, so that the first few are a fair sample
-    and runs with different seeds are tested on the same rows.
+    Validation and test rows come in one shuffled order that no seed changes, so that the first few are a
+    fair sample and runs with different seeds are evaluated on the same rows.
     """
 
     corpus_name: str
@@ -74,10 +74,9 @@ class TextSource(Source):
         """Scored tokens of all training rows."""
         return self._train.scored
 
-    @property
-    def test_rows(self) -> int:
-        """Rows of the test documents."""
-        return len(self._test)
+    def held_out_rows(self, split: str) -> int:
+        """Rows of the split's documents."""
+        return len(self._rows[split])
 
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
         """Epoch e = place // N has its own permutation of the N rows."""
@@ -94,20 +93,21 @@ class TextSource(Source):
         """One row of the training documents."""
         return self._train[number]
 
-    def test_row(self, number: int) -> Row:
-        """One row of the test documents, in shuffled order."""
-        return self._test[int(self._order("test", self._test)(np.array([number]))[0])]
+    def held_out_row(self, split: str, number: int) -> Row:
+        """One row of the split's documents, in shuffled order."""
+        rows = self._rows[split]
+        return rows[int(self._order(split, rows)(np.array([number]))[0])]
 
-    @cached_property
+    @property
     def _train(self) -> Rows:
-        return self._rows(TRAIN)
+        return self._rows[TRAIN]
 
     @cached_property
-    def _test(self) -> Rows:
-        return self._rows(TEST)
+    def _rows(self) -> dict[str, Rows]:
+        return {split: self._rows_of(split) for split in SPLITS}
 
-    def _rows(self, side: str) -> Rows:
-        documents = self.prepared.manifest.documents(self.prepared.folder, side)
+    def _rows_of(self, split: str) -> Rows:
+        documents = self.prepared.manifest.documents(self.prepared.folder, split)
         return LAYOUTS[self.layout](documents, self.length, self.tokenizer.separator, self.cross_documents)
 
     @staticmethod

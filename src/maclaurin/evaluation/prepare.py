@@ -20,7 +20,7 @@ from maclaurin.data.corpora.corpus import Corpus
 from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.errors import DataError
 from maclaurin.data.fingerprint import digest
-from maclaurin.data.split import TEST, side_of
+from maclaurin.data.splits import hash_share
 from maclaurin.evaluation.own_task import OwnTask, Text
 from maclaurin.evaluation.prose import docstrings
 from maclaurin.evaluation.task_set import OWN_TASKS, VERSION
@@ -51,8 +51,8 @@ def task_text(corpus: Corpus) -> Text:
     """What of a corpus tasks are made of."""
     sources = [document.text for document in corpus.documents()]
     return Text(
-        prose=list(docstrings(source for source in sources if side_of(source, PROSE) == TEST)),
-        held_out=[source for source in sources if side_of(source, DataConfig.test_fraction) == TEST],
+        prose=list(docstrings(source for source in sources if hash_share(source) < PROSE)),
+        held_out=[source for source in sources if hash_share(source) < DataConfig.test_fraction],
     )
 
 

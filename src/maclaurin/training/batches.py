@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, final
@@ -31,6 +31,7 @@ def data_config(config: TrainConfig) -> DataConfig:
         rows=config.rows,
         cross_documents=config.cross_documents,
         limit_documents=config.limit_documents,
+        validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
         seed=config.seed,
     )
@@ -44,14 +45,6 @@ def open_data(config: TrainConfig, processes: Processes) -> Source:
         return source
     processes.wait_for_preparation()
     return open_source(data_config(config), progress=False)
-
-
-def held_out_batches(
-    source: Source, split: str, rows: int | None, config: TrainConfig, processes: Processes
-) -> Iterator[Batch]:
-    """The first `rows` rows of a held-out split, or all of them; this process's share."""
-    of_split = {"test": source.test_batches}[split]
-    return of_split(config.batch_size, rows, rank=processes.rank, world=processes.world)
 
 
 @final

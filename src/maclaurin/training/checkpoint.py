@@ -56,8 +56,8 @@ class Progress:
     """What a checkpoint holds beside its tensors."""
 
     step: int
-    #: held-out loss of these very weights; None if they were not evaluated
-    loss: float | None
+    #: of these very weights; None if they were not evaluated
+    validation_loss: float | None
     data_fingerprint: str
 
 
@@ -164,22 +164,22 @@ class CheckpointStore:
         return _read_progress(path)
 
     def best(self) -> int | None:
-        """The step with the smallest held-out loss, of those that were evaluated at their own step."""
-        losses = {s: loss for s in self.steps() if (loss := self._loss(s)) is not None}
+        """The step with the smallest validation loss, of those that were evaluated at their own step."""
+        losses = {s: loss for s in self.steps() if (loss := self._validation_loss(s)) is not None}
         return min(losses, key=lambda s: losses[s]) if losses else None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _loss(self, step: int) -> float | None:
+    def _validation_loss(self, step: int) -> float | None:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            return _read_progress(self._path(step)).loss
+            return _read_progress(self._path(step)).validation_loss
         return None
 
 
 def _read_progress(path: Path) -> Progress:
     plain = json.loads((path / "progress.json").read_text(encoding="utf-8"))
-    return Progress(plain["step"], plain.get("loss"), plain["data_fingerprint"])
+    return Progress(plain["step"], plain.get("validation_loss"), plain["data_fingerprint"])
 
 
 # ------------------------------------------------------------------------------------------- tensors

@@ -43,7 +43,8 @@ class TrainConfig:
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
     limit_documents: int | None = _key(None, "Use only this many documents.")
-    test_fraction: float = _key(0.02, "Share of the documents that is held out for testing.")
+    validation_fraction: float = _key(0.02, "Share of the documents to evaluate on during training.")
+    test_fraction: float = _key(0.02, "Share of the documents for the final number alone.")
     steps: int = _key(400, "Optimizer steps; with --resume, more of them extend the run.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
     accumulate: int = _key(1, "Parts a batch is computed in, to save memory.")
@@ -65,8 +66,8 @@ class TrainConfig:
     device: str = _key("auto", "auto, cpu or cuda.")
     seed: int = _key(0, "Random seed of the weights and of the order of the data.")
     eval_every: int = _key(100, "Steps between evaluations; 0 to evaluate only at the end.")
-    eval_rows: int | None = _key(None, "Rows per evaluation, the final one included; all by default.")
-    test_rows: int | None = _key(None, "Rows of the final evaluation, if not eval_rows; 0 for all.")
+    eval_rows: int | None = _key(None, "Rows per evaluation, the final ones included; all by default.")
+    final_rows: int | None = _key(None, "Rows of the final evaluations, if not eval_rows; 0 for all.")
     checkpoint_every: int = _key(100, "Steps between checkpoints; 0 to save only at the end.")
     keep: int = _key(2, "Number of checkpoints to keep beside the best.")
     log_every: int = _key(10, "Log interval in steps; the loss of every step is recorded.")
@@ -227,7 +228,7 @@ def _check_numbers(config: TrainConfig) -> None:
         "eval_every",
         "checkpoint_every",
         "lora",
-        "test_rows",
+        "final_rows",
     ):
         if (getattr(config, name) or 0) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")

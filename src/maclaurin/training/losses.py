@@ -253,8 +253,10 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(objective: Objective, batches: Iterable[Batch], processes: Processes, length: int) -> Evaluation:
-    """Loss, accuracy and loss by position over all batches of all processes."""
+def evaluate(
+    objective: Objective, batches: Iterable[Batch], processes: Processes, length: int
+) -> Evaluation | None:
+    """Loss, accuracy and loss by position over all batches of all processes; None if nothing is scored."""
     was_training = objective.training
     objective.eval()
     sums = torch.zeros(length, dtype=torch.float64, device=processes.device)
@@ -270,9 +272,9 @@ def evaluate(objective: Objective, batches: Iterable[Batch], processes: Processe
     objective.train(was_training)
     sums, counts, hits = (processes.total(t) for t in (sums, counts, hits))
     tokens = int(counts.sum())
+    if not tokens:
+        return None
     by_position = [
         total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)
     ]
-    return Evaluation(
-        float(sums.sum()) / max(tokens, 1), tokens, float(hits.sum()) / max(tokens, 1), by_position
-    )
+    return Evaluation(float(sums.sum()) / tokens, tokens, float(hits.sum()) / tokens, by_position)

@@ -21,8 +21,9 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from maclaurin.data.source import Source
+from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
-from maclaurin.training.batches import Prefetch, StepBatch, held_out_batches, open_data
+from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
 from maclaurin.training.config import TrainConfig
@@ -41,10 +42,6 @@ from maclaurin.training.step import (
     problem_with,
 )
 from maclaurin.training.terminal import Display, TerminalDisplay
-
-#: the held-out data of evaluations during training, and of the final one
-EVALUATED_ON = "test"
-FINALLY_EVALUATED_ON = "test"
 
 
 def train(config: TrainConfig, out: Path, *, resume: bool = False, display: Display | None = None) -> Outcome:
@@ -66,7 +63,8 @@ class Outcome:
 
     step: int
     finished: bool
-    evaluation: Evaluation | None
+    validation: Evaluation | None  # the last one
+    test: Evaluation | None  # of a finished run only
     tokens_per_second: float
     #: the signal that stopped it early
     signal: int | None = None
@@ -140,7 +138,7 @@ class Trainer:
 
     def _run(self, start: int, resume: bool, display: Display) -> Outcome:
         with display, _StopRequest() as stop, Prefetch(self.batch, start, self.config.steps) as batches:
-            evaluation = None
+            validation, test = None, None
             unread: list[_Unread] = []
             for step in range(start, self.config.steps):
                 rate = learning_rate(self.config, step)
@@ -157,12 +155,16 @@ class Trainer:
                 if due or done % self.config.log_every == 0:
                     display.step(done, self._record_losses(unread), self._speed.lap(done))
                 if due:
-                    evaluation = self._pause(done, due, display) or evaluation
+                    validation = self._evaluate(done, display) if "evaluate" in due else validation
+                    if done == self.config.steps:
+                        validation, test = self._evaluate_finally(validation)
+                    if "save" in due:
+                        self._save(done)
                     self._speed.start(done)
                 if stopping and done < self.config.steps:
                     display.say(f"stopped after step {done}; the same command with --resume continues")
-                    return Outcome(done, False, evaluation, self._speed.median, stop.signal)
-        return self._finish(evaluation)
+                    return Outcome(done, False, validation, None, self._speed.median, stop.signal)
+        return self._finish(validation, test)
 
     def _load(self) -> int:
         """Load the last checkpoint; the step to continue from."""
@@ -171,8 +173,8 @@ class Trainer:
         if latest is None:
             return 0
         progress = self.store.load(latest, self.plain_model, self.step.optimizer)
-        if progress.loss is not None:
-            self._evaluated = (progress.step, progress.loss)
+        if progress.validation_loss is not None:
+            self._evaluated = (progress.step, progress.validation_loss)
         return progress.step
 
     def _open_files(self, start: int, resume: bool, display: Display) -> None:
@@ -240,22 +242,13 @@ class Trainer:
         self.step.gradients(self.batch(step))
         return Diverged(step + 1, reason, largest_gradients(self.plain_model), self.store.latest())
 
-    def _pause(self, done: int, due: set[str], display: Display) -> Evaluation | None:
-        evaluation = None
-        if "evaluate" in due:
-            evaluation = self._evaluate(done)
-            display.say(
-                f"step {done}: {EVALUATED_ON} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.3f}"
-            )
-            if done == self.config.steps:
-                evaluation = self._evaluate_finally(evaluation)
+    def _save(self, done: int) -> None:
+        """Records first, so that none before a checkpoint can be missing."""
         if self._records is not None:
             self._records.flush()
-        if "save" in due:
-            step, loss = self._evaluated or (0, None)
-            progress = Progress(done, loss if step == done else None, self.source.fingerprint)
-            self.store.save(progress, self.plain_model, self.step.optimizer)
-        return evaluation
+        step, loss = self._evaluated or (0, None)
+        progress = Progress(done, loss if step == done else None, self.source.fingerprint)
+        self.store.save(progress, self.plain_model, self.step.optimizer)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self._records is not None:
@@ -263,56 +256,67 @@ class Trainer:
 
     # ---------------------------------------------------------------------------- evaluation
 
-    def _evaluate(self, done: int) -> Evaluation:
-        found = self._on_held_out(EVALUATED_ON, self.config.eval_rows)
+    def _evaluate(self, done: int, display: Display) -> Evaluation | None:
+        """On validation data, if there are any: the same rows each time, so that the losses compare."""
+        found = self._on_held_out(VALIDATION, self.config.eval_rows)
+        if found is None:
+            return None
         self._evaluated = (done, found.loss)
-        self._record({"kind": EVALUATED_ON, "step": done, **_figures(found)})
+        self._record({"kind": VALIDATION, "step": done, **_figures(found)})
+        display.say(f"step {done}: validation loss {found.loss:.4f}, accuracy {found.accuracy:.3f}")
         return found
 
-    def _evaluate_finally(self, last: Evaluation | None) -> Evaluation:
-        """At the end; `last` is the evaluation of the same weights during training."""
+    def _evaluate_finally(self, last: Evaluation | None) -> tuple[Evaluation | None, Evaluation | None]:
+        """After the last step: (validation, test). `last` is the validation of that step so far."""
         config = self.config
-        rows = config.eval_rows if config.test_rows is None else config.test_rows or None
-        same = (EVALUATED_ON, config.eval_rows) == (FINALLY_EVALUATED_ON, rows)
-        found = last if last is not None and same else self._on_held_out(FINALLY_EVALUATED_ON, rows)
-        final_ = {"kind": "final", "step": config.steps, **_figures(found)}
-        self._record({**final_, "loss_by_position": found.loss_by_position})
-        return found
+        rows = config.eval_rows if config.final_rows is None else config.final_rows or None
+        if last is None or rows != config.eval_rows:
+            last = self._on_held_out(VALIDATION, rows)
+        if last is not None:
+            self._record({"kind": "final-validation", "step": config.steps, **_figures(last)})
+        test = self._on_held_out(TEST, rows)
+        if test is not None:
+            final_ = {"kind": "final", "step": config.steps, **_figures(test)}
+            self._record({**final_, "loss_by_position": test.loss_by_position})
+        return last, test
 
-    def _on_held_out(self, split: str, rows: int | None) -> Evaluation:
+    def _on_held_out(self, split: str, rows: int | None) -> Evaluation | None:
+        """The first `rows` rows of a split, or all of them; None where the split is empty."""
         with self.step.autocast():
             if self.config.overfit_one_batch:
                 batches = iter(self.batch(0).parts)
             else:
-                batches = held_out_batches(self.source, split, rows, self.config, self.processes)
+                share = {"rank": self.processes.rank, "world": self.processes.world}
+                batches = self.source.held_out_batches(split, self.config.batch_size, rows, **share)
             return evaluate(self.objective, batches, self.processes, self.source.length)
 
     # ------------------------------------------------------------------------------- the end
 
-    def _finish(self, evaluation: Evaluation | None) -> Outcome:
+    def _finish(self, validation: Evaluation | None, test: Evaluation | None) -> Outcome:
         """Save what is not saved yet: the run may have been killed here before."""
         steps, summary = self.config.steps, self.folder.read_summary()
-        if evaluation is None:
-            evaluation = self._recorded_evaluation() or self._evaluate_finally(None)
+        if test is None:
+            validation, test = self._recorded_evaluations() or self._evaluate_finally(None)
         if summary.get("step") == steps and self.folder.model.is_dir():
-            return Outcome(steps, True, evaluation, summary["tokens_per_second"])
+            return Outcome(steps, True, validation, test, summary["tokens_per_second"])
         self._save_model()
-        outcome = Outcome(steps, True, evaluation, self._speed.median)
         if self.processes.is_first:
-            self._write_summary(outcome, evaluation)
+            self._write_summary(validation, test)
         self.processes.wait()
-        return outcome
+        return Outcome(steps, True, validation, test, self._speed.median)
 
-    def _recorded_evaluation(self) -> Evaluation | None:
-        """The final evaluation of a run that had ended before."""
+    def _recorded_evaluations(self) -> tuple[Evaluation | None, Evaluation] | None:
+        """The final evaluations of a run that had ended before."""
         if not self.folder.records.is_file():
             return None
-        for record in reversed(read_records(self.folder.records)):
-            if record["kind"] == "final" and record["step"] == self.config.steps:
-                return Evaluation(
-                    record["loss"], record["tokens"], record["accuracy"], record["loss_by_position"]
-                )
-        return None
+        lines = {r["kind"]: r for r in read_records(self.folder.records) if r["step"] == self.config.steps}
+        validation, test = (
+            Evaluation(line["loss"], line["tokens"], line["accuracy"], line.get("loss_by_position", []))
+            if (line := lines.get(kind)) is not None
+            else None
+            for kind in ("final-validation", "final")
+        )
+        return None if test is None else (validation, test)
 
     def _save_model(self) -> None:
         """The final weights as an ordinary model folder, and the adapters as PEFT has them."""
@@ -326,17 +330,19 @@ class Trainer:
             save_model(self.plain_model, weights, self.source, self.folder.model)
         self.processes.wait()
 
-    def _write_summary(self, outcome: Outcome, found: Evaluation) -> None:
+    def _write_summary(self, validation: Evaluation | None, test: Evaluation | None) -> None:
         """One row of a table of runs; speeds are in no record, so that records are the same every time."""
         cuda = self.processes.device.type == "cuda"
         summary = {
-            "step": outcome.step,
-            "test_loss": found.loss,
-            "perplexity": found.perplexity,
-            "accuracy": found.accuracy,
-            "tokens": found.tokens,
+            "step": self.config.steps,
+            "validation_loss": validation.loss if validation else None,
+            "validation_tokens": validation.tokens if validation else None,
+            "test_loss": test.loss if test else None,
+            "perplexity": test.perplexity if test else None,
+            "accuracy": test.accuracy if test else None,
+            "tokens": test.tokens if test else None,
             "parameters": sum(p.numel() for p in self.plain_model.parameters()),
-            "tokens_per_second": outcome.tokens_per_second,
+            "tokens_per_second": self._speed.median,
             "flops_per_token": flops_per_token(
                 self.plain_model, model_config(self.config, self.source), self.source.length
             ),

@@ -15,6 +15,8 @@ from maclaurin.data.cache.place import Cache
         ({"data": ""}, "data is empty"),
         ({"length": 0}, "length=0 leaves no token"),
         ({"rows": "pack"}, r"rows='pack'.*packed and documents.*Did you mean packed"),
+        ({"validation_fraction": 0.0}, "nothing to evaluate on"),
+        ({"validation_fraction": 0.6, "test_fraction": 0.5}, "leave something to train on"),
         ({"test_fraction": 0.0}, "between 0 and 1"),
         ({"test_fraction": 1.0}, "between 0 and 1"),
         ({"limit_documents": 0}, "leaves no document"),
@@ -38,6 +40,7 @@ def test_everything_that_changes_the_numbers_changes_the_fingerprint(open_data):
         {"rows": "documents"},
         {"cross_documents": False},
         {"test_fraction": 0.3},
+        {"validation_fraction": 0.3},
         {"seed": 1},
         {"limit_documents": 60},
     ]

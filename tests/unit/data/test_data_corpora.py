@@ -18,6 +18,7 @@ from maclaurin.data.corpora.files import Files
 from maclaurin.data.corpora.formats import PIECE
 from maclaurin.data.corpora.naming import open_corpus
 from maclaurin.data.corpora.stdlib import StandardLibrary
+from maclaurin.data.splits import CorpusSplitter, Fractions
 from maclaurin.data.tokenizing.byte_tokenizer import Bytes
 from maclaurin.data.tokens import prepare
 
@@ -150,7 +151,9 @@ def test_a_large_corpus_is_never_in_memory_at_once(tmp_path, files, monkeypatch)
     del words
     tracemalloc.start()
     try:
-        prepare.prepare_tokens(files(path), Bytes(), 0.1, tmp_path, progress=False)
+        corpus = files(path)
+        splitter = CorpusSplitter(corpus, Fractions(0.1, 0.1))
+        prepare.prepare_tokens(corpus, Bytes(), splitter, tmp_path, progress=False)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

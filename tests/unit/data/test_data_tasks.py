@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, DataConfig, DataError, open_source
+from maclaurin.data.splits import HELD_OUT
 from maclaurin.data.tasks.draws import Draws
 from maclaurin.data.tasks.groups import multiplication_table
 from maclaurin.data.tasks.naming import TASK_NAMES, open_task
@@ -103,7 +104,9 @@ def test_rows_have_the_length_and_stay_in_the_vocabulary(name):
     assert int(batch.targets.max()) < source.vocab_size
     assert source.scores_accuracy
     assert source.tokens_per_epoch is None
-    assert sum(len(b.tokens) for b in source.test_batches(100)) == source.test_rows
+    for split in HELD_OUT:
+        rows = sum(len(b.tokens) for b in source.held_out_batches(split, 100))
+        assert rows == source.held_out_rows(split)
     assert len(np.unique(batch.tokens.numpy(), axis=0)) == 16
 
 

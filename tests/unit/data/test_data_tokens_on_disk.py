@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from maclaurin.data import DamagedFileError, DataConfig, DataError, open_source
 from maclaurin.data.corpora.files import Files
+from maclaurin.data.splits import CorpusSplitter, Fractions, split_corpus
 from maclaurin.data.tokenizing.byte_tokenizer import Bytes
 from maclaurin.data.tokens import prepare
 from maclaurin.data.tokens.checked_array import ArrayWriter, CheckedArray
@@ -124,7 +125,14 @@ def test_damage_inside_a_file_names_it_and_deleting_it_helps(open_data, cache):
 
 
 def _open_in_process(jsonl, cache, results):
-    config = DataConfig(data=str(jsonl), tokenizer="bpe:300", length=32, test_fraction=0.2, cache=str(cache))
+    config = DataConfig(
+        data=str(jsonl),
+        tokenizer="bpe:300",
+        length=32,
+        validation_fraction=0.2,
+        test_fraction=0.2,
+        cache=str(cache),
+    )
     results.put(first_rows(open_source(config, progress=False)))
 
 
@@ -164,7 +172,14 @@ def test_without_locks_the_first_to_finish_wins(open_data, cache, jsonl, monkeyp
 
 def _prepare_forever(jsonl, cache):
     prepare._handfuls = _stuck(prepare._handfuls)
-    config = DataConfig(data=str(jsonl), tokenizer="bytes", length=32, test_fraction=0.2, cache=str(cache))
+    config = DataConfig(
+        data=str(jsonl),
+        tokenizer="bytes",
+        length=32,
+        validation_fraction=0.2,
+        test_fraction=0.2,
+        cache=str(cache),
+    )
     open_source(config, progress=False)
 
 
@@ -203,19 +218,11 @@ def test_a_full_disk_leaves_nothing_behind(open_data, cache, monkeypatch):
     assert len(first_rows(open_data())) == 8
 
 
-def test_a_split_without_documents_on_one_side_is_told_what_to_change(tmp_path):
+def test_a_corpus_without_text_is_an_error(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_text("alone")
-    corpus = Files.named(str(path), tmp_path, progress=False)
-    with pytest.raises(
-        DataError, match=r"none of the 1 documents.*is for testing\. Use a larger test_fraction"
-    ):
-        prepare.prepare_tokens(corpus, Bytes(), 0.0001, tmp_path, progress=False)
-    with pytest.raises(DataError, match=r"is for training\. Use a smaller test_fraction"):
-        prepare.prepare_tokens(corpus, Bytes(), 0.9999, tmp_path, progress=False)
     path.write_text(" \n")
     with pytest.raises(DataError, match="holds no text"):
-        prepare.prepare_tokens(Files.named(str(path), tmp_path), Bytes(), 0.5, tmp_path, progress=False)
+        split_corpus(Files.named(str(path), tmp_path), Fractions(0.2, 0.2))
 
 
 def test_large_vocabularies_take_four_bytes(tmp_path, jsonl):
@@ -225,7 +232,9 @@ def test_large_vocabularies_take_four_bytes(tmp_path, jsonl):
         fingerprint = "wide"
 
     corpus = Files.named(str(jsonl), tmp_path, progress=False)
-    prepared = prepare.prepare_tokens(corpus, Wide(), 0.2, tmp_path, progress=False)
+    prepared = prepare.prepare_tokens(
+        corpus, Wide(), CorpusSplitter(corpus, Fractions(0.2, 0.2)), tmp_path, progress=False
+    )
     tokens = prepared.manifest.documents(prepared.folder, "train").tokens
     assert tokens[:1].tolist() == [99_999]
     assert prepared.manifest.arrays["train-tokens"].dtype == "<u4"

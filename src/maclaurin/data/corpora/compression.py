@@ -1,9 +1,10 @@
-"""Files that may be compressed, read as a stream: plain, .gz and .zst."""
+"""Files that may be compressed, read as a stream: plain, .gz, .xz and .zst."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO, cast, final
 from maclaurin.data.errors import DataError
 from maclaurin.data.extra import load_extra
 
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = (".gz", ".xz", ".zst")
 _CHUNK = 1 << 18
 
 
@@ -24,11 +25,13 @@ def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         with path.open("rb") as raw:
             if path.suffix == ".gz":
                 yield cast("BinaryIO", gzip.GzipFile(fileobj=raw)), raw
+            elif path.suffix == ".xz":
+                yield cast("BinaryIO", lzma.open(raw)), raw
             elif path.suffix == ".zst":
                 yield io.BufferedReader(_Zstandard(raw), _CHUNK), raw
             else:
                 yield raw, raw
-    except (gzip.BadGzipFile, zlib.error, EOFError) as problem:
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as problem:
         raise DataError(
             f"{path} is not a whole compressed file ({problem}). Fetch it again or leave it out."
         ) from None

@@ -124,4 +124,4 @@ def format_of(path: Path) -> str | None:
 def read_texts(path: Path, field: str) -> Texts:
     """The texts of a file whose format is known."""
     kind = format_of(path) or ""
-    return READERS[kind.removesuffix(".gz").removesuffix(".zst")](path, field)
+    return READERS[next(plain for plain in READERS if kind.startswith(plain))](path, field)

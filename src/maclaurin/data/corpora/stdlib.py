@@ -12,7 +12,7 @@ from typing import Any, final
 
 from maclaurin.data.corpora.corpus import Corpus, Document
 from maclaurin.data.errors import DataError
-from maclaurin.data.split import document_hash
+from maclaurin.data.splits import document_hash
 
 FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 TESTS = frozenset({"test", "tests", "idle_test"})

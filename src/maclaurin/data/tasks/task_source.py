@@ -12,19 +12,23 @@ import numpy as np
 from maclaurin.data.batch import Row
 from maclaurin.data.fingerprint import digest
 from maclaurin.data.source import Source
+from maclaurin.data.splits import TEST, TRAIN, VALIDATION
 from maclaurin.data.tasks.draws import Draws
 from maclaurin.data.tasks.task import Task
 
-TRAIN_SIDE, TEST_SIDE = 0, 1
-TEST_ROWS = 1024
+STREAMS = {TRAIN: 0, TEST: 1, VALIDATION: 2}
+"""Each split draws from random numbers of its own."""
+
+HELD_OUT_ROWS = 1024
 
 
 @final
 @dataclass(frozen=True)
 class TaskSource(Source):
-    """Rows that never end for training, and 1024 for testing, made from other random numbers.
+    """Rows that never end for training, and 1024 each for validation and test, from other random numbers.
 
-    Where a task has few possible rows at all (parity of a few bits), the same one can come up on both sides.
+    Where a task has few possible rows at all (parity of a few bits), the same one can come up in several
+    splits.
     """
 
     written: str
@@ -49,7 +53,7 @@ class TaskSource(Source):
     @property
     def fingerprint(self) -> str:
         """Digest of the task, its options and the seed."""
-        return digest({"kind": "task", "row": self._key, "test_rows": TEST_ROWS, "version": 1})
+        return digest({"kind": "task", "row": self._key, "test_rows": HELD_OUT_ROWS, "version": 1})
 
     @property
     def scores_accuracy(self) -> bool:
@@ -61,10 +65,9 @@ class TaskSource(Source):
         """There is always another row."""
         return
 
-    @property
-    def test_rows(self) -> int:
+    def held_out_rows(self, split: str) -> int:
         """Enough for an accuracy to one or two percent."""
-        return TEST_ROWS
+        return HELD_OUT_ROWS
 
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
         """Rows are made in their order."""
@@ -72,11 +75,11 @@ class TaskSource(Source):
 
     def train_row(self, number: int) -> Row:
         """From the counters of training."""
-        return self.task.row(Draws(self._key, TRAIN_SIDE, number))
+        return self.task.row(Draws(self._key, STREAMS[TRAIN], number))
 
-    def test_row(self, number: int) -> Row:
-        """From the counters of testing."""
-        return self.task.row(Draws(self._key, TEST_SIDE, number))
+    def held_out_row(self, split: str, number: int) -> Row:
+        """From the counters of that split."""
+        return self.task.row(Draws(self._key, STREAMS[split], number))
 
     @cached_property
     def _key(self) -> str:

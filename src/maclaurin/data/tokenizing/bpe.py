@@ -15,7 +15,7 @@ from maclaurin.data.errors import DataError
 from maclaurin.data.extra import load_extra
 from maclaurin.data.fingerprint import digest
 from maclaurin.data.progress import Report, report_progress
-from maclaurin.data.split import TRAIN, side_of
+from maclaurin.data.splits import Splitter
 from maclaurin.data.tokenizing.tokenizer import Tokenizer
 
 SEPARATOR = "<|separator|>"
@@ -69,7 +69,7 @@ class BytePairs(Tokenizer):
 
 
 def open_byte_pairs(
-    size: int, corpus: Corpus, test_fraction: float, folder: Path, *, progress: bool = True
+    size: int, corpus: Corpus, splitter: Splitter, folder: Path, *, progress: bool = True
 ) -> BytePairs:
     """The tokenizer of this corpus: from the cache if it was learned before."""
     if size < SMALLEST:
@@ -78,21 +78,21 @@ def open_byte_pairs(
             "or tokenizer=bytes."
         )
     load_extra(*_LIBRARY)
-    key = digest({"bpe": size, "corpus": corpus.fingerprint, "test_fraction": test_fraction, "version": 1})
+    key = digest({"bpe": size, "corpus": corpus.fingerprint, "split": splitter.identity, "version": 2})
     path = folder / f"bpe-{size}-{key[:32]}.json"
     serialized = _read(path)
     if serialized is None:
-        serialized = _learn_once(path, size, corpus, test_fraction, progress)
+        serialized = _learn_once(path, size, corpus, splitter, progress)
     return BytePairs(serialized, size)
 
 
-def _learn_once(path: Path, size: int, corpus: Corpus, test_fraction: float, progress: bool) -> str:
+def _learn_once(path: Path, size: int, corpus: Corpus, splitter: Splitter, progress: bool) -> str:
     """Learn it, unless another process did while this one waited."""
     with locked(path.with_name(f".{path.name}.lock"), f"bpe:{size}", progress=progress):
         serialized = _read(path)
         if serialized is None:
             with report_progress(f"learning bpe:{size} from {corpus.name}", progress) as report:
-                serialized = learn(size, _training_texts(corpus, test_fraction, report))
+                serialized = learn(size, _training_texts(corpus, splitter, report))
             _write(path, serialized)
     return serialized
 
@@ -113,13 +113,12 @@ def learn(size: int, texts: Iterator[str]) -> str:
     return tokenizer.to_str()
 
 
-def _training_texts(corpus: Corpus, test_fraction: float, report: Report) -> Iterator[str]:
+def _training_texts(corpus: Corpus, splitter: Splitter, report: Report) -> Iterator[str]:
     read = 0
     for document in corpus.documents():
-        if side_of(document.text, test_fraction) != TRAIN:
-            continue
-        yield document.text
-        read += len(document.text)
+        for text in splitter.training_texts(document.text):
+            yield text
+            read += len(text)
         report(max(document.progress or 0.0, read / LEARNED_FROM), f"{read / 1e6:.0f} MB of text")
         if read >= LEARNED_FROM:
             return

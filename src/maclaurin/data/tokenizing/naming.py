@@ -6,6 +6,7 @@ from pathlib import Path
 
 from maclaurin.data.corpora.corpus import Corpus
 from maclaurin.data.errors import DataError
+from maclaurin.data.splits import Splitter
 from maclaurin.data.tokenizing.bpe import open_byte_pairs
 from maclaurin.data.tokenizing.byte_tokenizer import Bytes
 from maclaurin.data.tokenizing.hub_tokenizer import open_hub_tokenizer
@@ -14,14 +15,14 @@ from maclaurin.errors import did_you_mean
 
 
 def open_tokenizer(
-    written: str, corpus: Corpus, test_fraction: float, folder: Path, *, progress: bool = True
+    written: str, corpus: Corpus, splitter: Splitter, folder: Path, *, progress: bool = True
 ) -> Tokenizer:
     """The tokenizer; one that is learned is learned from the corpus's training documents."""
     kind, _, rest = written.partition(":")
     if written == "bytes":
         return Bytes()
     if kind == "bpe" and rest.isdecimal():
-        return open_byte_pairs(int(rest), corpus, test_fraction, folder, progress=progress)
+        return open_byte_pairs(int(rest), corpus, splitter, folder, progress=progress)
     if kind == "hf":
         return open_hub_tokenizer(rest)
     raise DataError(

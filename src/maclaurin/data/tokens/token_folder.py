@@ -1,4 +1,4 @@
-"""The prepared tokens of a corpus: a manifest, and for training and testing one long array each.
+"""The prepared tokens of a corpus: a manifest, and one long array for each split.
 
     ⟨sep⟩ d₁ ⟨sep⟩ d₂ … ⟨sep⟩ d_n ⟨sep⟩
 
@@ -20,7 +20,7 @@ from maclaurin.data.fingerprint import digest
 from maclaurin.data.tokens.checked_array import ArrayEntry, CheckedArray
 
 MANIFEST = "manifest.json"
-VERSION = 1
+VERSION = 2
 
 
 @final
