@@ -38,6 +38,15 @@ def _own_options() -> dict[str, Any]:
 
 _OWN_DEFAULTS = {"out": Path("runs/train"), "config": None, "preset": None, "resume": False, "dry_run": False}
 
+#: the first setting of each panel of the help text
+_PANELS = {
+    "attention": "Model",
+    "data": "Data",
+    "steps": "Optimizer",
+    "precision": "Speed and memory",
+    "eval_every": "Evaluation and saving",
+}
+
 _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -63,15 +72,19 @@ def with_config_options(
         inspect.Parameter(name, kind, default=defaults[name], annotation=annotation)
         for name, annotation in keep.items()
     ]
+    panel = None
     for field in dataclasses.fields(TrainConfig):
-        help_ = f"{field.metadata['help']} [dim]\\[{_shown(field.default)}][/]"
+        panel = _PANELS.get(field.name, panel)
         flag = "--" + field.name.replace("_", "-")
-        if str(field.type).startswith("bool"):
-            option = typer.Option(f"{flag}/--no-{flag[2:]}", help=help_, show_default=False)
-            annotation: Any = Annotated[bool | None, option]
-        else:
-            option = typer.Option(flag, help=help_, show_default=False)
-            annotation = Annotated[_TYPES[str(field.type)] | None, option]
+        is_switch = str(field.type).startswith("bool")
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+            help=field.metadata["help"] + _shown(field.default),
+            show_default=False,
+            rich_help_panel=panel,
+        )
+        value = bool if is_switch else _TYPES[str(field.type)]
+        annotation: Any = Annotated[value | None, option]
         parameters.append(inspect.Parameter(field.name, kind, default=None, annotation=annotation))
 
     def wrapped(**options: Any) -> None:
@@ -85,11 +98,14 @@ def with_config_options(
 
 
 def _shown(default: Any) -> str:
-    if default is None:
-        return "by default unset"
+    """The default at the end of a help text; where there is none, the text itself says what happens."""
+    if default is None or default == ():
+        return ""
     if isinstance(default, bool):
-        return "on" if default else "off"
-    return ", ".join(default) or "none" if isinstance(default, tuple) else str(default)
+        text = "on" if default else "off"
+    else:
+        text = ", ".join(default) if isinstance(default, tuple) else str(default)
+    return f" [dim]\\[{text}][/]"
 
 
 def _train(
@@ -97,8 +113,9 @@ def _train(
 ) -> None:
     """Train a language model with any attention spec.
 
-    The folder --out receives the settings, a record of every step, checkpoints and the trained model. A run
-    that was stopped or killed continues with --resume, which takes its settings from that folder.
+    The folder --out receives settings, a record of every step, checkpoints
+    and the trained model. A run that was stopped or killed continues with
+    --resume, which takes its settings from that folder.
 
     [bold]Examples[/]
 

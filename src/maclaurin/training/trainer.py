@@ -297,7 +297,8 @@ class Trainer:
         steps, summary = self.config.steps, self.folder.read_summary()
         if test is None:
             validation, test = self._recorded_evaluations() or self._evaluate_finally(None)
-        if summary.get("step") == steps and self.folder.model.is_dir():
+        is_saved = summary.get("step") == steps and self.folder.model.is_dir()
+        if self.processes.any(self.processes.is_first and is_saved):
             return Outcome(steps, True, validation, test, summary["tokens_per_second"])
         self._save_model()
         if self.processes.is_first:
