@@ -206,8 +206,8 @@ def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
     import torch
 
     from maclaurin.training.config import config_from
-    from maclaurin.training.health import Diverged
-    from maclaurin.training.train import train
+    from maclaurin.training.step import Diverged
+    from maclaurin.training.trainer import train
 
     settings = {"eval_every": max(1, run["steps"] // 4), **run, "data": data}
     settings.pop("phase")

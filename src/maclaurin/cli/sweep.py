@@ -59,8 +59,8 @@ def _rate(text: str) -> float:
 def _validation_loss(config: Any, folder: Path) -> float | str:
     """The final validation loss of one run, trained now or found finished; 'diverged' is a result too."""
     with requires_extra("models", "transformers"):
-        from maclaurin.training.health import Diverged
-        from maclaurin.training.train import train
+        from maclaurin.training.step import Diverged
+        from maclaurin.training.trainer import train
 
         try:
             outcome = train(config, folder, resume=(folder / "config.json").exists())
