@@ -144,7 +144,7 @@ def _case(
 
 
 def _agreements(cases: list[TensorCase], quiet: bool) -> list[Agreement]:
-    from maclaurin.data.progress import report_progress
+    from maclaurin.progress_bar import report_progress
     from maclaurin.testing.agreement import agreement
 
     rows: list[Agreement] = []

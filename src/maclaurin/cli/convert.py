@@ -139,7 +139,7 @@ def _convert(
     from maclaurin.conversion.convert import convert as convert_model
     from maclaurin.conversion.convert import own_attention, require_new, save
     from maclaurin.conversion.measure import windows_alone
-    from maclaurin.data.progress import report_progress
+    from maclaurin.progress_bar import report_progress
 
     require_new(out)
     model, tokenizer = _loaded(name, device)
@@ -199,7 +199,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     from maclaurin.conversion.convert import measure_recovered, own_attention
     from maclaurin.conversion.measure import windows_alone
     from maclaurin.conversion.recover import recover, write_down
-    from maclaurin.data.progress import report_progress
+    from maclaurin.progress_bar import report_progress
 
     begin = time.monotonic()
     outcomes = recover(out, teacher, recovery)

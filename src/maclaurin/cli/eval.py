@@ -105,8 +105,8 @@ def eval_(
         _require_harness(others)
     require_model(model)
     with requires_extra("models", "transformers", "tokenizers"), requires_extra("eval", *_HARNESS):
-        from maclaurin.data.progress import report_progress
         from maclaurin.evaluation.evaluate import EvaluationRequest
+        from maclaurin.progress_bar import report_progress
 
         results = EvaluationRequest(
             model=model,

@@ -97,13 +97,13 @@ def inspect(
 def _inspect(
     name: str, text: Path, settings: Settings, tokenizer: str | None, out: Path, *, quiet: bool
 ) -> tuple[Inspection, Path]:
-    from maclaurin.data.progress import report_progress
     from maclaurin.evaluation.model_tokenizer import tokenizer_for
     from maclaurin.inspection.contexts import read_contexts
     from maclaurin.inspection.inspect_model import context_length, inspect_model
     from maclaurin.inspection.inspection_folder import InspectionFolder
     from maclaurin.inspection.inspection_page import inspection_files
     from maclaurin.models.loading import load_model
+    from maclaurin.progress_bar import report_progress
 
     with nullcontext() if quiet else status(f"loading {name}"):
         model, own = load_model(name)

@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from maclaurin.data.cache.place import Cache
+from maclaurin.data.cache_folder import Cache
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.naming import open_corpus
 from maclaurin.data.errors import DataError
-from maclaurin.data.tasks.naming import is_task
-from maclaurin.data.tokenizing.bpe import SEPARATOR, open_byte_pairs
+from maclaurin.data.named import is_task, open_corpus
+from maclaurin.data.splits import CorpusSplitter, Fractions
+from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import InputError
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, named_tokenizer
 
@@ -48,7 +48,8 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
     kind, _, rest = written.partition(":")
     if kind == "bpe":
         tested = config.get("test_fraction", DataConfig.test_fraction)
-        return _learned(int(rest), data, config.get("limit_documents"), tested), written
+        fractions = Fractions(config.get("validation_fraction", 0.0), tested)  # older runs had no validation
+        return _learned(int(rest), data, config.get("limit_documents"), fractions), written
     return named_tokenizer(rest if kind == "hf" else written), written
 
 
@@ -60,14 +61,14 @@ def _config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _learned(size: int, data: str, limit: int | None, test_fraction: float) -> PreTrainedTokenizerFast:
+def _learned(size: int, data: str, limit: int | None, fractions: Fractions) -> PreTrainedTokenizerFast:
     """From the cache, or learned again from the same text, which gives the same one."""
     from tokenizers import Tokenizer
 
     cache = Cache.at(None)
     try:
-        corpus = open_corpus(data, limit=limit, memory=cache.corpora, other_names=(), progress=True)
-        pairs = open_byte_pairs(size, corpus, test_fraction, cache.tokenizers)
+        corpus = open_corpus(data, limit=limit, notes=cache.notes, other_names=(), progress=True)
+        pairs = open_byte_pairs(size, corpus, CorpusSplitter(corpus, fractions), cache.tokenizers)
     except DataError as problem:
         raise InputError(
             f"the run's tokenizer bpe:{size} was learned from {data}, which cannot be read now: {problem}"

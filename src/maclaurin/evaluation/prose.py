@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import final
 
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.stdlib import StandardLibrary
-from maclaurin.data.split import TEST, side_of
-from maclaurin.data.tasks.draws import Draws
+from maclaurin.data.random_draws import Draws
+from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
 from maclaurin.user_files import read_text
 
@@ -112,7 +112,7 @@ def take(sentences: Iterator[str], characters: int) -> list[str]:
 def held_out_sources() -> list[str]:
     """Files of the standard library that runs on `stdlib` with the usual test_fraction only test on."""
     sources = (document.text for document in StandardLibrary().documents())
-    return [source for source in sources if side_of(source, DataConfig.test_fraction) == TEST]
+    return [source for source in sources if hash_share(source) < DataConfig.test_fraction]
 
 
 def draws_for(task: str, seed: int, index: int) -> Draws:

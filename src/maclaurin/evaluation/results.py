@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.atomic import write_atomically
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 
 SCHEMA = 2
@@ -131,9 +131,7 @@ class Results:
     def write(self, path: Path) -> None:
         """Replace the file."""
         data = {"schema": SCHEMA, **to_plain(self)}
-        write_atomically(
-            path, (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
-        )
+        write_file(path, json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def read_results(path: Path) -> Results:

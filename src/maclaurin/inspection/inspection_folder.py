@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from maclaurin.atomic import write_atomically
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 from maclaurin.inspection.heads import Tally
 from maclaurin.inspection.schema import FILE_NAME, Inspection, read_inspection, to_json
 from maclaurin.user_files import require_writable_folder
@@ -63,7 +63,7 @@ class InspectionFolder:
         if self._plan() == plan:
             return True
         shutil.rmtree(self._unfinished, ignore_errors=True)
-        write_atomically(self._unfinished / "plan.json", json.dumps(plan, indent=1).encode())
+        write_file(self._unfinished / "plan.json", json.dumps(plan, indent=1))
         return False
 
     def heads(self) -> tuple[int, list[Tally], Tensor | None]:
@@ -79,7 +79,7 @@ class InspectionFolder:
         content = io.BytesIO()
         tensors = [layer.to_tensors() for layer in layers]
         torch.save({"contexts": contexts, "layers": tensors, "ranks": ranks}, content)
-        write_atomically(self._unfinished / "heads.pt", content.getvalue())
+        write_file(self._unfinished / "heads.pt", content.getvalue())
 
     def losses(self) -> dict[str, tuple[int, float]]:
         """Trial → contexts read and their summed loss."""
@@ -91,14 +91,14 @@ class InspectionFolder:
 
     def save_losses(self, losses: dict[str, tuple[int, float]]) -> None:
         """Replace the saved losses."""
-        write_atomically(self._unfinished / "losses.json", json.dumps(losses).encode())
+        write_file(self._unfinished / "losses.json", json.dumps(losses))
 
     # ---------------------------------------------------------------------------------- when complete
 
     def write(self, inspection: Inspection, pages: Mapping[str, str]) -> Path:
         """Write the records and the other files by name, then remove what was unfinished; the page's path."""
-        write_atomically(self.path / FILE_NAME, to_json(inspection).encode())
+        write_file(self.path / FILE_NAME, to_json(inspection))
         for name, text in pages.items():
-            write_atomically(self.path / name, text.encode())
+            write_file(self.path / name, text)
         shutil.rmtree(self._unfinished, ignore_errors=True)
         return self.path / PAGE
