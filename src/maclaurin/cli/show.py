@@ -1,4 +1,4 @@
-"""`maclaurin show SPEC`: one spec, told."""
+"""`maclaurin show SPEC`: everything about one spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD_SIZES = (16, 32, 64, 128)
 
 def show(
     spec: Annotated[str, typer.Argument(help="A notation such as 'taylor(2)/sum', or a name such as based.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """One spec: its formula, its recurrence, its state, its forms, and what cancels in it.
 
@@ -55,7 +55,7 @@ def _paragraphs(spec: AttentionSpec, entries: list[Entry]) -> list[tuple[str, st
     ]
     if spec.denominator is not None:
         answer = (
-            "can vanish, and a row where it does gives 0" if spec.denominator_can_vanish else "never vanishes"
+            "can vanish; a row where it does gives 0" if spec.denominator_can_vanish else "never vanishes"
         )
         paragraphs.append(("denominator", answer))
     if spec.cancelled_parts:
