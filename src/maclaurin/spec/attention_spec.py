@@ -163,7 +163,7 @@ class AttentionSpec:
     @property
     def has_order_of_time(self) -> bool:
         """Whether it means something only when each query sees the keys up to its own."""
-        return bool(self.decay_gates) or self.window is not None
+        return len(self.decay_gates) > 0 or self.window is not None
 
     # --------------------------------------------------------------------- what it can become
 

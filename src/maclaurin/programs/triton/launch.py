@@ -40,7 +40,7 @@ class Launched:
             if JITFunction.run is not _run:  # somebody compiles without launching
                 self.jit[grid](*arguments, **options)
                 return
-            device = arguments[0].get_device()
+            device = next(u.get_device() for u in arguments if isinstance(u, Tensor))
             key = (device, tuple(map(_kind, arguments)), tuple(options.items()))
             known = self._compiled.get(key)
             if known is None:
