@@ -119,7 +119,7 @@ def test_every_spec_that_can_be_built_round_trips(parts):
     [
         ("exq/sum", 0, "Did you mean exp?"),
         ("exp/sun", 4, "Did you mean sum?"),
-        ("exp*ot", 4, "known are forget, in, out"),
+        ("exp*ot", 4, "there is no gate 'ot'"),
         ("exp(clamp=5", 3, "never closed"),
         ("exp(clamp=)/sum", 10, "needs a value"),
         ("exp/l2/sum", 6, "comes too late"),
