@@ -314,6 +314,13 @@ def test_the_loop_reads_losses_from_the_device_at_the_log_interval_only(tiny, tm
     assert calls == [3, 3]
 
 
+def test_one_process_asks_no_device_whether_to_stop():
+    """A tensor on the meta device has no value: reading one would raise."""
+    alone = Processes(0, 1, torch.device("meta"))
+    assert alone.any(True)
+    assert not alone.any(False)
+
+
 def _counted(function, calls):
     def call(unread):
         calls.append(len(unread))
