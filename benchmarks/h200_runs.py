@@ -8,8 +8,9 @@ runs with a line there or in one of the --records files are not repeated. No run
 end before the time limit. Workers live as long as the program: CUDA is started once in each of them.
 
 The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
-text are used if they fit it. Speeds come from runs that share the GPU: they plan the time and are no
-benchmark.
+text are used if they fit it. Records of other tokens (another text, tokenizer or split) are ignored. Kernels
+are deterministic where torch has a deterministic one (--fast: not), so that a run can be repeated. Speeds
+come from runs that share the GPU: they plan the time and are no benchmark.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -169,28 +171,71 @@ class _Reporter:
         return None
 
 
-def worker(connection: Connection, scratch: str, cache: str) -> None:
+@dataclass(frozen=True)
+class Machine:
+    """How the workers run, which is no part of a run's identity."""
+
+    scratch: str
+    cache: str
+    deterministic: bool
+    compile: bool
+
+
+def worker(connection: Connection, machine: Machine) -> None:
     """Train what the parent sends until it sends None."""
-    os.environ |= {"MACLAURIN_CACHE": cache, "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "MACLAURIN_CACHE": machine.cache,
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(machine.cache) / "inductor"),
+    }
     import torch
 
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
+    unstable = _use_deterministic_kernels() if machine.deterministic else set[str]()
     _register_sizes()
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
     connection.send(("ready",))
+    last = None
     while (task := connection.recv()) is not None:
         number, run, data = task
-        folder = Path(scratch) / f"run-{os.getpid()}-{number}"
+        folder = Path(machine.scratch) / f"run-{os.getpid()}-{number}"
+        if machine.compile and run["attention"] != last:
+            torch._dynamo.reset()
+        last = run["attention"]
+        unstable.clear()
         try:
-            connection.send(("finished", number, train_one(run, data, folder, _Reporter(connection))))
+            record = train_one(run, data, folder, _Reporter(connection), machine.compile)
+            record |= {"deterministic": machine.deterministic, "nondeterministic_kernels": sorted(unstable)}
+            connection.send(("finished", number, record))
         except Exception:
             connection.send(("failed", number, traceback.format_exc()))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def _use_deterministic_kernels() -> set[str]:
+    """Where torch has them; the warnings about others are collected in the returned set."""
+    import torch
+
+    unstable: set[str] = set()
+    show = warnings.showwarning
+
+    def collect(message: Any, *arguments: Any, **named: Any) -> None:
+        if "deterministic" in str(message):
+            unstable.add(str(message).split(" does not have")[0][:120])
+        else:
+            show(message, *arguments, **named)
+
+    warnings.showwarning = collect
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    return unstable
 
 
 def _register_sizes() -> None:
@@ -201,7 +246,7 @@ def _register_sizes() -> None:
         KNOWN.setdefault(name, Size(name, hidden, ffn, heads, layers, length))
 
 
-def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
+def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -> Record:
     """Figures of one run; a diverged run is a result too."""
     import torch
 
@@ -209,7 +254,8 @@ def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
     from maclaurin.training.step import Diverged
     from maclaurin.training.trainer import train
 
-    settings = {"eval_every": max(1, run["steps"] // 4), **run, "data": data}
+    defaults = {"eval_every": max(1, run["steps"] // 4), "final_rows": 0, "compile": compiled}
+    settings = {**defaults, **run, "data": data}
     settings.pop("phase")
     config = config_from(settings)
     if torch.cuda.is_available():
@@ -218,11 +264,12 @@ def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
     try:
         train(config, folder, display=display)
     except Diverged as problem:
-        diverged = {"step": problem.step, "loss": None if problem.loss != problem.loss else problem.loss}
+        diverged = {"step": problem.step, "reason": str(problem).splitlines()[0]}
     record: Record = {
         "status": "diverged" if diverged else "finished",
         "diverged": diverged,
         "seconds": round(time.perf_counter() - begun, 2),
+        "compiled": config.compile,
         "config": config.to_dict(),
     }
     return record | _figures(folder)
@@ -234,7 +281,7 @@ def _figures(folder: Path) -> Record:
     summary = folder / "summary.json"
     facts: Record = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
     finals = [line for line in lines if line["kind"] == "final"]
-    machine = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    machine = folder / "machine.json"  # missing if the first step diverged
     return {
         "validation_loss": facts.get("validation_loss"),
         "test_loss": facts.get("test_loss"),
@@ -257,7 +304,7 @@ def _figures(folder: Path) -> Record:
         )
         if finals
         else [],
-        "machine": machine,
+        "machine": json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else None,
     }
 
 
@@ -294,6 +341,7 @@ class Worker:
     begun: float = 0.0
     step: int = 0
     ready: bool = False
+    last: str = ""  # spec of its last run, which it has compiled
 
 
 class Pool:
@@ -306,7 +354,7 @@ class Pool:
         self.records = read_records(_record_files(options))
         self.failed: dict[str, int] = {}
         self.data_hash = _sha256(options.data)
-        self.fingerprint: str | None = None
+        self.tokens: dict[str, str] = {}
         self.workers: list[Worker] = []
         self.number = 0
         self.written = 0
@@ -314,13 +362,12 @@ class Pool:
 
     def run(self) -> None:
         self.options.out.mkdir(parents=True, exist_ok=True)
-        left = self._wanted()
-        self._say(f"{len(self.records)} records known, {len(left)} runs wanted now")
-        if not left:
-            return
-        self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(left)))]
+        wanted = self.plan([])
+        self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(wanted)))]
         try:
-            self._prepare(left[0])
+            self._prepare(wanted[0])
+            self._leave_out_other_tokens()
+            self._say(f"{len(self.records)} records known, {len(self._wanted())} runs wanted now")
             self._work()
         finally:
             for each in self.workers:
@@ -328,9 +375,17 @@ class Pool:
             for each in self.workers:
                 each.process.join(10)
             shutil.rmtree(self.scratch, ignore_errors=True)
-        self._say(
-            f"{self.written} runs finished, {len(self._wanted())} left, {sum(self.failed.values())} failures"
-        )
+        left, failures = len(self._wanted()), sum(self.failed.values())
+        self._say(f"{self.written} runs finished, {left} left, {failures} failures")
+
+    def _leave_out_other_tokens(self) -> None:
+        """Records of another text, tokenizer or split say nothing about these runs."""
+        mine = self.tokens["fingerprint"]
+        others = [key for key, record in self.records.items() if record["data"]["fingerprint"] != mine]
+        for key in others:
+            del self.records[key]
+        if others:
+            self._say(f"{len(others)} records are of other tokens and do not count")
 
     def _prepare(self, run: Run) -> None:
         """Tokens and tokenizer in the cache, made with all cores, while the workers start."""
@@ -342,12 +397,20 @@ class Pool:
             if not (here / file.name).exists():
                 shutil.copy(file, here)
         from maclaurin.data.config import DataConfig, open_source
+        from maclaurin.data.text_source import TextSource
 
         known = {field.name for field in dataclasses.fields(DataConfig)}
         settings = {key: value for key, value in run.items() if key in known}
-        source = open_source(DataConfig(**{**settings, "data": str(self.options.data)}), progress=False)
-        self.fingerprint = source.fingerprint
-        self._say(f"text ready: {(source.tokens_per_epoch or 0) / 1e6:.1f}M training tokens")
+        settings |= {"data": str(self.options.data), "seed": 0}  # the fingerprint contains the seed
+        source = open_source(DataConfig(**settings), progress=False)
+        assert isinstance(source, TextSource)
+        self.tokens = {
+            "fingerprint": source.fingerprint,
+            "tokenizer": source.tokenizer.fingerprint,
+            "train_tokens_sha256": source.prepared.manifest.arrays["train-tokens"].sha256,
+        }
+        size = f"{source.tokens_per_epoch / 1e6:.1f}M training tokens"
+        self._say(f"text ready: {size}, tokenizer {source.tokenizer.fingerprint[:12]}")
 
     def _work(self) -> None:
         while True:
@@ -379,9 +442,14 @@ class Pool:
         return list(found.values())
 
     def _assign(self, to: Worker) -> None:
-        for run in self._wanted():
+        wanted = self._wanted()
+        if self.options.compile:  # first what this worker has compiled, then what no other has
+            others = {w.last for w in self.workers if w is not to}
+            wanted.sort(key=lambda run: (run["attention"] != to.last, run["attention"] in others))
+        for run in wanted:
             if self._fits(run):
                 self.number += 1
+                to.last = run["attention"]
                 to.run, to.key, to.begun, to.step = run, key_of(run, self.data_hash), time.monotonic(), 0
                 to.connection.send((self.number, run, str(self.options.data)))
                 return
@@ -399,7 +467,8 @@ class Pool:
                 pace = (time.monotonic() - each.begun) / each.step / each.run["batch_size"]
                 steps.setdefault(alike, []).append(pace)
         for record in self.records.values():
-            if record["status"] == "finished" and record["workers"] == self.options.workers:
+            conditions = (record["status"], record["workers"], record.get("compiled", False))
+            if conditions == ("finished", self.options.workers, self.options.compile):
                 other = record["run"]
                 if alike := _likeness(run, other):
                     steps.setdefault(alike, []).append(
@@ -446,7 +515,7 @@ class Pool:
             "data": {
                 "name": self.options.data.name,
                 "sha256": self.data_hash,
-                "fingerprint": self.fingerprint,
+                **self.tokens,
             },
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
@@ -484,9 +553,9 @@ class Pool:
     def _start_worker(self) -> Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=worker, args=(theirs, self.scratch, str(self.options.cache)), daemon=True
-        )
+        options = self.options
+        machine = Machine(self.scratch, str(options.cache), not options.fast, options.compile)
+        process = context.Process(target=worker, args=(theirs, machine), daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
@@ -552,6 +621,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
     )
     parser.add_argument("--commit", default="unknown", help="commit to record")
+    parser.add_argument("--compile", action="store_true", help="torch.compile; a worker keeps to its spec")
+    parser.add_argument("--fast", action="store_true", help="allow kernels that are not deterministic")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "maclaurin-cache")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for the runs' own files")
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left and end")
