@@ -79,6 +79,7 @@ TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
 
 MOST_TRAIN_POINTS, MOST_POSITIONS = 200, 64
 SPARE = 1.15  # of the expected time of a run must be left to start it
+START_SECONDS, COMPILE_SECONDS = 8.0, 60.0
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -338,8 +339,10 @@ class Worker:
     connection: Connection
     run: Run | None = None
     key: str = ""
-    begun: float = 0.0
     step: int = 0
+    step_time: float = 0.0
+    first_step: int = 0
+    first_time: float = 0.0
     ready: bool = False
     last: str = ""  # spec of its last run, which it has compiled
 
@@ -367,8 +370,10 @@ class Pool:
         try:
             self._prepare(wanted[0])
             self._leave_out_other_tokens()
-            self._say(f"{len(self.records)} records known, {len(self._wanted())} runs wanted now")
-            self._work()
+            left = len(self._wanted())
+            self._say(f"{len(self.records)} records known, {left} runs wanted now")
+            if left:
+                self._work()
         finally:
             for each in self.workers:
                 each.process.kill()
@@ -447,37 +452,36 @@ class Pool:
             others = {w.last for w in self.workers if w is not to}
             wanted.sort(key=lambda run: (run["attention"] != to.last, run["attention"] in others))
         for run in wanted:
-            if self._fits(run):
+            if self._fits(run, to):
                 self.number += 1
                 to.last = run["attention"]
-                to.run, to.key, to.begun, to.step = run, key_of(run, self.data_hash), time.monotonic(), 0
+                to.run, to.key, to.step, to.first_step = run, key_of(run, self.data_hash), 0, 0
                 to.connection.send((self.number, run, str(self.options.data)))
                 return
 
-    def _fits(self, run: Run) -> bool:
-        expected = self._expected(run)
+    def _fits(self, run: Run, on: Worker | None = None) -> bool:
+        expected = self._expected(run, on)
         left = self.deadline - time.monotonic()
         return left > (0.4 * self.options.seconds if expected is None else SPARE * expected + 3)
 
-    def _expected(self, run: Run) -> float | None:
+    def _expected(self, run: Run, on: Worker | None) -> float | None:
         """Seconds, from the running and finished runs that are most alike; None if there are none."""
-        steps: dict[int, list[float]] = {}  # similarity → seconds per row of a batch
+        paces: dict[int, list[float]] = {}  # likeness → seconds per row of a batch
         for each in self.workers:
-            if each.run and each.step >= 50 and (alike := _likeness(run, each.run)):
-                pace = (time.monotonic() - each.begun) / each.step / each.run["batch_size"]
-                steps.setdefault(alike, []).append(pace)
+            if each.run and each.step > each.first_step and (alike := _likeness(run, each.run)):
+                pace = (each.step_time - each.first_time) / (each.step - each.first_step)
+                paces.setdefault(alike, []).append(pace / each.run["batch_size"])
         for record in self.records.values():
-            conditions = (record["status"], record["workers"], record.get("compiled", False))
-            if conditions == ("finished", self.options.workers, self.options.compile):
+            conditions = (record["workers"], record.get("compiled", False))
+            if conditions == (self.options.workers, self.options.compile) and record.get("seconds_per_step"):
                 other = record["run"]
                 if alike := _likeness(run, other):
-                    steps.setdefault(alike, []).append(
-                        record["seconds"] / other["steps"] / other["batch_size"]
-                    )
-        if not steps:
+                    paces.setdefault(alike, []).append(record["seconds_per_step"] / other["batch_size"])
+        if not paces:
             return None
-        closest = sorted(steps[max(steps)])
-        return closest[-1 - len(closest) // 4] * run["steps"] * run["batch_size"]
+        closest = sorted(paces[max(paces)])
+        start = COMPILE_SECONDS if self.options.compile and (on is None or on.last != run["attention"]) else 0
+        return closest[-1 - len(closest) // 4] * run["steps"] * run["batch_size"] + START_SECONDS + start
 
     def _receive(self, sender: Worker) -> None:
         try:
@@ -489,7 +493,9 @@ class Pool:
         if kind == "ready":
             sender.ready = True
         elif kind == "step":
-            sender.step = message[1]
+            sender.step, sender.step_time = message[1], time.monotonic()
+            if not sender.first_step:
+                sender.first_step, sender.first_time = sender.step, sender.step_time
         elif kind == "finished":
             self._write(sender, message[2])
             sender.run = None
@@ -510,6 +516,7 @@ class Pool:
             "phase": run["phase"],
             "tokens": run["steps"] * run["batch_size"] * run["length"],
             **figures,
+            "seconds_per_step": _pace(sender),
             "workers": self.options.workers,
             "commit": self.options.commit,
             "data": {
@@ -562,6 +569,12 @@ class Pool:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.begun:5.0f} s] {text}", flush=True)
+
+
+def _pace(worker: Worker) -> float | None:
+    """Seconds per step after the first ones, evaluations included."""
+    steps = worker.step - worker.first_step
+    return round((worker.step_time - worker.first_time) / steps, 5) if steps else None
 
 
 def _likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
