@@ -11,8 +11,9 @@ Each document becomes one line {"text", "source"}. Texts are cleaned in this ord
     documents that are short, not English, or copies of others are left out
     a package gives at most so many characters (corpus_packages.txt), so that none dominates
 
-Lines are sorted by the hash of the text. The fingerprint is the sha256 of all lines before compression.
-What was built is described in benchmarks/results/corpus.json: versions, counts by package, fingerprint.
+Lines are sorted by the hash of the text, and the first MOST_BYTES of them kept. The fingerprint is the
+sha256 of all lines before compression. What was built is described in benchmarks/results/corpus.json:
+versions, counts by package, fingerprint.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "corpus.json"
 MOST_PER_PACKAGE = 5_000_000
 SHORTEST_DOCUMENT = 400
 LONGEST_DOCUMENT = 60_000
+MOST_BYTES = 190_000_000  # of all lines; compressed that is less than 50 MB
 SHORTEST_UNIQUE_PARAGRAPH = 40
 MOST_SHORT_REPEATS = 8
 
@@ -397,39 +399,45 @@ def listed() -> Iterator[tuple[str, str, int]]:
 # ---------------------------------------------------------------------------------------- the whole
 
 
-def build(packages: list[Package], out: Path, processes: int) -> dict[str, Any]:
-    """Write the corpus and say what is in it."""
-    across, lines, counts = Paragraphs(), dict[str, str](), dict[str, dict[str, int]]()
+def build(packages: list[Package], processes: int) -> dict[str, str]:
+    """Hash of the text → line, over all packages; what another package has had already is left out."""
+    across, lines = Paragraphs(), dict[str, str]()
     with ProcessPoolExecutor(processes) as pool:
         for package, texts in zip(packages, pool.map(documents_of, packages), strict=True):
-            documents = characters = 0
+            before = len(lines)
             for text in texts:
-                clean = across.clean(text)  # what another package has had already
-                key = text_hash(clean)
-                if key in lines or not is_english_prose(clean):
-                    continue
-                lines[key] = json.dumps({"text": clean, "source": package.name}, ensure_ascii=False) + "\n"
-                documents, characters = documents + 1, characters + len(clean)
-            counts[package.name] = {"documents": documents, "characters": characters}
-            print(
-                f"{package.name} {package.version}: {documents} documents, {characters / 1e6:.2f} MB",
-                flush=True,
-            )
-    digest, size = hashlib.sha256(), 0
+                clean = across.clean(text)
+                if is_english_prose(clean):
+                    line = json.dumps({"text": clean, "source": package.name}, ensure_ascii=False) + "\n"
+                    lines.setdefault(text_hash(clean), line)
+            print(f"{package.name} {package.version}: {len(lines) - before} documents", flush=True)
+    return lines
+
+
+def write(lines: Iterable[str], out: Path) -> dict[str, Any]:
+    """Write lines, sorted already, until there are MOST_BYTES; say what was written."""
+    digest, size, documents = hashlib.sha256(), 0, 0
+    counts: dict[str, dict[str, int]] = {}
     partial = out.with_name(f".{out.name}.part")
     with lzma.open(partial, "wb", preset=6) as file:
-        for key in sorted(lines):
-            line = lines[key].encode()
-            digest.update(line)
-            size += len(line)
-            file.write(line)
+        for line in lines:
+            content = line.encode()
+            if size + len(content) > MOST_BYTES:
+                break
+            digest.update(content)
+            file.write(content)
+            size, documents = size + len(content), documents + 1
+            document = json.loads(line)
+            count = counts.setdefault(document["source"], {"documents": 0, "characters": 0})
+            count["documents"] += 1
+            count["characters"] += len(document["text"])
     partial.replace(out)
     return {
         "fingerprint": digest.hexdigest(),
-        "documents": len(lines),
+        "documents": documents,
         "bytes": size,
         "compressed_bytes": out.stat().st_size,
-        "packages": {p.name: {"version": p.version, **counts[p.name]} for p in packages},
+        "packages": counts,
     }
 
 
@@ -446,7 +454,10 @@ def main() -> None:
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"packages": {}}
     versions = {name: entry["version"] for name, entry in known["packages"].items()}
     packages = [fetch(k, n, most, versions.get(n), options.downloads) for k, n, most in listed()]
-    built = build(packages, options.out, options.processes)
+    lines = build(packages, options.processes)
+    built = write((lines[key] for key in sorted(lines)), options.out)
+    for package in packages:
+        built["packages"].setdefault(package.name, {})["version"] = package.version
     if options.record or not RESULTS.exists():
         RESULTS.write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
     elif built["fingerprint"] != known["fingerprint"]:

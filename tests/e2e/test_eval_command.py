@@ -35,7 +35,7 @@ def model(tmp_path_factory):
     from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from maclaurin.data.tokenizing.bpe import SEPARATOR, learn
+    from maclaurin.data.text_tokenizers import SEPARATOR, learn
 
     folder = tmp_path_factory.mktemp("llama")
     tokenizer = PreTrainedTokenizerFast(

@@ -14,8 +14,8 @@ from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.recall import Question, RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.models.loading import load_model

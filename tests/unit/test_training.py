@@ -18,7 +18,7 @@ from torch import nn
 import maclaurin
 from maclaurin import InputError, catalogue
 from maclaurin.data.config import DataConfig, open_source
-from maclaurin.data.tasks.task_source import TaskSource
+from maclaurin.data.task_source import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses
 from maclaurin.training.batches import Prefetch, StepBatch

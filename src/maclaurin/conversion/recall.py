@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.conversion.measure import Tell
-from maclaurin.data.corpora.stdlib import StandardLibrary
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.evaluation.prepare import task_text
 from maclaurin.evaluation.recall import Recall
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM

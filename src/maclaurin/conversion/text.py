@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.inspection.text import read_contexts
 
 

@@ -1,4 +1,4 @@
-"""A source gives the batch of any step, on any rank, without having given those before it."""
+"""A source: the batch of any step, on any rank, without computing those before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the user called this data."""
+        """The name the user gave."""
 
     @property
     @abstractmethod
@@ -37,21 +37,21 @@ class Source(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Digest of everything that decides the numbers of every batch."""
+        """Digest of everything that determines the numbers of every batch."""
 
     @property
     @abstractmethod
     def scores_accuracy(self) -> bool:
-        """Whether the share of right answers, rather than the loss, is what this data asks for."""
+        """Whether accuracy, rather than the loss, is the metric of this data."""
 
     @property
     @abstractmethod
     def tokens_per_epoch(self) -> int | None:
-        """Scored places of the training rows, each once; None where training rows never end."""
+        """Scored positions of the training rows, each once; None if training rows never end."""
 
     @abstractmethod
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
-        """Which training rows stand at places first, first + 1, … of the endless training order."""
+        """The training rows at positions first, first + 1, … of the endless training order."""
 
     @abstractmethod
     def train_row(self, number: int) -> Row:
@@ -113,7 +113,7 @@ class Source(ABC):
             yield Batch.of_rows(self._held_out_share(split, first + rank * share, share, first + count))
 
     def _held_out_share(self, split: str, first: int, count: int, end: int) -> Sequence[Row]:
-        """`count` rows from `first` on; those at `end` and beyond are filler."""
+        """`count` rows from `first` on; those at `end` and beyond are padding."""
         real = [self.held_out_row(split, number) for number in range(first, min(first + count, end))]
         missing = count - len(real)
         return [*real, *[self.held_out_row(split, end - 1).unscored()] * missing]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, final
 from maclaurin.data.errors import DataError
 
 if TYPE_CHECKING:
-    from maclaurin.data.corpora.corpus import Corpus
+    from maclaurin.data.corpus import Corpus
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)

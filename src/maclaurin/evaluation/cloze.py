@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from maclaurin.data.tasks.draws import Draws
+from maclaurin.data.random_draws import Draws
 from maclaurin.evaluation.own_task import Item, OwnTask, Text, draws_for
 
 CHOICES = 4

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from maclaurin.data.tasks.draws import Draws
+from maclaurin.data.random_draws import Draws
 
 Item = dict[str, Any]
 

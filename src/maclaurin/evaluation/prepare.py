@@ -13,17 +13,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from maclaurin.data.cache.place import Cache
-from maclaurin.data.cache.whole_folder import make_whole_folder
+from maclaurin.data.cache_folder import Cache
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.corpus import Corpus
-from maclaurin.data.corpora.stdlib import StandardLibrary
+from maclaurin.data.corpus import Corpus
 from maclaurin.data.errors import DataError
 from maclaurin.data.fingerprint import digest
 from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.evaluation.own_task import OwnTask, Text
 from maclaurin.evaluation.prose import docstrings
 from maclaurin.evaluation.task_set import OWN_TASKS, VERSION
+from maclaurin.files import complete_folder
 
 MANIFEST = "manifest.json"
 #: share of the files, chosen by their hash, whose docstrings are read: enough, and twice as quick as all
@@ -38,7 +38,7 @@ def prepared_tasks(seed: int, *, corpus: Corpus | None = None, cache: str | None
     room.mkdir(parents=True, exist_ok=True)
     key = digest({"version": VERSION, "seed": seed, "text": text.fingerprint, "templates": _templates()})
     folder = room / key[:32]
-    make_whole_folder(folder, lambda place: _fill(place, folder, text, seed), _is_whole, what="the tasks")
+    complete_folder(folder, lambda place: _fill(place, folder, text, seed), _is_whole, what="the tasks")
     return folder
 
 

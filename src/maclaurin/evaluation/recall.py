@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from maclaurin.data.tasks.draws import Draws
+from maclaurin.data.random_draws import Draws
 from maclaurin.evaluation.own_task import Item, OwnTask, Text, draws_for
 from maclaurin.evaluation.words import NAMES, THINGS
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.cache.whole_file import write_whole_file
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 
 SCHEMA = 1
 
@@ -88,7 +88,7 @@ class Results:
     def write(self, path: Path) -> None:
         """Whole or not at all."""
         text = json.dumps(self.to_json(), indent=1, allow_nan=False, ensure_ascii=False)
-        write_whole_file(path, (text + "\n").encode())
+        write_file(path, (text + "\n").encode())
 
 
 def finished_tasks(path: Path, identity: Identity) -> dict[str, TaskResult]:

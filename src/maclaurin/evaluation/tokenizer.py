@@ -8,13 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from maclaurin.data.cache.place import Cache
+from maclaurin.data.cache_folder import Cache
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.naming import open_corpus
 from maclaurin.data.errors import DataError
+from maclaurin.data.named import is_task, open_corpus
 from maclaurin.data.splits import CorpusSplitter, Fractions
-from maclaurin.data.tasks.naming import is_task
-from maclaurin.data.tokenizing.bpe import SEPARATOR, open_byte_pairs
+from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import InputError
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, named_tokenizer
 
@@ -68,7 +67,7 @@ def _learned(size: int, data: str, limit: int | None, fractions: Fractions) -> P
 
     cache = Cache.at(None)
     try:
-        corpus = open_corpus(data, limit=limit, memory=cache.corpora, other_names=(), progress=True)
+        corpus = open_corpus(data, limit=limit, notes=cache.notes, other_names=(), progress=True)
         pairs = open_byte_pairs(size, corpus, CorpusSplitter(corpus, fractions), cache.tokenizers)
     except DataError as problem:
         raise InputError(

@@ -37,9 +37,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from maclaurin.data.cache.whole_file import flush_folder
-from maclaurin.data.cache.whole_file import write_whole_file as write_atomic
 from maclaurin.errors import MaclaurinError
+from maclaurin.files import flush_folder, write_json
 from maclaurin.training.processes import Processes
 
 #: with less free space than this, a failed write is reported as a full disk (libraries hide the errno)
@@ -274,7 +273,7 @@ def _write_manifest(folder: Path) -> None:
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    write_atomic(folder / "manifest.json", json.dumps(manifest).encode())
+    write_json(folder / "manifest.json", manifest, indent=None)
 
 
 def _sha256(path: Path) -> str:

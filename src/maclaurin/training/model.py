@@ -11,10 +11,7 @@ from torch import nn
 
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
-from maclaurin.data.tokenizing.bpe import BytePairs
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
-from maclaurin.data.tokenizing.hub_tokenizer import HubTokenizer
-from maclaurin.data.tokenizing.tokenizer import Tokenizer
+from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.models.loading import load_model

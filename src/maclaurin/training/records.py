@@ -9,8 +9,8 @@ import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
-from maclaurin.data.cache.whole_file import write_whole_file as write_atomic
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 
 
 class Tracker(Protocol):
@@ -31,7 +31,7 @@ class Records:
     def __init__(self, path: Path, resume_at: int | None, trackers: list[Tracker]) -> None:
         kept = [] if resume_at is None or not path.is_file() else read_records(path)
         lines = [json.dumps(record) + "\n" for record in kept if record["step"] <= (resume_at or 0)]
-        write_atomic(path, "".join(lines).encode())
+        write_file(path, "".join(lines))
         self._file = path.open("a", encoding="utf-8")
         self._trackers = trackers
 

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 
 import maclaurin
 from maclaurin.code_version import commit
-from maclaurin.data.cache.whole_file import write_whole_file as write_atomic
 from maclaurin.errors import InputError
+from maclaurin.files import write_json
 from maclaurin.training.config import TrainConfig
 
 #: settings that may differ between a run and its resumption: no number depends on them
@@ -139,11 +139,6 @@ class RunFolder:
         write_json(self.machine, {**facts, "extended": extensions})
         write_json(self.config, {**known, "steps": config.steps})
         return before
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Complete or not at all."""
-    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def machine_facts() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from maclaurin.data.source import Source
 from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
+from maclaurin.files import write_json
 from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
@@ -32,7 +33,7 @@ from maclaurin.training.losses import Evaluation, evaluate, objective_of
 from maclaurin.training.model import model_config, save_adapters, save_model, starting_model, with_adapters
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
-from maclaurin.training.run_folder import RunFolder, write_json
+from maclaurin.training.run_folder import RunFolder
 from maclaurin.training.step import (
     Diverged,
     OptimizerStep,

@@ -96,7 +96,7 @@ def test_no_row_is_in_two_splits(source):
     assert len(trained | validation | test) == len(trained) + len(validation) + len(test)
 
 
-def test_a_batch_that_cannot_be_shared_is_told_what_could(source):
+def test_a_batch_that_cannot_be_shared_is_an_error(source):
     with pytest.raises(DataError, match=r"10 rows cannot be shared equally by 4 processes.*such as 12"):
         source.train_batch(0, 10, world=4)
     with pytest.raises(DataError, match="cannot be shared equally by 4"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maclaurin.data import DataConfig, DataError, open_source
-from maclaurin.data.corpora.corpus import Corpus, Document
+from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.splits import (
     HELD_OUT,
     SPLITS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from maclaurin.data.corpora.stdlib import StandardLibrary
 from maclaurin.data.errors import DataError
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.evaluation import prepare
 from maclaurin.evaluation.own_task import Text
 from maclaurin.evaluation.prose import docstrings

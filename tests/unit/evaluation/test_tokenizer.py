@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
+from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError
 from maclaurin.evaluation.tokenizer import tokenizer_for
 

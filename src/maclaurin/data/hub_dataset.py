@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, streamed; or a local folder in the same layout."""
+"""A data set of the Hugging Face hub, or a local folder in any format of `datasets`, streamed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.cache.whole_file import write_whole_file
-from maclaurin.data.corpora.content_hash import content_hashes
-from maclaurin.data.corpora.corpus import Corpus, Document
-from maclaurin.data.corpora.formats import text_or_error
-from maclaurin.data.errors import DataError
-from maclaurin.data.extra import load_extra
-from maclaurin.data.fingerprint import digest
+from maclaurin.data.corpus import Corpus, Document
+from maclaurin.data.errors import DataError, load_extra
+from maclaurin.data.fingerprint import digest, file_hashes
+from maclaurin.data.text_files import text_or_error
+from maclaurin.files import write_json
 
 FIELD = "text"
 
@@ -25,30 +23,30 @@ FIELD = "text"
 class HubDataset(Corpus):
     """The column `text` of a data set, in the order of its stream.
 
-    The revision of a hub data set is looked up the first time and kept in the cache, so that later runs
-    read the same data, also without the hub once the tokens are there.
+    The revision of a hub data set is looked up once and kept in the cache. Later runs read the same data,
+    and need no network once its tokens are in the cache.
     """
 
     path: str
     config: str | None
     split: str
-    memory: Path  # folder for revisions, file hashes and what `datasets` itself keeps
+    notes: Path  # folder for revisions, file hashes and the files of `datasets`
     progress: bool = True
 
     @classmethod
-    def named(cls, written: str, memory: Path, progress: bool = True) -> HubDataset:
+    def named(cls, written: str, notes: Path, progress: bool = True) -> HubDataset:
         """`name_or_folder[:config][@split]`, as in HuggingFaceFW/fineweb:CC-MAIN-2024-51@train."""
         rest, _, split = written.partition("@")
         path, _, config = rest.partition(":")
         if not path:
-            raise DataError(f"hf:{written} names no data set; write hf:NAME, hf:NAME:CONFIG or hf:/folder.")
+            raise DataError(f"hf:{written} names no data set; use hf:NAME, hf:NAME:CONFIG or hf:/folder.")
         if path[0] in "./~" and not Path(path).expanduser().is_dir():
             raise DataError(f"there is no folder {path}; hf:{written} would be read from it.")
-        return cls(path, config or None, split or "train", memory, progress)
+        return cls(path, config or None, split or "train", notes, progress)
 
     @property
     def name(self) -> str:
-        """As the user writes it."""
+        """The name the user gave, with the split."""
         return f"hf:{self.path}{f':{self.config}' if self.config else ''}@{self.split}"
 
     def _identity(self) -> dict[str, Any]:
@@ -73,29 +71,29 @@ class HubDataset(Corpus):
     def _files(self) -> list[list[str]]:
         root = Path(self.path).expanduser()
         paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-        hashes = content_hashes(paths, self.memory, progress=self.progress)
+        hashes = file_hashes(paths, self.notes, progress=self.progress)
         names = [path.relative_to(root).as_posix() for path in paths]
         return [[name, value] for name, value in zip(names, hashes, strict=True)]
 
     @cached_property
     def _revision(self) -> str:
-        note = self.memory / f"{digest(self.path)[:32]}.revision.json"
+        note = self.notes / f"{digest(self.path)[:32]}.revision.json"
         if note.exists():
             return json.loads(note.read_bytes())["revision"]
-        revision = self._ask_the_hub()
-        write_whole_file(note, json.dumps({"name": self.path, "revision": revision}).encode())
+        revision = self._current_revision()
+        write_json(note, {"name": self.path, "revision": revision}, indent=None)
         return revision
 
-    def _ask_the_hub(self) -> str:
+    def _current_revision(self) -> str:
         hub = load_extra("huggingface_hub", "reading data sets of the Hugging Face hub", _INSTEAD)
         try:
             return hub.HfApi().dataset_info(self.path, timeout=20).sha
         except hub.errors.RepositoryNotFoundError:
             raise DataError(
-                f"the Hugging Face hub has no data set {self.path!r}, or you may not see it. "
+                f"the Hugging Face hub has no data set {self.path!r}, or you have no access to it. "
                 "Check the name; for a private or gated one, log in with `hf auth login`."
             ) from None
-        except Exception as problem:  # the hub's client lets errors of several HTTP libraries through
+        except Exception as problem:  # the client of the hub passes errors of several HTTP libraries on
             raise self._unreachable(problem) from problem
 
     def _stream(self) -> Iterator[dict[str, Any]]:
@@ -109,7 +107,7 @@ class HubDataset(Corpus):
                 split=self.split,
                 revision=revision,
                 streaming=True,
-                cache_dir=str(self.memory / "datasets"),
+                cache_dir=str(self.notes / "datasets"),
             )
         except (ValueError, datasets.exceptions.DatasetsError) as problem:
             raise DataError(f"{self.name} cannot be opened: {problem}") from problem

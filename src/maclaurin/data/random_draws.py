@@ -1,7 +1,7 @@
-"""The random numbers of one row, reached in constant time.
+"""The random numbers of one row of a task, in constant time.
 
-Philox is a counter turned into random bits: row i of a side owns the counters (·, ·, i, side), so that no
-row depends on another, and training shares no number with testing. Only its raw 64-bit words are used,
+Philox turns a counter into random bits: row i of a stream owns the counters (·, ·, i, stream). So no row
+depends on another, and training shares no number with validation or test. Only raw 64-bit words are used,
 which numpy promises never to change.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 
 @final
 class Draws:
-    """A fresh stream of random numbers for (key, side, index)."""
+    """A fresh stream of random numbers for (key, stream, index)."""
 
-    def __init__(self, key: str, side: int, index: int) -> None:
+    def __init__(self, key: str, stream: int, index: int) -> None:
         words = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=16).digest(), dtype="<u8")
-        counter = np.array([0, 0, index, side], dtype=np.uint64)
+        counter = np.array([0, 0, index, stream], dtype=np.uint64)
         self._bits = np.random.Philox(key=words.astype(np.uint64), counter=counter)
 
     def uniform(self, count: int) -> np.ndarray:
@@ -27,15 +27,15 @@ class Draws:
         return (self._words(count) >> np.uint64(11)) * 2.0**-53
 
     def below(self, bound: int, count: int) -> np.ndarray:
-        """Whole numbers 0 … bound−1, with repetition."""
+        """Integers 0 … bound−1, with repetition."""
         return np.floor(self.uniform(count) * bound).astype(np.int64)
 
     def distinct_below(self, bound: int, count: int) -> np.ndarray:
-        """Different whole numbers 0 … bound−1 in random order."""
+        """Distinct integers 0 … bound−1 in random order."""
         return np.argsort(self._words(bound), kind="stable")[:count]
 
     def distinct_weighted(self, weights: np.ndarray, count: int) -> np.ndarray:
-        """Different indices, drawn one after the other in proportion to their weights.
+        """Distinct indices, drawn one after the other in proportion to their weights.
 
         The `count` earliest of exponential clocks with these rates.
         """

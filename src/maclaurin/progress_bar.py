@@ -1,4 +1,4 @@
-"""Telling how far something is: a bar on a terminal, lines elsewhere, nothing if it is quick."""
+"""Progress with the time left: a bar on a terminal, lines in a log, nothing for what is quick."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ LINE_SECONDS = 10.0
 
 
 class Report(ABC):
-    """Hears how much is done."""
+    """Receives how much is done."""
 
     @abstractmethod
     def __call__(self, fraction: float | None, note: str = "") -> None:
-        """`fraction` of 1 is done, or None where the end is unknown; `note` says what there is so far."""
+        """`fraction` of the work is done (None: the end is unknown); `note` describes it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more will come."""
+        """The work has ended."""
 
 
 @contextmanager
-def report_progress(title: str, enabled: bool) -> Iterator[Report]:
-    """A report that stays silent for its first seconds, and altogether if not enabled."""
+def report_progress(title: str, enabled: bool = True) -> Iterator[Report]:
+    """A report that prints nothing in its first seconds, and nothing at all if not enabled."""
     report = _chosen(title, enabled)
     try:
         yield report
@@ -37,19 +37,19 @@ def report_progress(title: str, enabled: bool) -> Iterator[Report]:
 
 def _chosen(title: str, enabled: bool) -> Report:
     if not enabled:
-        return Silence()
+        return Silent()
     return Bar(title) if sys.stderr.isatty() else Lines(title)
 
 
 @final
-class Silence(Report):
-    """Says nothing."""
+class Silent(Report):
+    """Prints nothing."""
 
     def __call__(self, fraction: float | None, note: str = "") -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def close(self) -> None:
-        """Nothing was open."""
+        """Nothing is open."""
 
 
 @final
@@ -66,17 +66,17 @@ class Lines(Report):
         if now < self._due:
             return
         self._due = now + LINE_SECONDS
-        parts = [self._title, note, self._share(fraction, now - self._start)]
+        parts = [self._title, note, self._left(fraction, now - self._start)]
         print(" · ".join(part for part in parts if part), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Say the whole time if lines were printed."""
+        """Print the total time if lines were printed."""
         elapsed = time.monotonic() - self._start
         if elapsed >= QUIET_SECONDS:
             print(f"{self._title} · {elapsed:.0f} s", file=sys.stderr, flush=True)
 
     @staticmethod
-    def _share(fraction: float | None, elapsed: float) -> str:
+    def _left(fraction: float | None, elapsed: float) -> str:
         if not fraction:
             return ""
         return f"{fraction:.0%}, {elapsed * (1 - fraction) / fraction:.0f} s left"
@@ -84,7 +84,7 @@ class Lines(Report):
 
 @final
 class Bar(Report):
-    """A rich bar with the time left, shown once it is worth showing."""
+    """A rich bar with the time left, shown once the work has taken a few seconds."""
 
     def __init__(self, title: str) -> None:
         self._title, self._due = title, time.monotonic() + QUIET_SECONDS
@@ -96,11 +96,11 @@ class Bar(Report):
         if self._bar is None and time.monotonic() >= self._due:
             self._open()
         if self._bar is not None:
-            known = None if fraction is None else 1.0
-            self._bar.update(self._task, total=known, completed=fraction or 0.0, note=note)
+            total = None if fraction is None else 1.0
+            self._bar.update(self._task, total=total, completed=fraction or 0.0, note=note)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 

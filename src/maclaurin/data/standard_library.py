@@ -1,4 +1,4 @@
-"""The source text of the running interpreter's standard library: real text on every machine."""
+"""The source code of the running Python's standard library: real text on every machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.corpora.corpus import Corpus, Document
+from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.errors import DataError
 from maclaurin.data.splits import document_hash
 
@@ -23,11 +23,11 @@ TESTS = frozenset({"test", "tests", "idle_test"})
 class StandardLibrary(Corpus):
     """One document per .py file, sorted by path, each text once; about 10 MB without its tests, 31 with.
 
-    Files that are not text in the encoding they declare (some tests are so on purpose) are left out.
+    Files that are not text in the encoding they declare (some tests are invalid on purpose) are left out.
     """
 
     with_tests: bool = False
-    folder: Path | None = None  # None: of the running interpreter
+    folder: Path | None = None  # None: that of the running Python
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class StandardLibrary(Corpus):
 
 
 def _source_text(path: Path) -> str:
-    """The text in the encoding its first lines declare; nothing if it is not that."""
+    """The text in the encoding its first lines declare; empty if it is invalid."""
     try:
         with tokenize.open(path) as file:
             return file.read()

@@ -1,4 +1,4 @@
-"""A task as a source."""
+"""A synthetic task as a source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from maclaurin.data.batch import Row
 from maclaurin.data.fingerprint import digest
+from maclaurin.data.random_draws import Draws
 from maclaurin.data.source import Source
 from maclaurin.data.splits import TEST, TRAIN, VALIDATION
-from maclaurin.data.tasks.draws import Draws
-from maclaurin.data.tasks.task import Task
+from maclaurin.data.tasks import Task
 
 STREAMS = {TRAIN: 0, TEST: 1, VALIDATION: 2}
 """Each split draws from random numbers of its own."""
@@ -37,7 +37,7 @@ class TaskSource(Source):
 
     @property
     def name(self) -> str:
-        """As the user wrote it."""
+        """The name the user gave."""
         return self.written
 
     @property
@@ -57,28 +57,28 @@ class TaskSource(Source):
 
     @property
     def scores_accuracy(self) -> bool:
-        """Right answers are what counts."""
+        """Tasks are judged by accuracy."""
         return True
 
     @property
     def tokens_per_epoch(self) -> None:
-        """There is always another row."""
+        """Training rows never end."""
         return
 
     def held_out_rows(self, split: str) -> int:
-        """Enough for an accuracy to one or two percent."""
+        """Enough for an accuracy within one or two percent."""
         return HELD_OUT_ROWS
 
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
-        """Rows are made in their order."""
+        """Rows in their order."""
         return first + np.arange(count)
 
     def train_row(self, number: int) -> Row:
-        """From the counters of training."""
+        """From the random numbers of training."""
         return self.task.row(Draws(self._key, STREAMS[TRAIN], number))
 
     def held_out_row(self, split: str, number: int) -> Row:
-        """From the counters of that split."""
+        """From the random numbers of that split."""
         return self.task.row(Draws(self._key, STREAMS[split], number))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A corpus is documents in a fixed order under a fingerprint, read one at a time."""
+"""A corpus: documents in a fixed order under a fingerprint, read one at a time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from maclaurin.data.fingerprint import digest
 
 
 class Document(NamedTuple):
-    """A text, and which share of the corpus has been read with it (None: unknown)."""
+    """A text, and the share of the corpus that has been read with it (None: unknown)."""
 
     text: str
     progress: float | None
 
     @classmethod
     def of(cls, text: str, progress: float | None) -> Document:
-        """A document every tokenizer can take: halves of surrogate pairs, which are no text, become '?'."""
+        """A document that every tokenizer accepts: lone surrogates, which are no text, become '?'."""
         return cls(text.encode("utf-8", "replace").decode("utf-8"), progress)
 
 
@@ -30,11 +30,11 @@ class Corpus(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the user called it."""
+        """The name the user gave."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of everything that decides the documents and their order."""
+        """Digest of everything that determines the documents and their order."""
         return digest(self._identity())
 
     @abstractmethod
@@ -56,7 +56,7 @@ class FirstDocuments(Corpus):
 
     @property
     def name(self) -> str:
-        """The name of the whole."""
+        """The name of the full corpus."""
         return self.corpus.name
 
     def _identity(self) -> dict[str, Any]:

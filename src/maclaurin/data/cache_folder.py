@@ -1,4 +1,4 @@
-"""Where the cache is, and what goes where in it."""
+"""The cache folder: tokens, trained tokenizers, and notes about corpora."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ VARIABLE = "MACLAURIN_CACHE"
 @final
 @dataclass(frozen=True)
 class Cache:
-    """A folder with a room for tokens, one for tokenizers and one for what is remembered of corpora."""
+    """Where prepared data is kept."""
 
     root: Path
 
     @classmethod
     def at(cls, folder: str | None) -> Cache:
-        """The folder given, else $MACLAURIN_CACHE, else ~/.cache/maclaurin; made if it is not there."""
+        """The given folder, else $MACLAURIN_CACHE, else ~/.cache/maclaurin; created if missing."""
         chosen = folder or os.environ.get(VARIABLE) or "~/.cache/maclaurin"
         cache = cls(Path(chosen).expanduser().absolute())
         try:
-            for room in (cache.tokens, cache.tokenizers, cache.corpora):
-                room.mkdir(parents=True, exist_ok=True)
+            for part in (cache.tokens, cache.tokenizers, cache.notes):
+                part.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise DataError(
-                f"the cache folder {cache.root} cannot be made ({problem.strerror}). "
+                f"the cache folder {cache.root} cannot be created ({problem.strerror}). "
                 f"Give another: cache=/path, or the environment variable {VARIABLE}."
             ) from None
         return cache
@@ -45,6 +45,6 @@ class Cache:
         return self.root / "tokenizers"
 
     @property
-    def corpora(self) -> Path:
-        """Revisions and hashes of files."""
+    def notes(self) -> Path:
+        """Revisions of hub data sets and hashes of large files."""
         return self.root / "corpora"

@@ -1,21 +1,21 @@
-"""Progress: silence for what is quick, lines in logs, a bar on a terminal."""
+"""Progress: nothing for what is quick, lines in logs, a bar on a terminal."""
 
 import sys
 
 import pytest
 
-from maclaurin.data import progress
-from maclaurin.data.progress import Bar, Lines, Silence, report_progress
+from maclaurin import progress_bar
+from maclaurin.progress_bar import Bar, Lines, Silent, report_progress
 
 
-def test_quick_work_says_nothing(capsys):
+def test_quick_work_prints_nothing(capsys):
     with report_progress("counting", True) as report:
         report(0.5, "5 of 10")
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_tell_share_and_time_left(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+def test_lines_have_the_share_and_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0.0)
     with report_progress("counting", True) as report:
         report(0.5, "5 of 10")
         report(0.6, "6 of 10")  # not due yet
@@ -24,13 +24,13 @@ def test_lines_tell_share_and_time_left(capsys, monkeypatch):
 
 
 def test_an_unknown_end_is_not_guessed(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0.0)
     Lines("counting")(None, "5 so far")
     assert capsys.readouterr().err == "counting · 5 so far\n"
 
 
 @pytest.mark.parametrize(
-    ("terminal", "enabled", "kind"), [(True, True, Bar), (False, True, Lines), (True, False, Silence)]
+    ("terminal", "enabled", "kind"), [(True, True, Bar), (False, True, Lines), (True, False, Silent)]
 )
 def test_the_report_fits_where_it_goes(monkeypatch, terminal, enabled, kind):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
@@ -39,7 +39,7 @@ def test_the_report_fits_where_it_goes(monkeypatch, terminal, enabled, kind):
 
 
 def test_the_bar_shows_title_note_and_share(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bar, "QUIET_SECONDS", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     bar = Bar("counting [1]")
