@@ -252,7 +252,7 @@ def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -
     import torch
 
     from maclaurin.training.config import config_from
-    from maclaurin.training.step import Diverged
+    from maclaurin.training.optimizer_step import Diverged
     from maclaurin.training.trainer import train
 
     defaults = {"eval_every": max(1, run["steps"] // 4), "final_rows": 0, "compile": compiled}

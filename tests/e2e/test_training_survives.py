@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.step import learning_rate
+from maclaurin.training.optimizer_step import learning_rate
 from tests.e2e import training
 from tests.e2e.training import records, start, train_here, wait_for, weights
 

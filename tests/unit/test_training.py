@@ -27,9 +27,9 @@ from maclaurin.training.config import TrainConfig, config_from, load_config
 from maclaurin.training.estimate import estimate, flops_per_token
 from maclaurin.training.losses import evaluate, summed_cross_entropy
 from maclaurin.training.model import model_config
+from maclaurin.training.optimizer_step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.processes import Processes
 from maclaurin.training.records import Records, read_records
-from maclaurin.training.step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.trainer import Trainer
 
 ALONE = Processes(0, 1, torch.device("cpu"))

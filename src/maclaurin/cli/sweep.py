@@ -59,7 +59,7 @@ def _rate(text: str) -> float:
 def _validation_loss(config: Any, folder: Path) -> float | str:
     """The final validation loss of one run, trained now or found finished; 'diverged' is a result too."""
     with requires_extra("models", "transformers"):
-        from maclaurin.training.step import Diverged
+        from maclaurin.training.optimizer_step import Diverged
         from maclaurin.training.trainer import train
 
         try:

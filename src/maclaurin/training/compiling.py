@@ -17,8 +17,8 @@ from maclaurin.errors import MaclaurinError
 from maclaurin.training.batches import StepBatch
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import NextToken, Objective
+from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
-from maclaurin.training.step import OptimizerStep, StepResult
 from maclaurin.training.terminal import still_working
 
 
