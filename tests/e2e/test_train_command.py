@@ -10,7 +10,9 @@ import time
 import pytest
 
 from maclaurin import InputError
+from maclaurin.training import trainer
 from maclaurin.training.losses import NextToken
+from maclaurin.training.trainer import Outcome
 from tests.e2e import training
 from tests.e2e.training import COMMAND, arguments, environment, records, start, train_here, wait_for
 
@@ -118,6 +120,15 @@ def test_a_run_stopped_by_ctrl_c_says_so_and_exits_with_130(tmp_path):
     assert "--resume continues" in log.read_text()
 
 
+def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):
+    """And not only the run it is at."""
+    stopped = Outcome(3, False, None, None, 0.0, signal.SIGINT)
+    calls = []
+    monkeypatch.setattr(trainer, "train", lambda *a, **k: calls.append(a) or stopped)
+    train_here(tmp_path, command="sweep", expect=130)
+    assert len(calls) == 1
+
+
 def test_a_compiled_run_ends_when_it_is_done(tmp_path):
     """Nothing of it is alive any more a few seconds after its last line: no process, no worker."""
     out = tmp_path / "run"
@@ -150,7 +161,8 @@ def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path, monkeypa
         "steps": "6",
     }
     monkeypatch.setattr(training, "SMALL", options)
-    train_here(tmp_path, command="sweep")
+    lines = train_here(tmp_path, command="sweep").stdout.splitlines()
+    assert ["0.01" in line for line in lines if "best" in line] == [True]
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lr-*/summary.json")}
     train_here(tmp_path, command="sweep")
     assert {file: file.stat().st_mtime_ns for file in before} == before
