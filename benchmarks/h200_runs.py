@@ -8,8 +8,9 @@ runs with a line there or in one of the --records files are not repeated. No run
 end before the time limit. Workers live as long as the program: CUDA is started once in each of them.
 
 The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
-text are used if they fit it. Speeds come from runs that share the GPU: they plan the time and are no
-benchmark.
+text are used if they fit it. Records of other tokens (another text, tokenizer or split) are ignored. Kernels
+are deterministic where torch has a deterministic one (--fast: not), so that a run can be repeated. Speeds
+come from runs that share the GPU: they plan the time and are no benchmark.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -77,6 +79,7 @@ TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
 
 MOST_TRAIN_POINTS, MOST_POSITIONS = 200, 64
 SPARE = 1.15  # of the expected time of a run must be left to start it
+START_SECONDS, COMPILE_SECONDS = 8.0, 60.0
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -169,28 +172,71 @@ class _Reporter:
         return None
 
 
-def worker(connection: Connection, scratch: str, cache: str) -> None:
+@dataclass(frozen=True)
+class Machine:
+    """How the workers run, which is no part of a run's identity."""
+
+    scratch: str
+    cache: str
+    deterministic: bool
+    compile: bool
+
+
+def worker(connection: Connection, machine: Machine) -> None:
     """Train what the parent sends until it sends None."""
-    os.environ |= {"MACLAURIN_CACHE": cache, "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {
+        "MACLAURIN_CACHE": machine.cache,
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "TORCHINDUCTOR_COMPILE_THREADS": "2",
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(machine.cache) / "inductor"),
+    }
     import torch
 
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
+    unstable = _use_deterministic_kernels() if machine.deterministic else set[str]()
     _register_sizes()
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
     connection.send(("ready",))
+    last = None
     while (task := connection.recv()) is not None:
         number, run, data = task
-        folder = Path(scratch) / f"run-{os.getpid()}-{number}"
+        folder = Path(machine.scratch) / f"run-{os.getpid()}-{number}"
+        if machine.compile and run["attention"] != last:
+            torch._dynamo.reset()
+        last = run["attention"]
+        unstable.clear()
         try:
-            connection.send(("finished", number, train_one(run, data, folder, _Reporter(connection))))
+            record = train_one(run, data, folder, _Reporter(connection), machine.compile)
+            record |= {"deterministic": machine.deterministic, "nondeterministic_kernels": sorted(unstable)}
+            connection.send(("finished", number, record))
         except Exception:
             connection.send(("failed", number, traceback.format_exc()))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def _use_deterministic_kernels() -> set[str]:
+    """Where torch has them; the warnings about others are collected in the returned set."""
+    import torch
+
+    unstable: set[str] = set()
+    show = warnings.showwarning
+
+    def collect(message: Any, *arguments: Any, **named: Any) -> None:
+        if "deterministic" in str(message):
+            unstable.add(str(message).split(" does not have")[0][:120])
+        else:
+            show(message, *arguments, **named)
+
+    warnings.showwarning = collect
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    return unstable
 
 
 def _register_sizes() -> None:
@@ -201,15 +247,16 @@ def _register_sizes() -> None:
         KNOWN.setdefault(name, Size(name, hidden, ffn, heads, layers, length))
 
 
-def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
+def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -> Record:
     """Figures of one run; a diverged run is a result too."""
     import torch
 
     from maclaurin.training.config import config_from
-    from maclaurin.training.step import Diverged
+    from maclaurin.training.optimizer_step import Diverged
     from maclaurin.training.trainer import train
 
-    settings = {"eval_every": max(1, run["steps"] // 4), **run, "data": data}
+    defaults = {"eval_every": max(1, run["steps"] // 4), "final_rows": 0, "compile": compiled}
+    settings = {**defaults, **run, "data": data}
     settings.pop("phase")
     config = config_from(settings)
     if torch.cuda.is_available():
@@ -223,6 +270,7 @@ def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
         "status": "diverged" if diverged else "finished",
         "diverged": diverged,
         "seconds": round(time.perf_counter() - begun, 2),
+        "compiled": config.compile,
         "config": config.to_dict(),
     }
     return record | _figures(folder)
@@ -234,7 +282,7 @@ def _figures(folder: Path) -> Record:
     summary = folder / "summary.json"
     facts: Record = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
     finals = [line for line in lines if line["kind"] == "final"]
-    machine = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    machine = folder / "machine.json"  # missing if the first step diverged
     return {
         "validation_loss": facts.get("validation_loss"),
         "test_loss": facts.get("test_loss"),
@@ -257,7 +305,7 @@ def _figures(folder: Path) -> Record:
         )
         if finals
         else [],
-        "machine": machine,
+        "machine": json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else None,
     }
 
 
@@ -291,9 +339,12 @@ class Worker:
     connection: Connection
     run: Run | None = None
     key: str = ""
-    begun: float = 0.0
     step: int = 0
+    step_time: float = 0.0
+    first_step: int = 0
+    first_time: float = 0.0
     ready: bool = False
+    last: str = ""  # spec of its last run, which it has compiled
 
 
 class Pool:
@@ -306,7 +357,7 @@ class Pool:
         self.records = read_records(_record_files(options))
         self.failed: dict[str, int] = {}
         self.data_hash = _sha256(options.data)
-        self.fingerprint: str | None = None
+        self.tokens: dict[str, str] = {}
         self.workers: list[Worker] = []
         self.number = 0
         self.written = 0
@@ -314,23 +365,32 @@ class Pool:
 
     def run(self) -> None:
         self.options.out.mkdir(parents=True, exist_ok=True)
-        left = self._wanted()
-        self._say(f"{len(self.records)} records known, {len(left)} runs wanted now")
-        if not left:
-            return
-        self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(left)))]
+        wanted = self.plan([])
+        self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(wanted)))]
         try:
-            self._prepare(left[0])
-            self._work()
+            self._prepare(wanted[0])
+            self._leave_out_other_tokens()
+            left = len(self._wanted())
+            self._say(f"{len(self.records)} records known, {left} runs wanted now")
+            if left:
+                self._work()
         finally:
             for each in self.workers:
                 each.process.kill()
             for each in self.workers:
                 each.process.join(10)
             shutil.rmtree(self.scratch, ignore_errors=True)
-        self._say(
-            f"{self.written} runs finished, {len(self._wanted())} left, {sum(self.failed.values())} failures"
-        )
+        left, failures = len(self._wanted()), sum(self.failed.values())
+        self._say(f"{self.written} runs finished, {left} left, {failures} failures")
+
+    def _leave_out_other_tokens(self) -> None:
+        """Records of another text, tokenizer or split say nothing about these runs."""
+        mine = self.tokens["fingerprint"]
+        others = [key for key, record in self.records.items() if record["data"]["fingerprint"] != mine]
+        for key in others:
+            del self.records[key]
+        if others:
+            self._say(f"{len(others)} records are of other tokens and do not count")
 
     def _prepare(self, run: Run) -> None:
         """Tokens and tokenizer in the cache, made with all cores, while the workers start."""
@@ -342,12 +402,20 @@ class Pool:
             if not (here / file.name).exists():
                 shutil.copy(file, here)
         from maclaurin.data.config import DataConfig, open_source
+        from maclaurin.data.text_source import TextSource
 
         known = {field.name for field in dataclasses.fields(DataConfig)}
         settings = {key: value for key, value in run.items() if key in known}
-        source = open_source(DataConfig(**{**settings, "data": str(self.options.data)}), progress=False)
-        self.fingerprint = source.fingerprint
-        self._say(f"text ready: {(source.tokens_per_epoch or 0) / 1e6:.1f}M training tokens")
+        settings |= {"data": str(self.options.data), "seed": 0}  # the fingerprint contains the seed
+        source = open_source(DataConfig(**settings), progress=False)
+        assert isinstance(source, TextSource)
+        self.tokens = {
+            "fingerprint": source.fingerprint,
+            "tokenizer": source.tokenizer.fingerprint,
+            "train_tokens_sha256": source.prepared.manifest.arrays["train-tokens"].sha256,
+        }
+        size = f"{source.tokens_per_epoch / 1e6:.1f}M training tokens"
+        self._say(f"text ready: {size}, tokenizer {source.tokenizer.fingerprint[:12]}")
 
     def _work(self) -> None:
         while True:
@@ -379,36 +447,41 @@ class Pool:
         return list(found.values())
 
     def _assign(self, to: Worker) -> None:
-        for run in self._wanted():
-            if self._fits(run):
+        wanted = self._wanted()
+        if self.options.compile:  # first what this worker has compiled, then what no other has
+            others = {w.last for w in self.workers if w is not to}
+            wanted.sort(key=lambda run: (run["attention"] != to.last, run["attention"] in others))
+        for run in wanted:
+            if self._fits(run, to):
                 self.number += 1
-                to.run, to.key, to.begun, to.step = run, key_of(run, self.data_hash), time.monotonic(), 0
+                to.last = run["attention"]
+                to.run, to.key, to.step, to.first_step = run, key_of(run, self.data_hash), 0, 0
                 to.connection.send((self.number, run, str(self.options.data)))
                 return
 
-    def _fits(self, run: Run) -> bool:
-        expected = self._expected(run)
+    def _fits(self, run: Run, on: Worker | None = None) -> bool:
+        expected = self._expected(run, on)
         left = self.deadline - time.monotonic()
         return left > (0.4 * self.options.seconds if expected is None else SPARE * expected + 3)
 
-    def _expected(self, run: Run) -> float | None:
+    def _expected(self, run: Run, on: Worker | None) -> float | None:
         """Seconds, from the running and finished runs that are most alike; None if there are none."""
-        steps: dict[int, list[float]] = {}  # similarity → seconds per row of a batch
+        paces: dict[int, list[float]] = {}  # likeness → seconds per row of a batch
         for each in self.workers:
-            if each.run and each.step >= 50 and (alike := _likeness(run, each.run)):
-                pace = (time.monotonic() - each.begun) / each.step / each.run["batch_size"]
-                steps.setdefault(alike, []).append(pace)
+            if each.run and each.step > each.first_step and (alike := _likeness(run, each.run)):
+                pace = (each.step_time - each.first_time) / (each.step - each.first_step)
+                paces.setdefault(alike, []).append(pace / each.run["batch_size"])
         for record in self.records.values():
-            if record["status"] == "finished" and record["workers"] == self.options.workers:
+            conditions = (record["workers"], record.get("compiled", False))
+            if conditions == (self.options.workers, self.options.compile) and record.get("seconds_per_step"):
                 other = record["run"]
                 if alike := _likeness(run, other):
-                    steps.setdefault(alike, []).append(
-                        record["seconds"] / other["steps"] / other["batch_size"]
-                    )
-        if not steps:
+                    paces.setdefault(alike, []).append(record["seconds_per_step"] / other["batch_size"])
+        if not paces:
             return None
-        closest = sorted(steps[max(steps)])
-        return closest[-1 - len(closest) // 4] * run["steps"] * run["batch_size"]
+        closest = sorted(paces[max(paces)])
+        start = COMPILE_SECONDS if self.options.compile and (on is None or on.last != run["attention"]) else 0
+        return closest[-1 - len(closest) // 4] * run["steps"] * run["batch_size"] + START_SECONDS + start
 
     def _receive(self, sender: Worker) -> None:
         try:
@@ -420,7 +493,9 @@ class Pool:
         if kind == "ready":
             sender.ready = True
         elif kind == "step":
-            sender.step = message[1]
+            sender.step, sender.step_time = message[1], time.monotonic()
+            if not sender.first_step:
+                sender.first_step, sender.first_time = sender.step, sender.step_time
         elif kind == "finished":
             self._write(sender, message[2])
             sender.run = None
@@ -441,12 +516,13 @@ class Pool:
             "phase": run["phase"],
             "tokens": run["steps"] * run["batch_size"] * run["length"],
             **figures,
+            "seconds_per_step": _pace(sender),
             "workers": self.options.workers,
             "commit": self.options.commit,
             "data": {
                 "name": self.options.data.name,
                 "sha256": self.data_hash,
-                "fingerprint": self.fingerprint,
+                **self.tokens,
             },
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
@@ -484,15 +560,21 @@ class Pool:
     def _start_worker(self) -> Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(
-            target=worker, args=(theirs, self.scratch, str(self.options.cache)), daemon=True
-        )
+        options = self.options
+        machine = Machine(self.scratch, str(options.cache), not options.fast, options.compile)
+        process = context.Process(target=worker, args=(theirs, machine), daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.begun:5.0f} s] {text}", flush=True)
+
+
+def _pace(worker: Worker) -> float | None:
+    """Seconds per step after the first ones, evaluations included."""
+    steps = worker.step - worker.first_step
+    return round((worker.step_time - worker.first_time) / steps, 5) if steps else None
 
 
 def _likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
@@ -552,6 +634,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
     )
     parser.add_argument("--commit", default="unknown", help="commit to record")
+    parser.add_argument("--compile", action="store_true", help="torch.compile; a worker keeps to its spec")
+    parser.add_argument("--fast", action="store_true", help="allow kernels that are not deterministic")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "maclaurin-cache")
     parser.add_argument("--scratch", type=Path, default=None, help="folder for the runs' own files")
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left and end")

@@ -5,13 +5,16 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import time
 
+import pytest
+
 from maclaurin import InputError
+from maclaurin.training import trainer
 from maclaurin.training.losses import NextToken
+from maclaurin.training.trainer import Outcome
 from tests.e2e import training
-from tests.e2e.training import COMMAND, arguments, environment, records, train_here
+from tests.e2e.training import COMMAND, arguments, environment, records, start, train_here, wait_for
 
 
 def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
@@ -107,16 +110,23 @@ def test_the_saved_model_can_be_read_by_whom_the_umask_allows(tmp_path):
 
 
 def test_a_run_stopped_by_ctrl_c_says_so_and_exits_with_130(tmp_path):
-    out = tmp_path / "run"
-    command = [*COMMAND, *arguments(out, steps=5000, eval_every=0)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
-    while not list(out.glob("checkpoints/step-*")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "stopping after this step" in text
-    assert "--resume continues" in text
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(out, log=str(log), steps=5000, eval_every=0)
+    assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130
+    assert "stopping after this step" in log.read_text()
+    assert "--resume continues" in log.read_text()
+
+
+def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):
+    """And not only the run it is at."""
+    stopped = Outcome(3, False, None, None, 0.0, signal.SIGINT)
+    calls = []
+    monkeypatch.setattr(trainer, "train", lambda *a, **k: calls.append(a) or stopped)
+    train_here(tmp_path, command="sweep", expect=130)
+    assert len(calls) == 1
 
 
 def test_a_compiled_run_ends_when_it_is_done(tmp_path):
@@ -139,16 +149,23 @@ def test_a_compiled_run_ends_when_it_is_done(tmp_path):
     assert "compiling the training step" in text
     assert "first step done after" in text
     assert json.loads((out / "summary.json").read_text())["compiled"]
+    train_here(tmp_path / "eager", size="pico", steps=2, eval_every=0, attention="exp/sum")
+    for one, other in zip(records(out), records(tmp_path / "eager"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path):
-    command = [
-        sys.executable, "-m", "maclaurin", "sweep", "--rates=1e-4,1e-2", "--steps=6", "--batch-size=4",
-        "--data=mqar:pairs=3,vocab=32,length=24", "--eval-rows=64", f"--out={tmp_path}", "--device=cpu",
-    ]  # fmt: skip
-    for _ in range(2):
-        result = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-        assert result.returncode == 0, result.stderr
+def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path, monkeypatch):
+    options = {
+        **{name: training.SMALL[name] for name in ("data", "batch-size", "eval-rows", "device")},
+        "rates": "1e-4,1e-2",
+        "steps": "6",
+    }
+    monkeypatch.setattr(training, "SMALL", options)
+    lines = train_here(tmp_path, command="sweep").stdout.splitlines()
+    assert ["0.01" in line for line in lines if "best" in line] == [True]
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lr-*/summary.json")}
+    train_here(tmp_path, command="sweep")
+    assert {file: file.stat().st_mtime_ns for file in before} == before
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["best"] == 0.01
     assert set(found["losses"]) == {"0.0001", "0.01"}

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.step import learning_rate
+from maclaurin.training.optimizer_step import learning_rate
 from tests.e2e import training
-from tests.e2e.training import COMMAND, arguments, environment, records, train_here, weights
+from tests.e2e.training import records, start, train_here, wait_for, weights
 
 KILLS = 10
 
@@ -36,26 +36,6 @@ def assert_same_run(out, whole):
         assert torch.equal(found[name], tensor), name
 
 
-def start(out):
-    flags = ["--resume"] if (out / "config.json").exists() else []
-    return subprocess.Popen(
-        [*COMMAND, *arguments(out, *flags)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    )
-
-
-def wait_for(condition, process, seconds=120):
-    """Whether the condition came true before the process ended."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and process.poll() is None:
-        if condition():
-            return True
-        time.sleep(0.001)
-    return False
-
-
 def is_writing(out):
     return any(out.glob("checkpoints/.step-*.part/*"))
 
@@ -65,7 +45,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
     dice = random.Random(0)
     kills = during_write = 0
     while kills < KILLS:
-        process = start(out)
+        process = start(out, *(["--resume"] if (out / "config.json").exists() else []))
         before = set((out / "checkpoints").glob("step-*")) if out.exists() else set()
         if kills % 2 == 0:  # in the middle of writing a checkpoint
             if wait_for(lambda: is_writing(out), process):
@@ -73,10 +53,10 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
         else:  # at any moment after the run got further than last time
             wait_for(lambda: set((out / "checkpoints").glob("step-*")) - before, process)  # noqa: B023
             time.sleep(dice.uniform(0, 0.1))
-        if process.poll() is not None:
+        if not process.is_alive():
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         kills += 1
     assert kills == KILLS, "the run ended before it was killed often enough"
     assert during_write >= 2
@@ -88,8 +68,9 @@ def test_sigterm_saves_a_checkpoint(tmp_path, whole):
     out = tmp_path / "run"
     process = start(out)
     assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
     assert not (out / "model").exists()
     train_here(out, "--resume")
     assert_same_run(out, whole)
@@ -144,20 +125,15 @@ def test_a_finished_run_can_be_extended(tmp_path, whole):
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     out = tmp_path / "run"
-    first = subprocess.Popen(
-        [*COMMAND, *arguments(out, steps=5000, eval_every=0)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    )
+    first = start(out, steps=5000, eval_every=0)
     try:
         assert wait_for(lambda: list(out.glob("checkpoints/step-*")), first)
         result = train_here(out, "--resume", steps=5000, eval_every=0, expect=2)
         assert "another process is training" in result.stderr
-        assert first.poll() is None
+        assert first.is_alive()
     finally:
         first.kill()
-        first.wait()
+        first.join()
 
 
 def test_a_loss_that_explodes_names_step_gradients_and_checkpoint(tmp_path):

@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -44,13 +46,13 @@ def train(out, *flags, expect=0, launcher=None, **changed):
     return result
 
 
-def train_here(out, *flags, expect=0, **changed):
+def train_here(out, *flags, expect=0, command="train", **changed):
     """The same command in this process, which is quicker."""
     from maclaurin.cli.main import main
 
     told, errors, code = io.StringIO(), io.StringIO(), 0
     with (
-        mock.patch.object(sys, "argv", ["maclaurin", "train", *arguments(out, *flags, **changed)]),
+        mock.patch.object(sys, "argv", ["maclaurin", command, *arguments(out, *flags, **changed)]),
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(errors),
     ):
@@ -60,6 +62,42 @@ def train_here(out, *flags, expect=0, **changed):
             code = end.code or 0
     assert code == expect, told.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=told.getvalue(), stderr=errors.getvalue())
+
+
+#: starts processes in which everything is imported already
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["maclaurin.cli.main", "maclaurin.training.trainer"])
+
+
+def start(out, *flags, log=None, **changed):
+    """The same command in a process of its own, to be killed; what it prints goes to `log`."""
+    process = FORKS.Process(target=_run_command, args=(arguments(out, *flags, **changed), log))
+    process.start()
+    return process
+
+
+def _run_command(options, log):
+    import torch
+
+    from maclaurin.cli.main import main
+
+    torch.set_num_threads(1)
+    descriptor = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+    sys.argv = ["maclaurin", "train", *options]
+    main()
+
+
+def wait_for(condition, process, seconds=120):
+    """Whether the condition came true before the process ended."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.is_alive():
+        if condition():
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def torchrun(processes):

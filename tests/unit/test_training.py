@@ -27,9 +27,9 @@ from maclaurin.training.config import TrainConfig, config_from, load_config
 from maclaurin.training.estimate import estimate, flops_per_token
 from maclaurin.training.losses import evaluate, summed_cross_entropy
 from maclaurin.training.model import model_config
+from maclaurin.training.optimizer_step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.processes import Processes
 from maclaurin.training.records import Records, read_records
-from maclaurin.training.step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.trainer import Trainer
 
 ALONE = Processes(0, 1, torch.device("cpu"))
@@ -312,6 +312,13 @@ def test_the_loop_reads_losses_from_the_device_at_the_log_interval_only(tiny, tm
     made._record_losses = _counted(made._record_losses, calls)
     made.run()
     assert calls == [3, 3]
+
+
+def test_one_process_asks_no_device_whether_to_stop():
+    """A tensor on the meta device has no value: reading one would raise."""
+    alone = Processes(0, 1, torch.device("meta"))
+    assert alone.any(True)
+    assert not alone.any(False)
 
 
 def _counted(function, calls):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from maclaurin.cli.extras import requires_extra
 from maclaurin.cli.train import with_config_options
 from maclaurin.errors import InputError
+from maclaurin.files import write_json
 
 
 def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
@@ -35,15 +36,10 @@ def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
     finite = {lr: loss for lr, loss in losses.items() if isinstance(loss, float)}
     best = min(finite, key=lambda lr: finite[lr]) if finite else None
     for lr, loss in losses.items():
-        table.add_row(
-            f"{lr:g}",
-            loss if isinstance(loss, str) else f"{loss:.4f}",
-            style="bold green" if lr == best else None,
-        )
+        shown = loss if isinstance(loss, str) else f"{loss:.4f}"
+        table.add_row(f"{lr:g}", f"{shown}  best" if lr == best else shown)
     Console().print(table)
-    (out / "sweep.json").write_text(
-        json.dumps({"losses": {f"{k:g}": v for k, v in losses.items()}, "best": best})
-    )
+    write_json(out / "sweep.json", {"losses": {f"{k:g}": v for k, v in losses.items()}, "best": best})
 
 
 def _rate(text: str) -> float:
@@ -57,16 +53,20 @@ def _rate(text: str) -> float:
 
 
 def _validation_loss(config: Any, folder: Path) -> float | str:
-    """The final validation loss of one run, trained now or found finished; 'diverged' is a result too."""
+    """The final validation loss of one run, trained now or before; 'diverged' is a result too."""
     with requires_extra("models", "transformers"):
-        from maclaurin.training.step import Diverged
+        from maclaurin.training.optimizer_step import Diverged
         from maclaurin.training.trainer import train
 
         try:
             outcome = train(config, folder, resume=(folder / "config.json").exists())
         except Diverged as problem:
             return f"diverged at step {problem.step}"
-    return outcome.validation.loss if outcome.finished and outcome.validation else "stopped"
+    if not outcome.finished:
+        raise typer.Exit(128 + (outcome.signal or signal.SIGTERM))
+    if outcome.validation is None:
+        raise InputError("a sweep compares validation losses: use a validation_fraction above 0.")
+    return outcome.validation.loss
 
 
 def make_sweep() -> Any:

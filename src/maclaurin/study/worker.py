@@ -31,9 +31,9 @@ from maclaurin.study.record import RunRecord
 from maclaurin.study.run_record import make_record, provenance_of, read_summary
 from maclaurin.training.batches import open_data
 from maclaurin.training.config import TrainConfig, config_from
+from maclaurin.training.optimizer_step import Diverged
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.run_folder import RunFolder
-from maclaurin.training.step import Diverged
 from maclaurin.training.trainer import Trainer
 
 Tell = Callable[[RunProgress], None]

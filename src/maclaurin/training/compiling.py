@@ -17,8 +17,8 @@ from maclaurin.errors import MaclaurinError
 from maclaurin.training.batches import StepBatch
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import NextToken, Objective
+from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
-from maclaurin.training.step import OptimizerStep, StepResult
 from maclaurin.training.terminal import still_working
 
 
@@ -64,17 +64,17 @@ def end_compile_workers() -> None:
 
     torch ends them itself at exit, but before 2.13 it can wait five minutes for them there
     (pytorch/pytorch#162199): the helper process that owns them waits for workers that do not end. So the
-    workers are ended first, as torch 2.13 does.
+    workers are killed first, as torch does from 2.13 on; they have nothing to save.
     """
     async_compile: Any = sys.modules.get("torch._inductor.async_compile")
     if async_compile is None:
         return
-    for pool in tuple(async_compile._pool_set):
+    for pool in tuple(getattr(async_compile, "_pool_set", ())):
         helper = getattr(pool, "process", None)  # pools of other kinds own their workers directly
         if helper is not None:
             for worker in _children(helper.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGTERM)
+                    os.kill(worker, signal.SIGKILL)
     async_compile.shutdown_compile_workers()
 
 

@@ -128,6 +128,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         of_weight = torch.zeros_like(weight) if weight_too else None
         of_hidden = []
+        vocabulary = torch.arange(weight.shape[0], device=weight.device)
         weight = weight.to(dtype)
         for states, answers in zip(hidden.to(dtype).split(rows), targets.split(rows), strict=True):
             scored = (answers != NOT_SCORED)[:, None]
@@ -136,11 +137,11 @@ class _SummedCrossEntropy(torch.autograd.Function):
             normalizer = logits.logsumexp(-1, keepdim=True)
             loss = loss + torch.where(scored, normalizer - logits.gather(-1, answers), 0.0).sum()
             slope = (logits - normalizer).exp()
-            slope = slope.scatter_add(-1, answers, torch.full_like(normalizer, -1.0))
+            slope = torch.where(vocabulary == answers, slope - 1, slope)
             slope = torch.where(scored, slope, 0.0).to(dtype)
             of_hidden.append((slope @ weight).to(hidden.dtype))
             if of_weight is not None:
-                of_weight = of_weight + slope.t() @ states
+                of_weight += slope.t() @ states
         ctx.save_for_backward(torch.cat(of_hidden), of_weight)
         return loss
 

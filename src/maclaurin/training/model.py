@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
 from maclaurin.errors import InputError
+from maclaurin.files import new_folder
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.models.loading import load_model
 from maclaurin.models.tokenizer_folder import (
@@ -122,39 +124,31 @@ def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
 
 def save_adapters(adapters: Any, folder: Path) -> None:
     """As PEFT reads them again: PeftModel.from_pretrained(model, folder)."""
-    partial = _empty_beside(folder)
-    adapters.save_pretrained(partial)
-    _publish(partial, folder)
+    with _readable_folder(folder) as partial:
+        adapters.save_pretrained(partial)
 
 
 def save_model(
     model: MaclaurinForCausalLM, weights: dict[str, Any] | None, source: Source, folder: Path
 ) -> None:
     """Weights, configuration and tokenizer, in place of what the folder held before."""
-    partial = _empty_beside(folder)
-    _save_tokenizer(source, model, partial)
-    save_quietly(model, partial, weights)
-    _publish(partial, folder)
+    with _readable_folder(folder) as partial:
+        _save_tokenizer(source, model, partial)
+        save_quietly(model, partial, weights)
 
 
-def _empty_beside(folder: Path) -> Path:
-    partial = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    return partial
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    """Put a finished folder in its place, readable by whom the umask allows."""
-    marker = partial / ".mode"
-    marker.touch()
-    mode = marker.stat().st_mode & 0o777  # safetensors writes for the owner alone
-    marker.unlink()
-    for file in partial.rglob("*"):
-        if file.is_file():
-            file.chmod(mode)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+@contextmanager
+def _readable_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which replaces `folder` at the end; whoever the umask allows can read its files."""
+    with new_folder(folder) as partial:
+        yield partial
+        own = partial / ".mode"
+        own.touch()
+        mode = own.stat().st_mode & 0o777  # safetensors writes for the owner alone
+        own.unlink()
+        for file in partial.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
 
 
 def _save_tokenizer(source: Source, model: MaclaurinForCausalLM, folder: Path) -> None:

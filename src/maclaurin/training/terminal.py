@@ -80,7 +80,7 @@ class TerminalDisplay:
     def say(self, text: str) -> None:
         """One line."""
         if self._visible:
-            self.console.print(text, markup=False, highlight=False)
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -31,10 +31,7 @@ from maclaurin.training.config import TrainConfig
 from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.losses import Evaluation, evaluate, objective_of
 from maclaurin.training.model import model_config, save_adapters, save_model, starting_model, with_adapters
-from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
-from maclaurin.training.run_folder import RunFolder
-from maclaurin.training.step import (
+from maclaurin.training.optimizer_step import (
     Diverged,
     OptimizerStep,
     StepResult,
@@ -42,6 +39,9 @@ from maclaurin.training.step import (
     learning_rate,
     problem_with,
 )
+from maclaurin.training.processes import Processes, join, leave
+from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
+from maclaurin.training.run_folder import RunFolder
 from maclaurin.training.terminal import Display, TerminalDisplay
 
 
