@@ -35,11 +35,13 @@ def model(tmp_path_factory):
     from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from maclaurin.data.text_tokenizers import SEPARATOR, learn
+    from maclaurin.data.text_tokenizers import SEPARATOR, train_byte_pairs
 
     folder = tmp_path_factory.mktemp("llama")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(learn(300, iter(["the password of a river is a lamp"] * 20))),
+        tokenizer_object=Tokenizer.from_str(
+            train_byte_pairs(300, iter(["the password of a river is a lamp"] * 20))
+        ),
         eos_token=SEPARATOR,
     )
     torch.manual_seed(0)
