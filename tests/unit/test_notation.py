@@ -254,7 +254,7 @@ def test_parts_built_in_python_obey_the_rules_of_the_notation():
 def test_what_a_spec_knows():
     spec = parse("exp(clamp=5)*in/len*out/layer")
     assert spec.gates == ("input_gate", "output_gate")
-    assert spec.cancelled_parts == ("len", "out")
+    assert spec.cancelled_parts == (VisibleKeys(), OutputGate())
     assert str(spec.simplified()) == "exp(clamp=5)*in/layer"
     assert not spec.has_finite_state
     based = parse("taylor(2)/sum")

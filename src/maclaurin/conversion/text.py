@@ -11,7 +11,7 @@ from torch import Tensor
 from maclaurin.data.config import DataConfig
 from maclaurin.data.splits import hash_share
 from maclaurin.data.standard_library import StandardLibrary
-from maclaurin.inspection.text import read_contexts
+from maclaurin.inspection.contexts import read_contexts
 
 
 def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
