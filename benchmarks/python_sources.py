@@ -20,7 +20,7 @@ def sources() -> Iterator[tuple[str, str]]:
         root = Path(sysconfig.get_path(key))
         for path in sorted(root.rglob("*.py")):
             try:
-                yield str(path.relative_to(root)), path.read_text()
+                yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
                 continue
 
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
     seen: set[int] = set()
     size = 0
-    with options.out.open("w") as file:
+    with options.out.open("w", encoding="utf-8") as file:
         for path, text in sources():
             if hash(text) in seen or not text.strip():
                 continue
