@@ -218,7 +218,7 @@ def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
     try:
         train(config, folder, display=display)
     except Diverged as problem:
-        diverged = {"step": problem.step, "loss": None if problem.loss != problem.loss else problem.loss}
+        diverged = {"step": problem.step, "reason": str(problem).splitlines()[0]}
     record: Record = {
         "status": "diverged" if diverged else "finished",
         "diverged": diverged,

@@ -10,7 +10,7 @@ from pathlib import Path
 import maclaurin
 
 #: editing these may change a number; editing commands, studies or reports may not
-ROOMS = ("spec", "forms", "backends", "layers", "models", "data", "training", "errors.py")
+ROOMS = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
 
 
 @lru_cache(maxsize=1)

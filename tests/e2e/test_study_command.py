@@ -47,7 +47,7 @@ def test_finished_runs_say_everything_a_report_needs(done):
         assert run.test_loss > 0  # over the whole test set, unlike the curve
         assert [step for step, *_ in run.test_curve] == [10, 20]
         assert [step for step, _ in run.train_curve] == list(range(1, 21))
-        assert run.loss_by_position[0][0] == 0
+        assert all(loss > 0 for _, loss in run.loss_by_position)  # only where an answer is scored
         assert run.parameters > 100_000
         assert run.tokens_per_second > 0
         assert run.seconds > 0
@@ -63,7 +63,7 @@ def test_divergence_and_crash_are_results_and_told(done):
     folder, told = done
     found = by_cell(folder, "tiny")
     assert found["explodes"].status == "diverged"
-    assert "the loss is" in found["explodes"].message
+    assert "is not finite" in found["explodes"].message
     assert 0 < found["explodes"].step <= 20
     assert found["impossible"].status == "crashed"
     assert "3" in found["impossible"].message

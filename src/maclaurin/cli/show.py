@@ -59,7 +59,7 @@ def _paragraphs(spec: AttentionSpec, entries: list[Entry]) -> list[tuple[str, st
         )
         paragraphs.append(("denominator", answer))
     if spec.cancelled_parts:
-        paragraphs.append(("cancels", f"the norm divides out: {', '.join(spec.cancelled_parts)}"))
+        paragraphs.append(("cancels", f"the norm divides out: {', '.join(map(str, spec.cancelled_parts))}"))
     if (simpler := spec.simplified()) != spec:
         paragraphs.append(("equal and simpler", str(simpler)))
     for entry in entries:
@@ -116,7 +116,7 @@ def _as_data(spec: AttentionSpec, entries: list[Entry]) -> dict[str, object]:
         "forms": _forms(spec),
         "gates": list(spec.gates),
         "denominator_can_vanish": spec.denominator_can_vanish,
-        "cancelled_parts": list(spec.cancelled_parts),
+        "cancelled_parts": [str(part) for part in spec.cancelled_parts],
         "simplified": str(spec.simplified()),
         "state": [
             {"head_size": d, "features": spec.features(d), "numbers": spec.state_size(d, d)}

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import (
     Tile,
     cdiv,
@@ -97,6 +98,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, 
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
+@launched
 @triton.jit
 def _forward(
     Q, K, V, Y, REST, Z,
@@ -175,6 +177,7 @@ def _add_queries(dk, dv, k, v, q, dn, dz, m, n, C: tl.constexpr, SIGMOID: tl.con
     return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv
 
 
+@launched
 @triton.jit
 def _backward_keys(
     Q, K, V, DN, DZ, DK, DV,
@@ -231,6 +234,7 @@ def _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C: tl.constexpr, SIGMOID: tl.c
     return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION)
 
 
+@launched
 @triton.jit
 def _backward_queries(
     Q, K, V, DN, DZ, DQ,
