@@ -29,18 +29,12 @@ def without_harness(*arguments):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     import torch
-    from tokenizers import Tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from maclaurin.data.text_tokenizers import SEPARATOR, train_byte_pairs
+    from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
     folder = tmp_path_factory.mktemp("llama")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(
-            train_byte_pairs(300, iter(["the password of a river is a lamp"] * 20))
-        ),
-        eos_token=SEPARATOR,
-    )
+    tokenizer = as_fast_tokenizer(byte_tokenizer())
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -21,6 +21,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8579b", "#c88a00", "#3a9bd9", "#7
 _FILE_CONFIG: dict[str, Any] = {
     "background": "white",
     "font": "sans-serif",
+    "title": {"anchor": "start"},
     "view": {"stroke": None},
     "range": {"category": list(PALETTE)},
     "scale": {"invalid": {"color": {"value": PALETTE[1]}}},  # in place of what is no number
