@@ -1,15 +1,17 @@
 """Converts records.json of schema 1 to schema 2, in place: python studies/migrate_schema_1.py FILE...
 
-Numbers are copied, never computed. Three things change on the way:
+Numbers are copied, never computed. Four things change on the way:
 
 - runs are stored once under a key, and labels refer to them; keys are made anew, with numerics version 0;
+- the length of a row is that of the task where the task has one of its own, as in configs of today;
 - a loss by position of exactly 0.0 is a position that nothing was scored at, and becomes null;
-- claims are those of the study.py beside the file where there is one, for their margins and published numbers.
+- claims are those of the study.py beside the file, which have margins and published numbers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ def run_record(old: dict[str, Any]) -> RunRecord:
     data = provenance.pop("data")
     versions = provenance["versions"]
     run = Run(
-        config=old["config"],
+        config=_resolved(old["config"]),
         data=data["fingerprint"],
         torch=".".join(versions["torch"].split(".")[:2]),
         numerics=0,
@@ -63,6 +65,12 @@ def run_record(old: dict[str, Any]) -> RunRecord:
         seconds=old["seconds"],
         provenance={**provenance, "data": data["name"]},
     )
+
+
+def _resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """A task's own length=… decides, and is what newer configs say."""
+    found = re.search(r"\blength=(\d+)", config["data"])
+    return {**config, "length": int(found[1])} if found else config
 
 
 def experiment_record(old: dict[str, Any], runs: list[dict[str, Any]]) -> ExperimentRecord:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
+from maclaurin.inspection import html as report
 from maclaurin.inspection.chart_data import heat_data, order_chart
+from maclaurin.inspection.html import Html, embedded, join, table_html, tag
 from maclaurin.inspection.schema import Inspection
 from maclaurin.inspection.summary import findings
 from maclaurin.inspection.tables import heads_table, layers_table, orders_table, windows_table
-from maclaurin.report import page as report
-from maclaurin.report.html import Html, embedded, join, table_html, tag
-from maclaurin.report.numbers import counted, many
-from maclaurin.report.provenance import told
+from maclaurin.report.numbers import counted, in_one_line, many
 from maclaurin.report.tables import Table
 
 
@@ -38,7 +37,7 @@ def page(inspection: Inspection) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{inspection.model.name} · Maclaurin"),
-        tag("style", Html(report.asset("page.css") + _asset("inspect.css"))),
+        tag("style", Html(report.asset("page.css") + _asset("charts.css") + _asset("inspect.css"))),
         tag("script", Html(report.THEME)),
     )
     contents = report.contents([("Findings", "#top", [(name, title) for name, title, _ in kept])])
@@ -47,7 +46,7 @@ def page(inspection: Inspection) -> str:
         "body",
         tag("a", "Skip to the findings", href="#content", class_="skip"),
         tag("div", contents, main, class_="frame"),
-        tag("script", Html(report.asset("page.js"))),
+        tag("script", Html(_asset("charts.js"))),
         tag("script", Html(_asset("inspect.js"))),
     )
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
@@ -148,7 +147,7 @@ def _provenance(inspection: Inspection) -> Html:
         **inspection.made,
     }
     rows = [
-        tag("tr", tag("th", name, scope="row"), tag("td", told(value), class_="prose"))
+        tag("tr", tag("th", name, scope="row"), tag("td", in_one_line(value), class_="prose"))
         for name, value in facts.items()
     ]
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll")

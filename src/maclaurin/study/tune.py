@@ -35,8 +35,6 @@ from maclaurin.study.run_record import (
 
 FILE = "tuned.json"
 SCHEMA = 1
-#: a rate is good if its value is within this share of the best
-GOOD = 0.01
 #: keys that do not decide which learning rate is best, or that belong to the search itself
 NOT_TUNED = (
     *FREE_KEYS,

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import re
+from importlib import resources
 from typing import Any
 
 from maclaurin.report.tables import Column, Entry, Table
@@ -116,3 +117,30 @@ def _entry(column: Column, entry: Entry, titles: dict[str, str], *, first: bool)
         scope="row" if first else None,
         data_value=value,
     )
+
+
+#: before the page is painted: the theme chosen last time
+THEME = """try {
+  const chosen = localStorage.getItem("maclaurin-theme");
+  if (chosen) document.documentElement.dataset.theme = chosen;
+} catch { /* private windows */ }"""
+
+
+def contents(parts: list[tuple[str, str, list[tuple[str, str]]]]) -> Html:
+    """The list of sections that stands beside the page."""
+    lists = []
+    for title, top, headings in parts:
+        links = [tag("li", tag("a", text, href=f"#{target}")) for target, text in headings]
+        name = title if len(parts) > 1 else "Findings"
+        lists.append(tag("ul", tag("li", tag("a", name, href=top)), *links))
+    toggle = tag("button", "Dark", type="button", id="theme", aria_pressed="false", hidden=True)
+    head = tag("p", tag("b", "Maclaurin"), class_="brand")
+    return tag("nav", tag("div", head, toggle, class_="bar"), *lists, aria_label="Contents")
+
+
+def asset(name: str) -> str:
+    """A style sheet of the report that goes into the page."""
+    text = resources.files("maclaurin.report").joinpath("assets", name).read_text("utf-8")
+    if "</s" in text:
+        raise ValueError(f"{name} would end its own element.")
+    return text
