@@ -1,6 +1,6 @@
 """How do the parts interact? A full factorial over kernel, normaliser and gates."""
 
-from shared_settings import PICO_TEXT, RATES
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, RATES
 
 from maclaurin.study import Experiment, Study, grid
 
@@ -29,9 +29,9 @@ study = Study(
     experiments=(
         Experiment(
             name="language",
-            title="Next token of Python's standard library, 0.6M tokens of training",
+            title=PICO_TEXT_TITLE,
             metric="loss",
-            common={**PICO_TEXT, "steps": 300},
+            common=PICO_TEXT,
             cells=grid(AXES, notation),
             seeds=(0, 1, 2),
             baseline="exp row sum no gate",

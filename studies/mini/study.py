@@ -73,7 +73,7 @@ study = Study(
         "does it need, can a norm or a gate stand in for the denominator, and how far behind is its first "
         "order, linear attention?"
     ),
-    budget="5 to 8 minutes on 2 CPU cores, at the learning rates of tuned.json",
+    budget="about 8 minutes on 2 CPU cores, at the learning rates of tuned.json",
     experiments=(LANGUAGE, RECALL),
     claims=(
         norm_stands_in("language", "norm l2"),

@@ -323,6 +323,16 @@ class TorchrunExecutor:
 # ---------------------------------------------------------------------------------------- choosing
 
 
+def check_executor(kind: str, torchrun: str | None) -> None:
+    """Raise if there is no such executor, or none that can use torchrun."""
+    if kind not in EXECUTORS:
+        raise InputError(f"--executor is {', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}, not {kind!r}.")
+    if torchrun is not None and kind != "local":
+        raise InputError(
+            f"--torchrun starts processes on this machine, so it does not go with --executor {kind}."
+        )
+
+
 def choose_executor(
     kind: str,
     records: Sequence[RunRecord],
@@ -334,12 +344,6 @@ def choose_executor(
     slurm: str | None = None,
 ) -> Executor:
     """The executor asked for, or an error if it cannot work here."""
-    if kind not in EXECUTORS:
-        raise InputError(f"--executor is {', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}, not {kind!r}.")
-    if torchrun is not None and kind != "local":
-        raise InputError(
-            f"--torchrun starts processes on this machine, so it does not go with --executor {kind}."
-        )
     on_gpu = any(record.run.config["device"] == "cuda" for record in records)
     if kind == "ray":
         from maclaurin.study.ray_executor import RayExecutor

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from maclaurin.errors import InputError
 from maclaurin.study.design import Cell, Experiment, Study
-from maclaurin.study.executors import choose_executor, processes_of, warm_up
+from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import OwnCode, load_study, own_code, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
 from maclaurin.study.plan import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
@@ -32,7 +32,7 @@ from maclaurin.study.run_record import (
 )
 from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
-from maclaurin.study.tune import learning_rates
+from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import Silent, View
 
 SECONDS_FOR_FORMS = 120.0
@@ -85,40 +85,99 @@ def run(
     keep_models  keep weights and checkpoints of the runs
     view         shows the runs while they are trained; nothing by default
     """
-    whole = study if isinstance(study, Study) else load_study(study)
-    folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
-    chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
-    chosen = _without_tuning(chosen) if smoke else chosen
-    _refuse_to_replace(whole, chosen, scale, folder)
-    shared = Pool(pool_folder(folder, pool, smoke=smoke))
-    planner = Planner(
-        chosen, scale=scale, device=device, smoke=folder if smoke else None, torchrun=torchrun or ""
+    check_executor(executor, torchrun)
+    prepared = prepare(
+        study,
+        out=out,
+        pool=pool,
+        only=only,
+        scale=scale,
+        seeds=seeds,
+        smoke=smoke,
+        device=device,
+        torchrun=torchrun,
     )
-    planned = planner.plan(chosen)  # errors in the study come before anything is started
+    folder = prepared.out
     with living_study(folder / "lock"):
         if executor == "local" and torchrun is None:
             warm_up()
         trainer = choose_executor(
             executor,
-            list(planned.values()),
+            list(prepared.plan.values()),
             out=folder,
             workers=workers,
             ray_address=ray_address,
             torchrun=torchrun,
             slurm=slurm,
         )
+        shared = Pool(prepared.pool)
         place = Workplace(
             pool=str(shared.root),
             marker=shared.marker(),
             study_lock=str((folder / "lock").absolute()),
             threads=trainer.threads,
             runs_at_once=trainer.workers,
-            group=chosen.name,
-            code=planner.code,
+            group=prepared.study.name,
+            code=prepared.planner.code,
             keep_models=keep_models,
         )
         with Session(trainer, place, view or Silent(), retry=retry) as session:
-            return _Running(chosen, added, scale, folder, planner, session).run(retune=tune)
+            return _Running(prepared, session).run(retune=tune)
+
+
+@final
+@dataclass(frozen=True)
+class Prepared:
+    """A study before anything is started: errors in it have been found.
+
+    plan          every run, its data not opened yet; cells that are to be tuned have a rate of the grid
+    tuning_runs   how many runs it takes at least to choose the learning rates that are not known
+    added_seeds   experiment → seeds beyond those that the study names
+    """
+
+    study: Study
+    plan: Plan
+    planner: Planner
+    out: Path
+    pool: Path
+    scale: float
+    tuning_runs: int
+    added_seeds: Mapping[str, tuple[int, ...]]
+
+
+def prepare(
+    study: Study | str | Path,
+    *,
+    out: Path | None = None,
+    pool: Path | None = None,
+    only: Sequence[str] = (),
+    scale: float = 1.0,
+    seeds: int | None = None,
+    smoke: bool = False,
+    device: str | None = None,
+    torchrun: str | None = None,
+) -> Prepared:
+    """Check a study and plan its runs; see `run` for the arguments."""
+    whole = study if isinstance(study, Study) else load_study(study)
+    folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
+    chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
+    chosen = _at_first_rate(chosen) if smoke else chosen
+    _refuse_to_replace(whole, chosen, scale, folder)
+    planner = Planner(
+        chosen, scale=scale, device=device, smoke=folder if smoke else None, torchrun=torchrun or ""
+    )
+    missing = known_rates(chosen, folder).missing
+    grids = {e.name: len(e.tune.rates) * len(e.tune.seeds) for e in chosen.experiments if e.tune is not None}
+    return Prepared(
+        study=chosen,
+        plan=planner.plan(_at_first_rate(chosen)),
+        planner=planner,
+        out=folder,
+        pool=folder / "pool" if smoke else pool or folder.parent / "pool",
+        scale=scale,
+        tuning_runs=sum(grids[name] * len(cells) for name, cells in missing.items()),
+        added_seeds=added,
+    )
 
 
 def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: float, smoke: bool) -> Path:
@@ -133,13 +192,8 @@ def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: 
     return folder / "smoke" if smoke else folder
 
 
-def pool_folder(folder: Path, pool: Path | None, *, smoke: bool) -> Path:
-    """Where the runs go."""
-    return folder / "pool" if smoke else pool or folder.parent / "pool"
-
-
-def _without_tuning(study: Study) -> Study:
-    """Every cell at the first rate of its grid: a smoke run chooses nothing."""
+def _at_first_rate(study: Study) -> Study:
+    """Every cell that is to be tuned at the first rate of its grid."""
     experiments = tuple(
         e if e.tune is None else e.with_rates(dict.fromkeys((cell.name for cell in e.cells), e.tune.rates[0]))
         for e in study.experiments
@@ -249,18 +303,10 @@ class Planner:
 class _Running:
     """One study at work: learning rates first where it tunes, then its runs."""
 
-    def __init__(
-        self,
-        study: Study,
-        added_seeds: Mapping[str, tuple[int, ...]],
-        scale: float,
-        out: Path,
-        planner: Planner,
-        session: Session,
-    ) -> None:
-        self._study, self._added, self._scale, self._out = study, added_seeds, scale, out
-        self._planner, self._session = planner, session
-        self._forms = FormsCheck(out / "forms.json")
+    def __init__(self, prepared: Prepared, session: Session) -> None:
+        self._prepared, self._session = prepared, session
+        self._study, self._out, self._planner = prepared.study, prepared.out, prepared.planner
+        self._forms = FormsCheck(prepared.out / "forms.json")
         self._tunings: dict[str, Tuning] = {}
 
     def run(self, *, retune: bool) -> Ending:
@@ -299,7 +345,13 @@ class _Running:
     def _record(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
         forms = self._forms.result()
         return study_record(
-            self._study, plan, runs, scale=self._scale, added=self._added, tunings=self._tunings, forms=forms
+            self._study,
+            plan,
+            runs,
+            scale=self._prepared.scale,
+            added=self._prepared.added_seeds,
+            tunings=self._tunings,
+            forms=forms,
         )
 
     def _link_tensorboard(self, plan: Plan) -> None:

@@ -84,41 +84,56 @@ class TunedFile:
             raise InputError(f"{path} does not have the form of tuned learning rates: {problem!r}.") from None
 
 
-def learning_rates(
-    study: Study, out: Path, make_run: MakeRun, train: Train, *, retune: bool = False
-) -> tuple[Study, dict[str, Tuning]]:
-    """The study with a learning rate in every cell, and where each rate comes from.
+@final
+@dataclass(frozen=True)
+class KnownRates:
+    """Learning rates that were tuned before, for the same subject.
 
-    A rate is taken from OUT/tuned.json or from the tuned.json beside study.py if it was tuned for the same
-    subject; cells without one are tuned now. With `retune` all are, and kept beside study.py.
+    cells     experiment → cell → how it was tuned
+    sources   experiment → the file the rates come from
+    missing   experiment → cell → subject, for cells without a rate
     """
+
+    cells: dict[str, dict[str, CellTuning]]
+    sources: dict[str, str]
+    missing: dict[str, dict[str, str]]
+
+
+def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
+    """From OUT/tuned.json, then from the tuned.json beside study.py; none with `retune`."""
     wanted = [e for e in study.experiments if e.tune is not None]
-    if not wanted:
-        if retune:
-            raise InputError(
-                f"study {study.name!r} has no tune=… in any experiment: there is nothing to tune."
-            )
-        return study, {}
-    beside = study.file.parent / FILE if study.file is not None else None
     known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
     sources: dict[str, str] = {}
     if not retune:
-        for file in (out / FILE, beside):
+        for file in (out / FILE, _beside(study)):
             _take_known(wanted, file, known, sources)
     missing = {
         e.name: {cell.name: subject(e, cell) for cell in e.cells if cell.name not in known[e.name]}
         for e in wanted
     }
-    missing = {name: cells for name, cells in missing.items() if cells}
-    if missing:
+    return KnownRates(known, sources, {name: cells for name, cells in missing.items() if cells})
+
+
+def learning_rates(
+    study: Study, out: Path, make_run: MakeRun, train: Train, *, retune: bool = False
+) -> tuple[Study, dict[str, Tuning]]:
+    """The study with a learning rate in every cell, and where each rate comes from.
+
+    Cells whose rate is not known are tuned now. With `retune` all are, and kept beside study.py.
+    """
+    wanted = [e for e in study.experiments if e.tune is not None]
+    if retune and not wanted:
+        raise InputError(f"study {study.name!r} has tune=… in no experiment: there is nothing to tune.")
+    rates = known_rates(study, out, retune=retune)
+    known, sources = rates.cells, rates.sources
+    if rates.missing:
+        beside = _beside(study)
         target = beside if retune and beside is not None and os.access(beside.parent, os.W_OK) else out / FILE
-        fresh = tune_study(study, missing, make_run, train)
+        fresh = tune_study(study, rates.missing, make_run, train)
         _merged(TunedFile.read(target), fresh).write(target)
         for name, tuning in fresh.experiments.items():
             known[name] |= tuning.cells
-            sources[name] = (
-                "tuned by this study" if name not in sources else f"{sources[name]} and this study"
-            )
+            sources[name] = f"{sources[name]} and this study" if name in sources else "this study"
     tunings = {
         e.name: Tuning(metric=_tune_of(e).metric, source=sources[e.name], cells=known[e.name]) for e in wanted
     }
@@ -127,6 +142,10 @@ def learning_rates(
         for e in study.experiments
     )
     return dataclasses.replace(study, experiments=experiments), tunings
+
+
+def _beside(study: Study) -> Path | None:
+    return None if study.file is None else study.file.parent / FILE
 
 
 def _take_known(
