@@ -9,8 +9,8 @@ per cell, one shift per seed) leaves over, one number for all cells; an effect's
 that of the noise, and its p is corrected for the number of effects tested (Holm).
 
 Contrasts that sentences are made of come with intervals at a level divided by their number (Bonferroni). With
-runs missing, a contrast means something only if it lies in the row space of the design: statsmodels fits the
-model, and `Fit.can_estimate` says which contrasts it may be asked for.
+runs missing, a contrast means something only if it lies in the row space of the design, which
+`Fit.can_estimate` says; statsmodels gives a number for every contrast.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
-from statsmodels.regression.linear_model import OLS
+from scipy import linalg, special
 
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE, Difference, holm, spreads_differ
@@ -38,14 +37,12 @@ class Fit:
     """y = Xβ + noise by least squares. Columns are indicators, so X has fewer ranks than columns."""
 
     def __init__(self, x: Vector, y: Vector) -> None:
-        self._x, model = x, OLS(y, x)
-        found = model.fit(method="pinv")
-        self.rank = int(np.linalg.matrix_rank(x)) if x.size else 0
+        inverse, rank = linalg.pinv(x, return_rank=True)
+        self._x, self._inverse, self.rank = x, np.asarray(inverse), int(rank)
         self.df = len(y) - self.rank
-        self.residual_sum = float(found.ssr)
-        self.residuals = np.asarray(found.resid)
-        self._inverse = np.asarray(model.pinv_wexog)
-        self._coefficients = np.asarray(found.params)
+        self._coefficients = self._inverse @ y
+        self.residuals = y - x @ self._coefficients
+        self.residual_sum = float(np.sum(self.residuals**2))
 
     def can_estimate(self, c: Vector) -> bool:
         """Whether cᵀβ is the same for every β that fits: c lies in the row space of X."""
@@ -260,7 +257,7 @@ class Factorial:
         if df < 1 or not self.noise:
             return Effect(term, df, gained, gained / self.total)
         f = gained / df / self.noise
-        return Effect(term, df, gained, gained / self.total, f, float(stats.f.sf(f, df, self.noise_df)))
+        return Effect(term, df, gained, gained / self.total, f, float(special.fdtrc(df, self.noise_df, f)))
 
     def _contrast(self, fit: Fit, weights: Vector) -> Difference | None:
         if self.noise is None or not fit.can_estimate(weights):

@@ -138,10 +138,10 @@ def tuning_finding(outcome: Outcome) -> str:
         low, high, _ = good_range(trial_means(cell), cell.rate, sign)
         widths[name] = high / low
     narrow, wide = min(widths, key=lambda n: widths[n]), max(widths, key=lambda n: widths[n])
-    spread = f"all at {rates[0]:g}" if len(set(rates)) == 1 else f"from {min(rates):g} to {max(rates):g}"
+    spread = f"all {rates[0]:g}" if len(set(rates)) == 1 else f"{min(rates):g} to {max(rates):g}"
     text = (
-        f"{outcome.experiment.title}: each cell at its own learning rate, chosen by "
-        f"{tuning.metric.replace('_', ' ')} ({spread}; from {tuning.source})"
+        f"{outcome.experiment.title}: each cell trains at its own learning rate ({spread}), chosen by "
+        f"{tuning.metric.replace('_', ' ')} in {tuning.source}"
     )
     if len(widths) > 1 and widths[wide] > widths[narrow]:
         text += (

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE = 0.95
@@ -81,7 +81,7 @@ class Difference:
         """The interval that holds the truth so often."""
         if self.error is None:
             return None
-        half = float(stats.t.ppf(0.5 + level / 2, self.df)) * self.error if math.isfinite(self.value) else 0.0
+        half = float(special.stdtrit(self.df, 0.5 + level / 2)) * self.error if math.isfinite(self.value) else 0.0
         low, high = self.value - half, self.value + half
         return (
             -math.inf if self.runaway < 0 else low,
@@ -101,7 +101,7 @@ class Difference:
             return 1.0
         if math.isinf(distance):
             return 0.0 if distance > 0 else 1.0
-        return float(stats.t.sf(distance / self.error, self.df))
+        return float(special.stdtr(self.df, -distance / self.error))
 
     def __neg__(self) -> Difference:
         return Difference(-self.value, self.error, self.df, self.n, -self.runaway)
