@@ -18,7 +18,7 @@ import vl_convert
 from maclaurin.report.anova import Factorial
 from maclaurin.report.numbers import plain
 from maclaurin.report.outcome import CellOutcome, Outcome
-from maclaurin.report.statistics import Difference
+from maclaurin.report.statistics import Difference, Spread
 from maclaurin.report.study_tables import decimals_of, trial_means
 from maclaurin.report.style import INK, PALETTE
 from maclaurin.report.verdict import difference_text
@@ -34,7 +34,7 @@ ROW_HEIGHT = 20
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 #: share of the steps whose steep descent is left out of the axis
 EARLY = 0.2
-#: a point that lies so many times the width of all others away is drawn at the edge of the axis
+#: a point that lies so many times the width of most others away is drawn at the edge of the axis
 FAR = 3.0
 #: points of a training curve that are drawn
 MOST_POINTS = 80
@@ -184,15 +184,25 @@ def _picked() -> tuple[alt.Parameter, Any]:
 
 
 def _core(points: Sequence[float]) -> tuple[float, float]:
-    """The range of the points without those that lie far away from all others."""
-    kept = sorted(point for point in points if math.isfinite(point))
-    while len(kept) > 3:
-        below, above = kept[1] - kept[0], kept[-1] - kept[-2]
-        rest = kept[1:] if below > above else kept[:-1]
-        if max(below, above) <= FAR * max(rest[-1] - rest[0], 1e-12):
-            break
-        kept = rest
-    return (kept[0], kept[-1]) if kept else (0.0, 1.0)
+    """The range of the points without those that lie far outside the middle two thirds of them."""
+    known = sorted(point for point in points if math.isfinite(point))
+    if not known:
+        return 0.0, 1.0
+    low, high = known[len(known) // 6], known[-1 - len(known) // 6]
+    reach = FAR * (high - low) or math.inf
+    kept = [point for point in known if low - reach <= point <= high + reach]
+    return kept[0], kept[-1]
+
+
+def _bar(low: float, high: float) -> Row:
+    """Ends of an error bar. One without length is left out: vl-convert cannot draw it as PDF."""
+    return {"low": low, "high": high} if f"{low:.5g}" != f"{high:.5g}" else {"low": None, "high": None}
+
+
+def _spread_bar(spread: Spread) -> Row:
+    """One standard deviation up and down."""
+    deviation = spread.deviation or 0.0
+    return _bar(spread.mean - deviation, spread.mean + deviation)
 
 
 def _padded(low: float, high: float, share: float = 0.06) -> list[float]:
@@ -224,8 +234,7 @@ def _means(sheet: Sheet, outcome: Outcome, names: list[str]) -> View:
         {
             "name": name,
             "value": min(max(spread.mean, domain[0]), domain[1]),
-            "low": spread.mean - (spread.deviation or 0.0),
-            "high": spread.mean + (spread.deviation or 0.0),
+            **_spread_bar(spread),
             "mean": plain(spread.mean),
             "deviation": plain(spread.deviation),
             "seeds": ", ".join(plain(value) for value in outcome.cells[name].values.values()),
@@ -276,8 +285,8 @@ def _differences(sheet: Sheet, outcome: Outcome, names: list[str]) -> View | Non
     ends = [bounds for _, difference in found if (bounds := difference.bounds)]
     reach = 0.5 * (high - low)
     domain = _padded(
-        max(min((b[0] for b in ends), default=low), low - reach),
-        min(max((b[1] for b in ends), default=high), high + reach),
+        min(low, max(min((b[0] for b in ends), default=low), low - reach)),
+        max(high, min(max((b[1] for b in ends), default=high), high + reach)),
     )
     rows = [_difference_row(outcome, name, difference, domain) for name, difference in found]
     unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
@@ -312,8 +321,7 @@ def _difference_row(outcome: Outcome, name: str, difference: Difference, domain:
     return {
         "name": name,
         "value": difference.value,
-        "low": max(low, domain[0]),
-        "high": min(high, domain[1]),
+        **_bar(max(low, domain[0]), min(high, domain[1])),
         "cut_low": domain[0] if low < domain[0] else None,
         "cut_high": domain[1] if high > domain[1] else None,
         "difference": difference_text(difference),
@@ -477,6 +485,11 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return (min(values), max(values)) if values else (0.0, 1.0)
 
 
+def _extent(rows: Sequence[Row]) -> list[float]:
+    """Points and the ends of their bars."""
+    return [row[key] for row in rows for key in ("low", "y", "high") if row[key] is not None]
+
+
 def _late_domain(points: Points) -> list[float]:
     """The range of what lies after the first fifth of the steps."""
     first, last = _range([x for x, _ in points])
@@ -519,8 +532,7 @@ def orders(outcome: Outcome) -> Figure | None:
             "order": cell.order,
             "state": cell.state_bytes if cell.state_bytes else None,
             "y": cell.spread.mean,
-            "low": cell.spread.mean - (cell.spread.deviation or 0.0),
-            "high": cell.spread.mean + (cell.spread.deviation or 0.0),
+            **_spread_bar(cell.spread),
         }
         for group in groups
         for cell in group.cells
@@ -529,7 +541,7 @@ def orders(outcome: Outcome) -> Figure | None:
     sheet, look = Sheet(), Look(tuple(group.name for group in groups))
     baseline = outcome.baseline
     full = baseline.spread.mean if baseline.order is None and baseline.spread is not None else None
-    values = [row[key] for row in rows for key in ("low", "high")] + ([full] if full is not None else [])
+    values = [*_extent(rows), *([full] if full is not None else [])]
     up = alt.Scale(domain=_padded(*_range(values)), zero=False, nice=False)
     linear, log = alt.Scale(padding=8, nice=False), alt.Scale(type="log", padding=8, nice=False)
     axes = {
@@ -679,8 +691,7 @@ def across(outcomes: Sequence[Outcome]) -> Figure | None:
             "name": name,
             "experiment": outcome.experiment.name,
             "y": spread.mean,
-            "low": spread.mean - (spread.deviation or 0.0),
-            "high": spread.mean + (spread.deviation or 0.0),
+            **_spread_bar(spread),
         }
         for outcome in same
         for name, cell in outcome.cells.items()
@@ -690,7 +701,7 @@ def across(outcomes: Sequence[Outcome]) -> Figure | None:
         return None
     sheet, look, (pick, when) = Sheet(), look_of(same[0]), _picked()
     seen = when.then(alt.value(1)).otherwise(alt.value(0.08))
-    domain = _padded(*_range([row[key] for row in rows for key in ("low", "high")]))
+    domain = _padded(*_range(_extent(rows)))
     scale = alt.Scale(domain=domain, zero=False, nice=False)
     order = [outcome.experiment.name for outcome in same]
     x = alt.X("experiment:N", sort=order, title=None, axis=alt.Axis(labelAngle=0))

@@ -81,7 +81,11 @@ class Difference:
         """The interval that holds the truth so often."""
         if self.error is None:
             return None
-        half = float(special.stdtrit(self.df, 0.5 + level / 2)) * self.error if math.isfinite(self.value) else 0.0
+        half = (
+            float(special.stdtrit(self.df, 0.5 + level / 2)) * self.error
+            if math.isfinite(self.value)
+            else 0.0
+        )
         low, high = self.value - half, self.value + half
         return (
             -math.inf if self.runaway < 0 else low,

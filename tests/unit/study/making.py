@@ -4,8 +4,9 @@ from maclaurin.study import Cell, Experiment, Study
 from maclaurin.study.run_record import CellRecord, ExperimentRecord, Run, RunRecord, StudyRecord
 
 CONFIG = {
-    "attention": ["exp/sum"], "size": "nano", "seed": 0, "steps": 20, "batch_size": 2, "length": 8, "lr": 1e-3,
-    "data": "stdlib", "keep": 2, "trackers": [], "checkpoint_every": 5, "log_every": 1, "device": "cpu",
+    "attention": ["exp/sum"], "size": "nano", "seed": 0, "steps": 20, "batch_size": 2, "length": 8,
+    "lr": 1e-3, "data": "stdlib", "keep": 2, "trackers": [], "checkpoint_every": 5, "log_every": 1,
+    "device": "cpu",
 }  # fmt: skip
 
 

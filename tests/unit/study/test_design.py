@@ -13,7 +13,8 @@ CELLS = cells_of({"a": "exp/sum", "b": "exp/l2"})
 
 def experiment(**changes):
     values = {
-        "name": "e", "title": "E", "metric": "loss", "common": {}, "cells": CELLS, "seeds": (0, 1, 2), "baseline": "a",
+        "name": "e", "title": "E", "metric": "loss", "common": {}, "cells": CELLS, "seeds": (0, 1, 2),
+        "baseline": "a",
     }  # fmt: skip
     return Experiment(**{**values, **changes})
 
