@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from maclaurin.study.record import write_study
+
 from tests.unit.report import synthetic
 
 COMMAND = Path(sys.executable).with_name("maclaurin")

@@ -5,6 +5,7 @@ Colours are parameters (ink, c0 … c6), so that the page can draw the same char
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -109,6 +110,7 @@ def _is_for_pointer(layer: Any) -> bool:
     )
 
 
+@functools.cache
 def script() -> str:
     """Vega, vega-lite and vega-embed in one script, for a page that loads nothing."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version())
