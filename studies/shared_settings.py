@@ -14,6 +14,7 @@ PICO_TEXT = {
     "batch_size": 16,
     "eval_every": 100,
     "eval_rows": 128,
+    "final_rows": 0,
     "checkpoint_every": 0,
 }
 PICO_TEXT_TITLE = "Next token of Python's standard library, 0.6M tokens of training"
@@ -24,5 +25,6 @@ PICO_RECALL = {
     "initialization": "torch",
     "batch_size": 64,
     "eval_rows": 128,
+    "final_rows": 0,
     "checkpoint_every": 0,
 }

@@ -14,7 +14,7 @@ import maclaurin
 NUMERICS_VERSION = 1
 
 #: editing these may change a number; editing commands, studies or reports may not
-ROOMS = ("spec", "forms", "backends", "layers", "models", "data", "training", "errors.py")
+PACKAGES = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
 
 
 @lru_cache(maxsize=1)
@@ -26,8 +26,8 @@ def code_version() -> str:
 def digest_of_source(package: Path) -> str:
     """SHA-256 over names and contents of the Python files of those packages."""
     total = hashlib.sha256()
-    for room in ROOMS:
-        place = package / room
+    for name in PACKAGES:
+        place = package / name
         files = [place] if place.is_file() else sorted(place.rglob("*.py"))
         for file in files:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -36,11 +36,18 @@ def digest_of_source(package: Path) -> str:
 
 
 def commit() -> str | None:
-    """Which state of the code this is, where it lies in a git checkout."""
-    here = Path(__file__).parent
+    """The commit of this package's source; None where it is installed, also inside somebody's repository."""
+    source = Path(__file__)
+    if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
+        return None  # git does not track this file, so the repository around it is another project's
+    return _git(source.parent, "describe", "--always", "--dirty")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None."""
     try:
         result = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, encoding="utf-8"
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -8,8 +8,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.atomic import write_atomically
 from maclaurin.code_version import code_version
+from maclaurin.files import write_file
 from maclaurin.study.executors import without_main_module
 from maclaurin.study.run_record import FormsRecord
 
@@ -100,4 +100,4 @@ def _measure_to(path: str) -> None:
     warnings.simplefilter("ignore")
     found = measure_forms()
     data = {"code": code_version(), "agreement": found.agreement, "series": found.series}
-    write_atomically(Path(path), json.dumps(data).encode())
+    write_file(Path(path), json.dumps(data).encode())

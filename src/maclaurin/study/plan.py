@@ -13,9 +13,9 @@ import torch
 
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.named import is_task, open_task
 from maclaurin.data.source import Source
-from maclaurin.data.tasks.naming import is_task, open_task
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
+from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError, MaclaurinError, did_you_mean
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.spec.catalogue import catalogue, resolve
@@ -23,10 +23,10 @@ from maclaurin.spec.extras import LayerExtras
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.find import OwnCode, parts_digest
 from maclaurin.study.run_record import Label, Run, RunRecord
+from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
-from maclaurin.training.starting import row_length
-from maclaurin.training.train import data_config
+from maclaurin.training.model import row_length
 
 #: of tokenizers that are only on the hub
 ASSUMED_VOCABULARY = 32_000
@@ -92,13 +92,14 @@ def resolved(keys: Mapping[str, Any], *, scale: float = 1.0, device: str | None 
     """A checked config with every default written out that depends on something else."""
     config = scaled(config_from(keys), scale)
     attention = tuple(canonical_attention(text) for text in config.attention)
-    length = row_length(config)
+    length, place = row_length(config), device_of(device or config.device)
     return config.replace(
         attention=attention[:1] if len(set(attention)) == 1 else attention,
         length=open_task(config.data, length).length if is_task(config.data) else length,
         decay_steps=config.decay_steps or config.steps,
         clip=config.clip or None,
-        device=device_of(device or config.device),
+        compile=place == "cuda" if config.compile is None else config.compile,
+        device=place,
     )
 
 
@@ -266,11 +267,10 @@ def attention_facts(config: TrainConfig) -> tuple[int | None, int | None]:
     size = model.hidden_size // model.num_attention_heads
     heads = model.num_key_value_heads or model.num_attention_heads
     layers = model.layer_attention()
-    orders = [spec.orders for spec, _ in layers]
-    if any(found is None for found in orders):
+    if not all(spec.has_finite_state for spec, _ in layers):
         return None, None
     state = sum(4 * heads * spec.state_size(extras.feature_size or size, size) for spec, extras in layers)
-    return max(max(found, default=0) for found in orders if found is not None), state
+    return max(spec.highest_order for spec, _ in layers), state
 
 
 @final

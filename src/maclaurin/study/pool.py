@@ -21,8 +21,8 @@ from typing import final
 
 from filelock import FileLock, Timeout
 
-from maclaurin.atomic import write_atomically
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 from maclaurin.study.find import OwnCode
 from maclaurin.study.run_record import RunRecord, read_run, write_run
 
@@ -120,7 +120,7 @@ class Pool:
         """A random text in a file of the pool: a process that reads the same one sees the same disk."""
         file = self.root / MARKER
         if not file.exists():
-            write_atomically(file, uuid.uuid4().hex.encode())
+            write_file(file, uuid.uuid4().hex.encode())
         return file.read_text()
 
     def has_marker(self, marker: str | None) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from maclaurin.atomic import write_atomically
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.claims import AnyClaim
 
@@ -265,7 +265,7 @@ def digest(plain: Any) -> str:
 def write_study(record: StudyRecord, path: Path) -> None:
     """Write records.json atomically."""
     data = {"schema": SCHEMA, **to_plain(record)}
-    write_atomically(path, json.dumps(data, separators=(",", ":")).encode())
+    write_file(path, json.dumps(data, separators=(",", ":")).encode())
 
 
 def read_study(path: Path) -> StudyRecord:
@@ -300,7 +300,7 @@ def read_study(path: Path) -> StudyRecord:
 
 def write_run(record: RunRecord, path: Path) -> None:
     """Write the record of one run atomically."""
-    write_atomically(path, json.dumps(to_plain(record), separators=(",", ":")).encode())
+    write_file(path, json.dumps(to_plain(record), separators=(",", ":")).encode())
 
 
 def read_run(path: Path) -> RunRecord | None:

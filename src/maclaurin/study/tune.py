@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.atomic import write_atomically
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import source_name
@@ -65,7 +65,7 @@ class TunedFile:
     def write(self, path: Path) -> None:
         """Write it atomically."""
         data = {"schema": SCHEMA, **to_plain(self)}
-        write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())
+        write_file(path, (json.dumps(data, indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> TunedFile | None:

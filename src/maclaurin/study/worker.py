@@ -24,21 +24,21 @@ from typing import Any, final
 
 import torch
 
-from maclaurin.atomic import write_atomically
 from maclaurin.code_version import NUMERICS_VERSION, code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.find import load_code
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
+from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
-from maclaurin.training.health import Diverged
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.records import read_records
 from maclaurin.training.run_folder import RunFolder, machine_facts
-from maclaurin.training.train import open_data
+from maclaurin.training.step import Diverged
 from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]
@@ -63,7 +63,7 @@ class Job:
 
     def write(self, path: Path) -> None:
         """As a file for `python -m maclaurin.study.worker`."""
-        write_atomically(path, (json.dumps(to_plain(self), indent=1) + "\n").encode())
+        write_file(path, (json.dumps(to_plain(self), indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -128,7 +128,7 @@ def _train(
         entry.write(made)
         return made
 
-    if _first_sees(processes, _summary(entry.path).get("step") == config.steps):
+    if _first_sees(processes, RunFolder(entry.path).read_summary().get("step") == config.steps):
         return settle("finished", config.steps)  # killed between the end and the record
     resume = _first_sees(processes, RunFolder(entry.path).config.exists())
     trainer = Trainer(config, source, entry.path, processes)
@@ -157,7 +157,7 @@ def from_folder(
     finals = [line for line in lines if line["kind"] in FINALS] if status == "finished" else []
     metrics = {name: value for line in finals for name, value in _metrics(line).items()}
     if status == "finished":
-        metrics |= _summary_metrics(_summary(folder), waiting.run)
+        metrics |= _summary_metrics(RunFolder(folder).read_summary(), waiting.run)
     last = next((line for line in reversed(finals) if "loss_by_position" in line), {})
     return dataclasses.replace(
         waiting,
@@ -227,14 +227,6 @@ def _logged(folder: Path, every: int) -> list[dict[str, Any]]:
 def _lines(folder: Path) -> list[dict[str, Any]]:
     file = RunFolder(folder).records
     return read_records(file) if file.is_file() else []
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """What the trainer wrote at the very end; empty before that."""
-    try:
-        return json.loads(RunFolder(folder).summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _is_finite(value: Any) -> bool:

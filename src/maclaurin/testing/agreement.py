@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.backends.series import SeriesNotice
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.certificate import output_error
+from maclaurin.programs.series import SeriesNotice
 from maclaurin.spec.catalogue import resolve
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.tolerances import TOLERANCE, relative_error
@@ -88,8 +88,8 @@ def _compare(
         warnings.simplefilter("always", SeriesNotice)
         try:
             y = case.output(form=form, chunk_size=chunk_size, **options)
-        except StateBudgetError:
-            note = "the state would be over the budget at this head size"
+        except StateBudgetError as problem:
+            note = str(problem).partition(": ")[2].partition(". ")[0]
             return Agreement(str(case.spec), form, None, None, "", tolerance, note)
     largest = max(float(g.norm()) for g in expected.values())
     errors = {

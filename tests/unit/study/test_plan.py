@@ -141,7 +141,7 @@ def test_tokens_are_those_of_the_tasks_own_rows():
 
 def test_data_are_opened_once_for_all_seeds_and_each_seed_has_its_fingerprint():
     from maclaurin.data.config import open_source
-    from maclaurin.training.train import data_config
+    from maclaurin.training.batches import data_config
 
     sources = Sources()
     for seed in (0, 3):

@@ -83,7 +83,7 @@ def test_a_run_killed_before_its_record_is_not_trained_again(pool):
 def test_divergence_is_a_record_with_the_curve_so_far(pool):
     record = work(job(pool, lr=1e5, largest_loss=4.0, clip=None))
     assert record.status == "diverged"
-    assert "the loss is" in record.message
+    assert record.message.startswith(f"step {record.step}: ")
     assert len(record.curves["train_loss"]) == record.step - 1
     assert record.value("loss") is None
 

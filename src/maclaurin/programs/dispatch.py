@@ -1,0 +1,502 @@
+"""`attention`, the one way in: check the call, find its program, run it.
+
+    attention(…) → Call → plan → Program.run(call) → y, state
+
+Padding and packed sequences are first brought to the layout that programs know (forms/packing.py), and put
+back after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
+from maclaurin.forms.state import State
+from maclaurin.forms.tracing import is_tracing, untraced
+from maclaurin.programs.plan import Plan, find_plan, remember_plan, remembered_plan
+from maclaurin.programs.program import Call
+from maclaurin.programs.series import as_series, require_recurrent
+from maclaurin.programs.validate import (
+    check_gates,
+    check_layout,
+    check_state,
+    check_state_budget,
+    check_tensors,
+)
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.part import after_registration
+
+#: bytes a state may take unless the caller allows more
+STATE_BUDGET = 1 << 30
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | None = None,
+    return_state: Literal[False] = False,
+    scale: float | None = None,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tolerance: float = 1e-6,
+    score_bound: float | None = None,
+    state_budget: int = STATE_BUDGET,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | None = None,
+    return_state: Literal[True],
+    scale: float | None = None,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tolerance: float = 1e-6,
+    score_bound: float | None = None,
+    state_budget: int = STATE_BUDGET,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
+) -> tuple[Tensor, State]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | None = None,
+    return_state: bool = False,
+    scale: float | None = None,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tolerance: float = 1e-6,
+    score_bound: float | None = None,
+    state_budget: int = STATE_BUDGET,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
+) -> Tensor | tuple[Tensor, State]:
+    """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s ),  y [B, T, H, e].
+
+    Args:
+        q: queries [B, T, H, d]. With fewer queries than keys (parallel form, causal) they are the
+            last tokens of the text.
+        k: keys [B, S, Hkv, d]; H must be a multiple of Hkv.
+        v: values [B, S, Hkv, e].
+        spec: an AttentionSpec, its notation ("exp/l2"), or a name of the catalogue ("based").
+        state: what a previous call with return_state=True returned; the text goes on from there.
+        return_state: return (y, state) instead of y.
+        scale: the factor on q·k; by default the kernel's own, 1/√d for most.
+        causal: whether a query sees only keys up to its own.
+        cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1).
+        max_seqlen: the longest of them, if known; spares looking at cu_seqlens.
+        key_padding_mask: bool [B, S], True for real tokens; the others weigh nothing anywhere and
+            their outputs are 0.
+        form: "auto" (the cheapest), "parallel", "blocked" (parallel, a block of queries at a time),
+            "chunked" or "recurrent".
+        chunk_size: tokens per chunk; any size gives the same answer.
+        tolerance: how far exp as a series may be from exp, relative to max|v|.
+        score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
+            the text; by default that of the tokens so far, which later ones may exceed.
+        state_budget: bytes a state may take.
+        gates: the tensors that the spec's parts take (`spec.arguments`), by name.
+        **named_gates: the same, as keywords:
+            input_gate: i, [B, S, Hkv], for *in.
+            log_forget: ln f, [B, S, Hkv], for *forget.
+            output_gate: o, [B, T, H] or [B, T, H, e], for *out.
+            denominator_gate: g, [B, S, H], for /running.
+            Parts of one's own name theirs.
+    """
+    resolved = spec if isinstance(spec, AttentionSpec) else _resolved(spec)
+    given = gates or {}
+    if named_gates:
+        given = {**given, **{name: gate for name, gate in named_gates.items() if gate is not None}}
+    inputs = Inputs(q, k, v, given)
+    if state is not None:
+        state = _with_known_fill(state, k)
+    key = None
+    if cu_seqlens is None and key_padding_mask is None and not is_tracing():
+        key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget)
+        known = remembered_plan(key)
+        if known is not None:
+            factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
+            call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
+            y, after = known.program.run(call)
+            return (y, _kept(after, k.shape[1])) if return_state else y
+    request = _Request(
+        resolved,
+        inputs,
+        state,
+        return_state,
+        causal,
+        form,
+        chunk_size,
+        state_budget,
+        cu_seqlens,
+        max_seqlen,
+        key_padding_mask,
+    )
+    request.check()
+    if request.needs_series:
+        return _answer_by_series(request, scale, tolerance, score_bound)
+    request.check_state()
+    if request.is_in_layout:
+        call = request.call(scale)
+        found = find_plan(call)
+        if key is not None:
+            remember_plan(key, found)
+        y, after = found.program.run(call)
+    else:
+        y, after = _run_in_batches(request, scale)
+    return (y, _kept(after, k.shape[1])) if return_state else y
+
+
+def _kept(after: State | None, tokens: int) -> State:
+    """The state to return, without the larger tensors that some of it may be small parts of."""
+    assert after is not None
+    return after if tokens == 1 or is_tracing() else after.compact()
+
+
+def _key(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    state: State | None,
+    return_state: bool,
+    causal: bool,
+    form: str,
+    chunk_size: int | None,
+    state_budget: int,
+) -> Hashable | None:
+    """What the choice of a program, and whether the call is right, depend on; None: do not remember.
+
+    It is read off the tensors at every call, so it is kept cheap.
+    """
+    q, k, v, gates, _ = inputs
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return None
+    if not isinstance(state, State | None) or not all(isinstance(g, Tensor) for g in gates.values()):
+        return None
+    grad = torch.is_grad_enabled()
+    key = (
+        spec, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device, grad and (q.requires_grad or k.requires_grad or v.requires_grad),
+        return_state, causal, form, chunk_size, state_budget,
+    )  # fmt: skip
+    if gates:
+        key += tuple((n, g.shape, g.dtype, g.device, grad and g.requires_grad) for n, g in gates.items())
+    return key if state is None else (*key, state.signature())
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | str,
+    *,
+    state: State | bool | None = None,
+    return_state: bool = False,
+    causal: bool = True,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    device: torch.device | str | None = None,
+) -> Plan:
+    """What `attention` would do for such a call, and why. Tensors may be on the meta device.
+
+    state=True plans a call that goes on from a state (with one token: a decoding step). `device` is where the
+    call would run, by default that of q, or for meta tensors the GPU if there is one. A call that runs exp as
+    its series is planned for one step of it: the order, and with it the state, follows from the scores.
+    """
+    resolved, inputs = _resolved(spec), Inputs(q, k, v)
+    check_tensors(q, k, v)
+    if state is True:
+        require_recurrent(resolved)
+        state = State.on_meta(resolved, inputs) if resolved.has_finite_state else None
+    known = state if isinstance(state, State) else None
+    request = _Request(resolved, inputs, known, return_state, causal, form, chunk_size)
+    request.check_form()
+    return find_plan(request.call(None)._replace(device=_planned_device(q, device)))
+
+
+def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    if q.device.type != "meta":
+        return q.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """The arguments of one call of `attention`."""
+
+    spec: AttentionSpec
+    inputs: Inputs
+    state: State | None
+    return_state: bool
+    causal: bool
+    form: str
+    chunk_size: int | None
+    state_budget: int = STATE_BUDGET
+    cu_seqlens: Tensor | None = None
+    max_seqlen: int | None = None
+    key_padding_mask: Tensor | None = None
+
+    @property
+    def carries_state(self) -> bool:
+        return self.state is not None or self.return_state
+
+    @property
+    def is_in_layout(self) -> bool:
+        """Whether the tensors are as the programs take them: padding on the right, or none."""
+        return self.cu_seqlens is None and self.key_padding_mask is None
+
+    @property
+    def asked_form(self) -> Form | None:
+        """The form to compute; the chunked form of a kernel without a state is the blocked one."""
+        if self.form == "auto":
+            return None
+        try:
+            form = Form(self.form)
+        except ValueError:
+            known = ", ".join(["auto", *(f.value for f in Form)])
+            raise InputError(f"there is no form {self.form!r}; known are {known}.") from None
+        stateless = not self.spec.has_finite_state and not self.needs_series_for(form)
+        return Form.BLOCKED if form is Form.CHUNKED and stateless else form
+
+    def needs_series_for(self, form: Form | None) -> bool:
+        """exp in recurrent form, or with a state, runs as its truncated series."""
+        return (form is Form.RECURRENT or self.carries_state) and self.spec.has_series
+
+    @property
+    def needs_series(self) -> bool:
+        return self.needs_series_for(self.asked_form)
+
+    @property
+    def sequences(self) -> int:
+        return self.inputs.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+
+    def check(self) -> None:
+        """Raise unless the tensors fit each other, the spec and the form."""
+        check_tensors(self.inputs.q, self.inputs.k, self.inputs.v)
+        check_gates(self.spec, self.inputs)
+        check_layout(
+            self.inputs,
+            causal=self.causal,
+            cu_seqlens=self.cu_seqlens,
+            max_seqlen=self.max_seqlen,
+            key_padding_mask=self.key_padding_mask,
+        )
+        self.check_form()
+
+    def check_form(self) -> None:
+        """Raise where a state or the recurrent form is asked of a spec that has none."""
+        if self.asked_form is Form.RECURRENT or self.carries_state:
+            require_recurrent(self.spec)
+        if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
+            raise InputError(f"chunk_size must be a whole number of at least 1, got {self.chunk_size}.")
+
+    def check_state(self) -> None:
+        """Raise unless the state fits the call and the budget."""
+        asked = self.asked_form in (Form.CHUNKED, Form.RECURRENT)
+        if self.spec.has_finite_state and (self.carries_state or asked):
+            check_state_budget(self.spec, self.inputs, self.sequences, self.state_budget)
+        if self.state is not None:
+            check_state(self.spec, self.state, self.inputs, self.sequences)
+
+    def call(self, scale: float | None) -> Call:
+        """The call that a program runs."""
+        q = self.inputs.q
+        return Call(
+            self.spec,
+            self.inputs,
+            self.spec.kernel.default_scale(q.shape[3]) if scale is None else float(scale),
+            q.device,
+            self.causal,
+            self.state,
+            self.return_state,
+            self.asked_form,
+            self.chunk_size,
+        )
+
+
+def _with_known_fill(state: State, k: Tensor) -> State:
+    """The state, marked as full if its window is: asked once, and only where a piece of text follows."""
+    if not isinstance(state, State) or state.exact is None or state.is_full:
+        return state
+    if k.shape[1] == 1 or is_tracing():
+        return state
+    return dataclasses.replace(state, is_full=bool((state.count >= state.exact.number).all()))
+
+
+def _answer_by_series(
+    request: _Request, scale: float | None, tolerance: float, score_bound: float | None
+) -> Tensor | tuple[Tensor, State]:
+    """exp as its series, cut at an order that is certified for the scores at hand, in float64."""
+    call = request.call(scale)
+    spec, certificate, longest_key = as_series(
+        request.spec,
+        _masked_inputs(request),
+        scale=call.scale,
+        tolerance=tolerance,
+        score_bound=score_bound,
+        causal=request.causal,
+        state=request.state,
+        sequences=request.sequences,
+        state_budget=request.state_budget,
+    )
+    wide = dataclasses.replace(request, spec=spec, inputs=request.inputs.map(torch.Tensor.double))
+    wide.check_state()
+    y, after = _run_checked(wide, call.scale)
+    y = y.to(request.inputs.q.dtype)
+    if not request.return_state:
+        return y
+    return y, dataclasses.replace(
+        _kept(after, request.inputs.k.shape[1]), certificate=certificate, key_bound=longest_key
+    )
+
+
+def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+    """Output and state of a call that is known to be right."""
+    if not request.is_in_layout:
+        return _run_in_batches(request, scale)
+    call = request.call(scale)
+    return find_plan(call).program.run(call)
+
+
+# ------------------------------------------------------------------------------- padding and packing
+
+
+def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+    """Output and state, by way of right-padded batches."""
+    inputs = request.inputs
+    if inputs.q.shape[1] != inputs.k.shape[1]:
+        return _run_last_tokens(request, scale)
+    batches = _batches(request)
+    outputs, states = [], []
+    for batch in batches:
+        rows = inputs.map(batch.take)._replace(present=batch.present)
+        before = request.state
+        if before is not None and batch.sequences is not None:
+            before = before[batch.sequences]
+        y, after = _run(request, rows, before, scale)
+        outputs.append(y)
+        states.append(after)
+    y = put_back(batches, outputs, (inputs.q.shape[0], inputs.q.shape[1]))
+    return y, _in_order(batches, states) if request.return_state else None
+
+
+def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+    """Queries that are the last tokens of keys among which padding may stand anywhere."""
+    inputs, mask = request.inputs, request.key_padding_mask
+    assert mask is not None
+    absent = ~mask[..., None, None]
+    k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
+    padded = Inputs(inputs.q, k, v, inputs.gates, mask)
+    y, after = _run(request, padded, request.state, scale)
+    return y.masked_fill(absent[:, -y.shape[1] :], 0.0), after
+
+
+def _run(
+    request: _Request, inputs: Inputs, state: State | None, scale: float | None
+) -> tuple[Tensor, State | None]:
+    call = request.call(scale)._replace(inputs=inputs, state=state)
+    return find_plan(call).program.run(call)
+
+
+def _masked_inputs(request: _Request) -> Inputs:
+    """The inputs with zeros where padding stands, whatever was there."""
+    if request.key_padding_mask is None:
+        return request.inputs
+    batch = from_padding_mask(request.key_padding_mask)
+    q, k, v = request.inputs.q, request.inputs.k, request.inputs.v
+    return request.inputs.with_tensors(batch.take(q), batch.take(k), v)
+
+
+def _batches(request: _Request) -> list[Batch]:
+    """How to bring padded or packed tokens to the layout of the programs."""
+    if request.cu_seqlens is not None:
+        return from_cu_seqlens(request.cu_seqlens, request.inputs.q.shape[1], request.max_seqlen)
+    assert request.key_padding_mask is not None
+    return [from_padding_mask(request.key_padding_mask)]
+
+
+def _in_order(batches: list[Batch], states: list[State | None]) -> State:
+    """The states of all batches as one, in the order of the packed sequences."""
+    merged = State.stack([s for s in states if s is not None])
+    if len(batches) == 1:
+        return merged
+    members = torch.cat([b.sequences for b in batches if b.sequences is not None])
+    return merged[torch.argsort(members)]
+
+
+# ---------------------------------------------------------------------------------- specs by name
+
+
+class _KnownSpecs:
+    """Specs by what they were called, as attributes.
+
+    torch.compile traces and guards an attribute of a global object one by one; a dict would be
+    guarded as a whole, and each new spec would compile every graph again.
+    """
+
+
+_known_specs = _KnownSpecs()
+
+
+after_registration(lambda: vars(_known_specs).clear())
+
+
+@untraced
+def _parse_once(text: str) -> bool:
+    """Parse outside the traced graph."""
+    if not hasattr(_known_specs, _as_attribute(text)):
+        setattr(_known_specs, _as_attribute(text), resolve(text))
+    return True
+
+
+def _as_attribute(text: str) -> str:
+    """Tracing takes no attribute with a full stop in its name."""
+    return text.replace(".", "\u2024")
+
+
+def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
+    if isinstance(spec, AttentionSpec):
+        return spec
+    if not isinstance(spec, str):
+        raise InputError(
+            f"spec must be an AttentionSpec, a notation such as 'exp/sum' or a catalogue name, not {spec!r}."
+        )
+    _parse_once(spec)
+    return getattr(_known_specs, _as_attribute(spec))
