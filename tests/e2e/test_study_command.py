@@ -28,7 +28,6 @@ from tests.e2e.studies import (
     write_study,
 )
 
-
 SOFTMAX, NORM = {"attention": "exp/sum"}, {"attention": "exp/l2"}
 LONG = {"steps": 200, "checkpoint_every": 20, "eval_every": 0}
 

@@ -33,14 +33,13 @@ class _RunByDefault(TyperGroup):
     """`maclaurin study mini` is short for `maclaurin study run mini`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        if not args or args[0] not in self.commands:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
 class _SeveralWords(TyperCommand):
-    """`--only a b c` takes all words up to the next option, so that none of them is read as the study's "
-    "name."""
+    """`--only a b c` takes all words up to the next option: none of them is read as the study's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         read: list[str] = []
@@ -60,7 +59,7 @@ class _SeveralWords(TyperCommand):
 
 study_app = typer.Typer(
     cls=_RunByDefault,
-    help="Train a grid of variants and write a page about them; `maclaurin study NAME` runs one.",
+    help="Run a study: train what is not there yet, write its records and the report.",
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -118,6 +117,8 @@ def run_study(
     """Run a study: train what is not there yet, write OUT/records.json and the report.
 
     Ctrl-C stops it, the same command goes on. Ends with 1 if a run crashed.
+
+    `maclaurin study diff` compares two studies, `maclaurin study clean` looks after the pool.
 
     [bold]Examples[/]
 

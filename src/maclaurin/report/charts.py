@@ -364,7 +364,7 @@ def _curve_panel(sheet: Sheet, outcome: Outcome, curve: str, title: str, *, firs
     return _lines(
         sheet,
         outcome,
-        lambda record: _some([(float(step), value) for step, value in record.curves.get(curve, ())]),
+        lambda _, record: _some([(float(step), value) for step, value in record.curves.get(curve, ())]),
         x=alt.X("x:Q", title="step", scale=alt.Scale(nice=False)),
         y=title,
         late="accuracy" not in curve,
@@ -390,7 +390,7 @@ def positions(outcome: Outcome) -> Figure | None:
     view = _lines(
         sheet,
         outcome,
-        lambda record: [(float(x + 1), math.nan if y is None else y) for x, y in record.loss_by_position],
+        lambda _, record: [(float(x + 1), math.nan if y is None else y) for x, y in record.loss_by_position],
         x=alt.X("x:Q", title="position", scale=alt.Scale(type="log", base=2, domain=domain, nice=False)),
         y="test loss",
         late=False,
@@ -408,8 +408,8 @@ def compute(outcome: Outcome) -> Figure | None:
         return None
     name, title = held_out
 
-    def points(record: RunRecord) -> Points:
-        flops = record.value("training_flops")
+    def points(cell: CellOutcome, record: RunRecord) -> Points:
+        flops = cell.average("training_flops")
         found = record.curves.get(name, ())
         return [(flops * step / record.run.steps, value) for step, value in found] if flops else []
 
@@ -431,7 +431,7 @@ def compute(outcome: Outcome) -> Figure | None:
 def _lines(
     sheet: Sheet,
     outcome: Outcome,
-    points: Callable[[RunRecord], Points],
+    points: Callable[[CellOutcome, RunRecord], Points],
     *,
     x: alt.X,
     y: str,
@@ -447,7 +447,7 @@ def _lines(
     means: list[Row] = []
     single: list[Row] = []
     for name, cell in outcome.cells.items():
-        lines = [(seed, record, points(record)) for seed, record in cell.records.items()]
+        lines = [(seed, record, points(cell, record)) for seed, record in cell.records.items()]
         means += [{"name": name, "x": a, "y": b} for a, b in _mean_curve(lines)]
         if seeds and len(lines) > 1:
             single += [{"name": name, "seed": s, "x": a, "y": b} for s, _, line in lines for a, b in line]
