@@ -306,7 +306,7 @@ class _Running:
     def __init__(self, prepared: Prepared, session: Session) -> None:
         self._prepared, self._session = prepared, session
         self._study, self._out, self._planner = prepared.study, prepared.out, prepared.planner
-        self._forms = FormsCheck(prepared.out / "forms.json")
+        self._forms = FormsCheck(prepared.pool / "forms.json")  # measured once for all studies
         self._tunings: dict[str, Tuning] = {}
 
     def run(self, *, retune: bool) -> Ending:
