@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from maclaurin.report.figures import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
+from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 _FIGURES = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
 RESULTS = Path(__file__).parent / "results"

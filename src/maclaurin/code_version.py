@@ -1,4 +1,4 @@
-"""Which code decided the numbers: the commit, and a digest of the rooms a run depends on, and of no other."""
+"""Which code made a number: its version, the commit, and a digest of the packages a run depends on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import maclaurin
 
+#: Version of the numbers that training gives. Raise it with every change after which the same run, with the
+#: same config, data and torch, ends in another loss. Results of other versions are not reused.
+NUMERICS_VERSION = 1
+
 #: editing these may change a number; editing commands, studies or reports may not
-ROOMS = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
+PACKAGES = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
 
 
 @lru_cache(maxsize=1)
@@ -20,10 +24,10 @@ def code_version() -> str:
 
 
 def digest_of_source(package: Path) -> str:
-    """SHA-256 over names and contents of the Python files of the rooms."""
+    """SHA-256 over names and contents of the Python files of those packages."""
     total = hashlib.sha256()
-    for room in ROOMS:
-        place = package / room
+    for name in PACKAGES:
+        place = package / name
         files = [place] if place.is_file() else sorted(place.rglob("*.py"))
         for file in files:
             content = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,7 +1,8 @@
 """How do the parts interact? A full factorial over kernel, normaliser and gates."""
 
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, RATES
+
 from maclaurin.study import Experiment, Study, grid
-from maclaurin.study.settings import PICO_TEXT
 
 AXES = {
     "kernel": {"exp": "exp", "order 4": "taylor(4)", "order 2": "taylor(2)", "linear elu": "linear(elu1)"},
@@ -24,16 +25,17 @@ study = Study(
         "Kernel, normaliser and gates in all 64 combinations: how much of the loss does each explain, and "
         "where does the effect of one depend on another?"
     ),
-    budget="about 35 minutes on 2 CPU cores",
+    budget="about 100 minutes on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(
         Experiment(
             name="language",
-            title="Next token of Python's standard library, 0.6M tokens of training",
-            metric="test_loss",
-            common={**PICO_TEXT, "steps": 300},
+            title=PICO_TEXT_TITLE,
+            metric="loss",
+            common=PICO_TEXT,
             cells=grid(AXES, notation),
-            seeds=(0, 1),
+            seeds=(0, 1, 2),
             baseline="exp row sum no gate",
+            tune=RATES,
             axes=tuple(AXES),
         ),
     ),

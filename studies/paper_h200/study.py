@@ -4,8 +4,7 @@ python benchmarks/python_sources.py sources.jsonl --megabytes 80
 maclaurin study paper-h200 --workers 8
 """
 
-from maclaurin.study import Experiment, Study, cells_of
-from maclaurin.study.paper import (
+from paper_claims import (
     LINEAR,
     gate_does_not_stand_in,
     linear_is_behind,
@@ -14,6 +13,8 @@ from maclaurin.study.paper import (
     orders_approach_softmax,
     which_norm_hardly_matters,
 )
+
+from maclaurin.study import Experiment, Study, cells_of
 
 ORDERS = (2, 4, 6, 8, 10)
 COMMON = {
@@ -43,7 +44,7 @@ study = Study(
         Experiment(
             name="language",
             title="Next token of Python source, 13.8M parameters, 16M tokens of training",
-            metric="test_loss",
+            metric="loss",
             common=COMMON,
             cells=cells_of(
                 {
@@ -63,7 +64,7 @@ study = Study(
         Experiment(
             name="longer",
             title="The same with 33M tokens, at half the learning rate",
-            metric="test_loss",
+            metric="loss",
             common={**COMMON, "steps": 1000, "lr": 1e-3, "warmup": 100, "eval_every": 250},
             cells=cells_of({"softmax": "exp/sum", "norm l2": "exp/l2", "gate": "exp/len*out"}),
             seeds=(0, 1, 2),

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from maclaurin.study.record import read_study
+from maclaurin.study.run_record import read_study
 
 COMMAND = [sys.executable, "-m", "maclaurin", "study"]
 #: a run of a second or two: data made on the fly, rows of 24 tokens
@@ -26,18 +26,19 @@ COMMON = {
 }
 
 
-def write_study(folder, name, cells, *, seeds=(0,), baseline=None, **common):
+def write_study(folder, name, cells, *, seeds=(0,), baseline=None, place=None, head="", more="", **common):
     """studies/NAME/study.py with one experiment; cells: name → settings."""
-    file = Path(folder) / "studies" / name.replace("-", "_") / "study.py"
+    file = Path(folder) / "studies" / (place or name.replace("-", "_")) / "study.py"
     file.parent.mkdir(parents=True)
     listed = ", ".join(f"Cell({cell!r}, {settings!r})" for cell, settings in cells.items())
     file.write_text(
-        "from maclaurin.study import Cell, Experiment, Study\n"
+        "from maclaurin.study import Behind, Cell, Experiment, Study, Tune\n"
+        f"{head}"
         f"cells = ({listed},)\n"
         f"common = { ({**COMMON, **common})!r}\n"
         "recall = Experiment('recall', 'Recall', 'accuracy', common, cells, "
         f"{tuple(seeds)!r}, {baseline or next(iter(cells))!r})\n"
-        f"study = Study({name!r}, 'Title of {name}', 'What is seen in {name}?', 'seconds', (recall,))\n"
+        f"study = Study({name!r}, 'Title of {name}', 'What is seen in {name}?', 'seconds', (recall,){more})\n"
     )
     return file
 
@@ -80,7 +81,13 @@ def wait_for(condition, process, seconds=240):
 
 
 def runs(folder, name):
-    return read_study(Path(folder) / "runs" / name).runs
+    """Label → record."""
+    return dict(read_study(Path(folder) / "runs" / name).labelled())
+
+
+def by_cell(folder, name):
+    """Cell → record of its first seed."""
+    return {label.cell: record for label, record in reversed(runs(folder, name).items())}
 
 
 def stamps(folder):

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,20 @@ from typer.testing import CliRunner
 from maclaurin import MaclaurinError
 from maclaurin.cli.main import app
 from maclaurin.study.pool import Pool
-from tests.e2e.studies import finish, runs, stamps, start, steps_trained, study, wait_for, write_study
+from maclaurin.study.run_record import read_study
+from tests.e2e.studies import (
+    COMMON,
+    by_cell,
+    environment,
+    finish,
+    runs,
+    stamps,
+    start,
+    steps_trained,
+    study,
+    wait_for,
+    write_study,
+)
 
 SOFTMAX, NORM = {"attention": "exp/sum"}, {"attention": "exp/l2"}
 LONG = {"steps": 200, "checkpoint_every": 20, "eval_every": 0}
@@ -32,28 +47,26 @@ def done(tmp_path_factory):
     return folder, told
 
 
-def by_cell(folder, name):
-    return {run.cell: run for run in runs(folder, name)}
-
-
 def test_finished_runs_say_everything_a_report_needs(done):
     folder, told = done
     found = by_cell(folder, "tiny")
     for cell in ("softmax", "norm"):
         run = found[cell]
         assert run.status == "finished"
-        assert (run.step, run.steps, run.seed) == (20, 20, 0)
-        assert 0 <= run.accuracy <= 1
-        assert run.test_loss > 0  # over the whole test set, unlike the curve
-        assert [step for step, *_ in run.test_curve] == [10, 20]
-        assert [step for step, _ in run.train_curve] == list(range(1, 21))
-        assert all(loss > 0 for _, loss in run.loss_by_position)  # only where an answer is scored
-        assert run.parameters > 100_000
-        assert run.tokens_per_second > 0
+        assert (run.step, run.run.steps, run.run.seed) == (20, 20, 0)
+        assert 0 <= run.value("accuracy") <= 1
+        assert run.value("loss") > 0  # over the whole test set, unlike the curve
+        held_out = run.curves.get("validation_accuracy") or run.curves["accuracy"]
+        assert [step for step, _ in held_out] == [10, 20]
+        assert [step for step, _ in run.curves["train_loss"]] == list(range(1, 21))
+        assert run.loss_by_position[0][0] == 0
+        assert run.value("parameters") > 100_000
+        assert run.value("tokens_per_second") > 0
         assert run.seconds > 0
         assert run.order is None
-        assert run.provenance["data"]["name"].startswith("mqar")
-        assert {"commit", "code", "machine", "versions", "date"} <= set(run.provenance)
+        assert run.provenance["data"].startswith("mqar")
+        assert run.provenance["runs_at_once"] == 2
+        assert {"commit", "machine", "versions", "date"} <= set(run.provenance)
         assert not (folder / "runs" / "pool" / run.key / "checkpoints").exists()
         assert not (folder / "runs" / "pool" / run.key / "model").exists()
     assert "4/4" in told
@@ -63,18 +76,17 @@ def test_divergence_and_crash_are_results_and_told(done):
     folder, told = done
     found = by_cell(folder, "tiny")
     assert found["explodes"].status == "diverged"
-    assert "is not finite" in found["explodes"].message
+    assert found["explodes"].message.startswith("step ")
     assert 0 < found["explodes"].step <= 20
     assert found["impossible"].status == "crashed"
     assert "3" in found["impossible"].message
     assert "diverged: recall, explodes, seed 0" in told
     assert "crashed: recall, impossible, seed 0" in told
+    assert "exit code" not in told, "the error itself is shown"
     assert "2 finished, 1 diverged, 1 crashed" in told
 
 
 def test_the_forms_were_measured_beside_the_runs(done):
-    from maclaurin.study.record import read_study
-
     forms = read_study(done[0] / "runs" / "tiny").forms
     assert max(row["error"] for row in forms.agreement) < 1e-10
     assert forms.series[-1]["error"] < 1e-4 < forms.series[0]["error"]
@@ -90,7 +102,7 @@ def test_another_study_shares_the_run_and_has_its_page_and_retry_repeats_only_fa
     assert "running" not in told
     assert stamps(folder) == before
     mine, theirs = by_cell(folder, "other")["the baseline"], by_cell(folder, "tiny")["softmax"]
-    assert (mine.key, mine.test_loss) == (theirs.key, theirs.test_loss)
+    assert mine == theirs
     told = study(folder, "tiny", "--no-report", "--retry", expect=1)
     after = stamps(folder)
     again = {key for key in before if before[key] != after[key]}
@@ -109,7 +121,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
     told = finish(process, expect=130)
     assert "Go on with: maclaurin study cut_off --workers 2 --no-report" in told
     finished = stamps(tmp_path)
-    states = {run.cell: run.status for run in runs(tmp_path, "cut-off")}
+    states = {cell: run.status for cell, run in by_cell(tmp_path, "cut-off").items()}
     assert states["short"] == "finished"
     assert "stopped" in states.values()
 
@@ -124,7 +136,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
         time.sleep(0.1)
 
     study(tmp_path, *arguments)
-    found = {run.cell: run for run in runs(tmp_path, "cut-off")}
+    found = by_cell(tmp_path, "cut-off")
     assert {run.status for run in found.values()} == {"finished"}
     assert stamps(tmp_path).items() >= finished.items()
     for cell, steps in (("short", 5), ("long", 200), ("longer", 200)):
@@ -148,9 +160,9 @@ def test_a_smoke_run_of_a_big_study_under_torchrun(tmp_path):
     big = {"size": "small", "data": "fineweb", "tokenizer": "hf:some/tokenizer", "precision": "bf16"}
     write_study(tmp_path, "big", cells, **big, length=1024, accumulate=2, batch_size=36)
     study(tmp_path, "big", "--smoke", "--torchrun", "--standalone --nproc-per-node 2")
-    (run,) = runs(tmp_path, "big/smoke")
-    assert (run.status, run.steps, run.config["size"]) == ("finished", 5, "nano")
-    assert run.provenance["data"]["name"].startswith("hf:")
+    (run,) = runs(tmp_path, "big/smoke").values()
+    assert (run.status, run.run.steps, run.run.config["size"]) == ("finished", 5, "nano")
+    assert run.provenance["data"].startswith("hf:")
     assert not (tmp_path / "runs" / "pool").exists()
 
 
@@ -188,8 +200,8 @@ def test_the_command_lines_for_torchrun_are_printed_with_their_jobs(command, tmp
     (line,) = (line for line in told.splitlines() if "torch.distributed.run" in line)
     assert "--nproc-per-node 8 -m maclaurin.study.worker" in line
     job = json.loads(Path(line.split()[-1]).read_text())
-    assert job["config"]["attention"] == ["exp/sum"]
-    assert job["key"] is None
+    assert job["record"]["run"]["config"]["attention"] == ["exp/sum"]
+    assert job["record"]["run"]["data"] == ""
 
 
 def test_studies_are_listed_with_their_question(command, tmp_path):
@@ -205,8 +217,9 @@ def test_studies_are_listed_with_their_question(command, tmp_path):
         (["plam"], "Did you mean plan"),
         (["plan", "--only", "sofmax"], "Did you mean softmax"),
         (["plan", "--budget", "half"], "0.5x"),
-        (["plan", "another"], "--only"),
-        (["plan", "--executor", "slurm"], "local or ray"),
+        (["plan", "--only", "plan"], "goes before --only"),
+        (["plan", "--executor", "cloud"], "local, ray or slurm"),
+        (["plan", "--executor", "slurm", "--torchrun", "--nproc-per-node 2"], "does not go with"),
         (["plan", "--device", "tpu"], "cpu or cuda"),
         (["plan", "--executor", "ray", "--torchrun", "--nproc-per-node 2"], "does not go with"),
         (["wrong"], "no key 'learning_rate'"),
@@ -214,10 +227,121 @@ def test_studies_are_listed_with_their_question(command, tmp_path):
         (["empty"], "study = Study"),
     ],
 )
-def test_a_wrong_word_is_one_clear_error(command, tmp_path, arguments, words):
+def test_a_wrong_word_is_one_clear_error_before_anything_is_trained(command, tmp_path, arguments, words):
     write_study(tmp_path, "plan", {"softmax": SOFTMAX})
     write_study(tmp_path, "wrong", {"softmax": {**SOFTMAX, "learning_rate": 1.0}})
     write_study(tmp_path, "broken", {"softmax": SOFTMAX}).write_text("study = Studdy()\n")
     write_study(tmp_path, "empty", {"softmax": SOFTMAX}).write_text("study = 3\n")
     with pytest.raises(MaclaurinError, match=words):
         command(*arguments, "--dry-run")
+
+
+def test_only_takes_all_words_up_to_the_next_option(command, tmp_path):
+    """`--only a b` chose a, and took b for the name of the study."""
+    cells = {"softmax": SOFTMAX, "norm": NORM, "second": {"attention": "taylor(2)/sum"}}
+    write_study(tmp_path, "mini", cells)
+    for arguments in (
+        ["--only", "norm", "second", "--dry-run"],
+        ["mini", "--only", "norm", "second", "--dry-run"],
+    ):
+        text = command(*arguments)
+        assert "Title of mini: 3 runs" in text
+    assert "Title of mini: 2 runs" in command("mini", "--dry-run", "--only", "norm")
+
+
+def test_a_plan_counts_the_runs_that_choose_learning_rates(command, tmp_path):
+    write_study(tmp_path, "plan", {"softmax": SOFTMAX, "norm": NORM}).write_text(
+        "from maclaurin.study import Experiment, Study, Tune, cells_of\n"
+        "cells = cells_of({'softmax': 'exp/sum', 'norm': 'exp/l2'})\n"
+        "tune = Tune(rates=(1e-3, 2e-3))\n"
+        "e = Experiment('e', 'E', 'loss', {'device': 'cpu'}, cells, (0,), 'softmax', tune=tune)\n"
+        "study = Study('plan', 'T', 'Q', 'B', (e,))\n"
+    )
+    assert "before that, at least 4 runs to choose learning rates" in command("plan", "--dry-run")
+
+
+# ------------------------------------------------------------------- folders, seeds, parts of one's own
+
+
+def test_parts_of_a_study_copies_and_more_seeds(done):
+    """One study in many ways, with what the pool has: nothing but the new seeds is trained."""
+    folder, _ = done
+    write_study(folder, "whole", {"softmax": SOFTMAX, "norm": NORM})
+    study(folder, "whole", "--no-report")
+    before = (folder / "runs" / "whole" / "records.json").read_bytes()
+
+    study(folder, "whole", "--no-report", "--only", "norm")
+    assert (folder / "runs" / "whole" / "records.json").read_bytes() == before
+    assert set(by_cell(folder, "whole-norm")) == {"softmax", "norm"}
+    cells = {"softmax": SOFTMAX, "norm": NORM, "third": {"attention": "taylor(2)/sum"}}
+
+    write_study(folder, "whole", cells, place="copied")
+    told = study(folder, "studies/copied", "--no-report", expect=2)
+    assert "give it another name=" in told
+    assert (folder / "runs" / "whole" / "records.json").read_bytes() == before
+
+    assert "2 runs, 2 done" in study(folder, "whole", "--dry-run")
+    told = study(folder, "whole", "--no-report", "--seeds", "2", "--workers", "2")
+    assert told.count("reused:") == 2
+    assert {label.seed for label in runs(folder, "whole")} == {0, 1}
+    study(folder, "whole", "--no-report")
+    assert {label.seed for label in runs(folder, "whole")} == {0, 1}, "added seeds stay"
+
+    told = study(folder, "diff", "runs/tiny", "runs/whole")
+    assert "softmax" in told
+    told = study(folder, "clean", "--unused", "--yes")
+    assert "there is nothing to delete" in told
+
+
+OWN = """
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+from maclaurin.spec import Polynomial, register, whole
+
+@register
+@dataclass(frozen=True, slots=True)
+class MyCosh(Polynomial):
+    notation: ClassVar[str] = "mycosh"
+    order: int = whole(at_least=0)
+
+    @property
+    def series(self):
+        return tuple((n % 2 == 0) / math.factorial(n) for n in range(self.order + 1))
+"""
+
+
+@pytest.mark.parametrize("where", ["study", "file"])
+def test_parts_of_ones_own_reach_the_workers(tmp_path, where):
+    cells = {"softmax": SOFTMAX, "cosh": {"attention": "mycosh(4)/sum"}}
+    own = {"head": OWN} if where == "study" else {"more": ", imports=('parts.py',)"}
+    file = write_study(tmp_path, "own", cells, steps=3, **own)
+    if where == "file":
+        (file.parent / "parts.py").write_text(OWN)
+    study(tmp_path, "own", "--no-report", "--workers", "2")
+    found = by_cell(tmp_path, "own")
+    assert {cell: run.status for cell, run in found.items()} == {"softmax": "finished", "cosh": "finished"}
+    assert found["softmax"].run.parts is None
+    assert found["cosh"].run.parts is not None
+
+
+def test_a_study_is_a_python_call(tmp_path):
+    """From a script without a __main__ guard, as people write them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import maclaurin.study\n"
+        "from maclaurin.study import Experiment, Study, cells_of\n"
+        f"common = { ({**COMMON, 'steps': 2})!r}\n"
+        "e = Experiment('e', 'E', 'accuracy', common, cells_of({'a': 'exp/sum'}), (0,), 'a')\n"
+        "ending = maclaurin.study.run(Study('call', 'T', 'Q', 'B', (e,)), workers=1)\n"
+        "print('ended with', [record.status for _, record in ending.record.labelled()], ending.out)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.stdout.splitlines() == ["ended with ['finished'] runs/call"], result.stdout + result.stderr

@@ -1,13 +1,24 @@
-"""The same study on a Ray cluster of two nodes, one of which dies in the middle."""
+"""Studies on a Ray cluster of two nodes, one of which dies in the middle, and through submitit."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from maclaurin.study.design import Cell
-from maclaurin.study.plan import plan_runs
-from maclaurin.study.pool import Pool
-from tests.e2e.studies import COMMON, finish, runs, stamps, start, steps_trained, wait_for, write_study
+from maclaurin.plain_data import to_plain
+from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.worker import Job
+from tests.e2e.studies import (
+    COMMON,
+    by_cell,
+    finish,
+    stamps,
+    start,
+    steps_trained,
+    study,
+    wait_for,
+    write_study,
+)
 
 STORE = 80 * 1024 * 1024
 
@@ -48,38 +59,33 @@ def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
     before = stamps(tmp_path)
     cluster.kill_second()
     finish(process, seconds=400)
-    found = runs(tmp_path, "far")
-    assert {run.cell: run.status for run in found} == dict.fromkeys(cells, "finished")
+    found = by_cell(tmp_path, "far")
+    assert {cell: run.status for cell, run in found.items()} == dict.fromkeys(cells, "finished")
     assert len(stamps(tmp_path)) == len(cells)
     assert stamps(tmp_path).items() >= before.items()
-    for run in found:
-        assert steps_trained(tmp_path, run.key) == list(range(1, run.steps + 1))
+    for run in found.values():
+        assert steps_trained(tmp_path, run.key) == list(range(1, run.run.steps + 1))
 
 
 def test_a_node_without_the_disk_trains_in_a_folder_of_its_own(tmp_path, monkeypatch):
-    from maclaurin.study.design import Experiment, Study
-    from maclaurin.study.prepare import make_tasks
     from maclaurin.study.ray_executor import train_task
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "node"))
-    cell = Cell("softmax", {"attention": "exp/sum", "steps": 3})
-    study = Study(
-        "s", "S", "?", "none", (Experiment("e", "E", "accuracy", COMMON, (cell,), (0,), "softmax"),)
-    )
+    record = Sources().complete(waiting(resolved({**COMMON, "attention": "exp/sum", "steps": 3})))
     pool = Pool(tmp_path / "driver" / "pool")
-    (task,) = make_tasks(
-        study, plan_runs(study), pool, study_lock=tmp_path / "lock", threads=1, keep_models=False
+    reports = []
+    board = SimpleNamespace(
+        report=SimpleNamespace(remote=lambda key, progress: reports.append((key, progress["step"])))
     )
-    told = []
-    board = SimpleNamespace(tell=SimpleNamespace(remote=lambda key, news: told.append((key, news["step"]))))
-    values = {**task.job.to_json(), "marker": "of another disk"}
-    answer = train_task(values, board)
+    job = Job(record=record, place=Workplace(pool=str(pool.root), marker="of another disk", threads=1))
+    answer = train_task(to_plain(job), board)
     assert answer["record"]["status"] == "finished"
-    assert pool.entry(task.key).record() is None
-    assert (tmp_path / "node" / "maclaurin-pool" / task.key / "record.json").exists()
-    assert told[-1] == (task.key, 3)
-    other = train_task({**values, "code": "another version"}, board)
-    assert "install the same maclaurin" in other["problem"]
+    assert pool.entry(record.key).record() is None
+    assert (tmp_path / "node" / "maclaurin-pool" / record.key / "record.json").exists()
+    assert reports[-1] == (record.key, 3)
+    values = to_plain(job)
+    values["record"]["run"]["torch"] = "1.0"
+    assert "install the same versions" in train_task(values, board)["problem"]
 
 
 def test_without_a_cluster_there_is_one_clear_error(tmp_path):
@@ -88,3 +94,52 @@ def test_without_a_cluster_there_is_one_clear_error(tmp_path):
     process = start(tmp_path, "far", "--executor", "ray", "--ray-address", "127.0.0.1:1", "--no-report")
     told = finish(process, expect=2, seconds=100)
     assert "no Ray cluster answers at 127.0.0.1:1" in told
+
+
+# ------------------------------------------------------------------------------------------ Slurm
+
+
+def test_runs_go_through_submitit(tmp_path):
+    """With its local executor, which starts jobs as Slurm would, on this machine."""
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'maclaurin[slurm]'")
+    cells = {"softmax": {"attention": "exp/sum"}, "impossible": {"attention": "exp/sum", "kv_heads": 3}}
+    write_study(tmp_path, "queued", cells, steps=5)
+    options = (
+        "--executor",
+        "slurm",
+        "--slurm",
+        "cluster=local,timeout_min=10",
+        "--workers",
+        "2",
+        "--no-report",
+    )
+    told = study(tmp_path, "queued", *options, expect=1)
+    found = by_cell(tmp_path, "queued")
+    assert {cell: run.status for cell, run in found.items()} == {
+        "softmax": "finished",
+        "impossible": "crashed",
+    }
+    assert found["softmax"].provenance["runs_at_once"] == 1
+    assert "1 finished, 1 crashed" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (None, {})),
+        ("partition=gpu,timeout_min=600", (None, {"slurm_partition": "gpu", "timeout_min": 600})),
+        ("cluster=local, gpus_per_node=2", ("local", {"gpus_per_node": 2})),
+    ],
+)
+def test_options_of_slurm_are_read(text, expected):
+    from maclaurin.study.slurm_executor import read_options
+
+    assert read_options(text) == expected
+
+
+def test_options_without_a_value_are_refused():
+    from maclaurin import InputError
+    from maclaurin.study.slurm_executor import read_options
+
+    with pytest.raises(InputError, match="name=value"):
+        read_options("gpu")

@@ -71,8 +71,12 @@ def test_state_sizes(same_as_golden):
         "show",
         "check",
         "train",
+        "sweep",
+        "runs",
         "report",
         "study",
+        "study diff",
+        "study clean",
         "generate",
         "inspect",
         "convert",
@@ -84,4 +88,4 @@ def test_help(same_as_golden, command):
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
     arguments = [sys.executable, "-m", "maclaurin", *command.split(), "--help"]
     result = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
-    assert same_as_golden(f"help_{command or 'maclaurin'}.txt", result.stdout), MEANT
+    assert same_as_golden(f"help_{command.replace(' ', '_') or 'maclaurin'}.txt", result.stdout), MEANT

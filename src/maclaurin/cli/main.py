@@ -17,8 +17,9 @@ from maclaurin.cli.generate import generate
 from maclaurin.cli.inspect import inspect
 from maclaurin.cli.list import list_entries
 from maclaurin.cli.report import report
+from maclaurin.cli.runs import runs
 from maclaurin.cli.show import show
-from maclaurin.cli.study import study
+from maclaurin.cli.study import study_app
 from maclaurin.cli.sweep import make_sweep
 from maclaurin.cli.train import make_train
 from maclaurin.errors import MaclaurinError
@@ -40,7 +41,8 @@ app.command("train")(make_train())
 app.command("sweep")(make_sweep())
 app.command("generate")(generate)
 app.command("report")(report)
-app.command()(study)
+app.add_typer(study_app, name="study")
+app.command()(runs)
 app.command("eval")(eval_)
 app.command("inspect")(inspect)
 app.command("bench")(bench)

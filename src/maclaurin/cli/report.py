@@ -20,12 +20,13 @@ def report(
             "--out", "-o", help="Folder for the report; 'report' beside the first study by default."
         ),
     ] = None,
+    pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Figures as PDF beside SVG.")] = True,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> None:
     """Tables, figures and one self-contained page from the records of studies.
 
     Writes index.html (works offline), runs.csv, summary.csv, tables.md, and figures/ as SVG and PDF.
-    A study that is still running gives a page too.
+    A study that is still running gives a page too. Claims are those of the study.py as it is now.
 
     [bold]Examples[/]
 
@@ -33,16 +34,14 @@ def report(
 
         maclaurin report runs/mini runs/interactions --out reports/both
 
-        maclaurin report studies/paper-h200/records.json --out docs/paper-h200
+        maclaurin report studies/paper_h200 --out reports/paper-h200
     """
     from maclaurin.report import write_report
 
-    written = write_report(runs, out)
+    written = write_report(runs, out, pdf=pdf)
     console = Console(highlight=False)
     for line in written.findings:
         console.print(line, markup=False, soft_wrap=True)
-    if written.missing:
-        console.print(written.missing, markup=False, soft_wrap=True)
     console.print(str(written.page), markup=False, soft_wrap=True)
     if open_page:
         webbrowser.open(written.page.resolve().as_uri())

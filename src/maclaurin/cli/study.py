@@ -1,73 +1,110 @@
-"""`maclaurin study`: every run of a study, then its report."""
+"""`maclaurin study`: every run of a study, then its report; two studies compared; the pool cleaned."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import shlex
+import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli.extras import requires_extra
-from maclaurin.errors import InputError
-from maclaurin.study.design import Study
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:
-    from maclaurin.study.plan import PlannedRun
+    from maclaurin.study.plan import Plan
     from maclaurin.study.pool import Pool
-    from maclaurin.study.runner import Ending, Task
+    from maclaurin.study.runner import Ending, Planner, Prepared
 
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What was asked for, beside the study itself."""
+class _RunByDefault(TyperGroup):
+    """`maclaurin study mini` is short for `maclaurin study run mini`."""
 
-    workers: int | None
-    scale: float
-    out: Path
-    pool: Path
-    executor: str
-    ray_address: str | None
-    retry: bool
-    keep_models: bool
-    smoke: bool
-    torchrun: str | None
-    device: str | None
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in self.commands:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
-def study(
+class _SeveralWords(TyperCommand):
+    """`--only a b c` takes all words up to the next option: none of them is read as the study's name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        read: list[str] = []
+        taking = False
+        for word in args:
+            if word == "--only":
+                taking = True
+            elif taking and not word.startswith("-"):
+                read += ["--only", word]
+            else:
+                taking = False
+                read.append(word)
+        if taking and args[-1] == "--only":
+            raise InputError("--only needs the name or notation of a cell.")
+        return super().parse_args(ctx, read)
+
+
+study_app = typer.Typer(
+    cls=_RunByDefault,
+    help="Run a study: train what is not there yet, write its records and the report.",
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@study_app.command("run", cls=_SeveralWords)
+def run_study(
     name: Annotated[str, typer.Argument(help="A name, or the path of a study.py or its folder.")] = "mini",
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once; the cores on a CPU, 1 on a GPU by default.")
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Times the steps of every run: 0.5x, 2x.")] = "1x",
     only: Annotated[
         list[str] | None, typer.Option(help="Only cells of this name or notation, and the baseline.")
     ] = None,
+    budget: Annotated[str, typer.Option(help="Times the steps of every run: 0.5x, 2x.")] = "1x",
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Seeds per cell: the study's own, then more. Adds to a finished one."),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose the learning rates again; keeps tuned.json beside study.py."),
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the study; runs/NAME by default.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder of the study; runs/NAME by default, another for a part of it."
+        ),
     ] = None,
     pool: Annotated[
         Path | None, typer.Option(help="Folder of runs shared between studies; OUT/../pool by default.")
     ] = None,
-    executor: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; the cores on a CPU, one per GPU by default.")
+    ] = None,
+    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="Of a Ray cluster; else $RAY_ADDRESS.")] = None,
+    slurm: Annotated[
+        str | None, typer.Option(help='Options of submitit: "partition=gpu,timeout_min=600".')
+    ] = None,
     torchrun: Annotated[
         str | None, typer.Option(help='Train each run through torchrun: "--nproc-per-node 8".')
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda, whatever the study says.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what the runs would take.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what the runs would take, and which are done.")
+    ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Every run for 5 steps at tiny width, to see that it starts.")
     ] = False,
@@ -81,6 +118,8 @@ def study(
 
     Ctrl-C stops it, the same command goes on. Ends with 1 if a run crashed.
 
+    `maclaurin study diff` compares two studies, `maclaurin study clean` looks after the pool.
+
     [bold]Examples[/]
 
         maclaurin study --list
@@ -89,59 +128,65 @@ def study(
 
         maclaurin study mini --budget 0.5x --only exp/sum exp/l2
 
+        maclaurin study mini --seeds 5
+
         maclaurin study paper --torchrun "--nproc-per-node 8" --dry-run
 
         maclaurin study orders --executor ray --ray-address 10.0.0.1:6379
-    """
-    from maclaurin.study.budget import read_scale
-    from maclaurin.study.select import select
 
+        maclaurin study orders --executor slurm --slurm partition=gpu,timeout_min=600
+    """
     if show_list:
         _print_list()
         return
-    chosen = _chosen_cells(name, only, more)
-    if executor not in ("local", "ray"):
-        raise InputError(f"--executor is local or ray, not {executor!r}.")
     if device not in (None, "auto", "cpu", "cuda"):
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
-    if torchrun is not None and executor == "ray":
-        raise InputError(
-            "--torchrun starts processes on this machine, so it does not go with --executor ray."
-        )
-    scale = read_scale(budget)
-    wanted = select(load_study(name), chosen)
-    folder = out or Path("runs") / wanted.name
-    if smoke:
-        folder = folder / "smoke"
-        pool = folder / "pool"
-    options = _Options(
-        workers=workers,
-        scale=scale,
-        out=folder,
-        pool=pool or folder.parent / "pool",
-        executor=executor,
-        ray_address=ray_address,
-        retry=retry,
-        keep_models=keep_models,
-        smoke=smoke,
-        torchrun=torchrun,
-        device=device,
-    )
     with requires_extra("models", "transformers"):
+        from maclaurin.study.executors import check_executor
+        from maclaurin.study.plan import read_scale
+        from maclaurin.study.runner import prepare, run
+        from maclaurin.study.view import make_view
+
+        study, scale, cells = load_study(name), read_scale(budget), only or []
         if dry_run:
-            _print_plan(wanted, options)
+            check_executor(executor, torchrun)
+            found = prepare(
+                study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
+                torchrun=torchrun,
+            )  # fmt: skip
+            _print_plan(found, torchrun)
             return
-        _run(wanted, options, report and not smoke)
-
-
-def _chosen_cells(name: str, only: list[str] | None, more: list[str] | None) -> list[str]:
-    """`--only a b c` gives the option one word and leaves the others behind the name."""
-    if more and not only:
-        raise InputError(
-            f"one study at a time: {name!r}, and then what is {' '.join(more)!r}? "
-            "Cells are chosen with --only."
-        )
-    return [*(only or ()), *(more or ())]
+        try:
+            ending = run(
+                study,
+                out=out,
+                pool=pool,
+                only=cells,
+                scale=scale,
+                seeds=seeds,
+                tune=tune,
+                smoke=smoke,
+                device=device,
+                executor=executor,
+                workers=workers,
+                torchrun=torchrun,
+                ray_address=ray_address,
+                slurm=slurm,
+                retry=retry,
+                keep_models=keep_models,
+                view=make_view(study.title, Console(stderr=True)),
+            )
+        except KeyboardInterrupt:
+            _print_how_to_go_on(None)
+            raise typer.Exit(INTERRUPTED) from None
+    _print_ending(ending)
+    if ending.interrupted:
+        _print_how_to_go_on(ending.out)
+        raise typer.Exit(INTERRUPTED)
+    if report and not smoke:
+        _write_report(ending.out)
+    if ending.record.having("crashed", "stopped", "waiting"):
+        raise typer.Exit(1)
 
 
 def _print_list() -> None:
@@ -159,42 +204,64 @@ def _print_list() -> None:
     _wide_console().print(table)
 
 
-# ---------------------------------------------------------------------------------- --dry-run
-
-
-def _print_plan(wanted: Study, options: _Options) -> None:
-    from maclaurin.study.dry_run import estimate_runs
-    from maclaurin.study.view import duration
-
-    runs = _planned(wanted, options)
-    found = estimate_runs(runs)
-    table = Table(title=f"{wanted.title}: {len(runs)} runs", title_justify="left")
-    for column in ("experiment", "cell"):
-        table.add_column(column, overflow="fold")
-    for column in ("seed", "parameters", "tokens", "FLOP", "state bytes", "time here"):
-        table.add_column(column, justify="right")
-    for row in found:
-        run, state = row.run, row.run.facts.state_bytes
-        table.add_row(
-            run.experiment, run.cell.name, str(run.seed), f"{row.parameters:,}", f"{row.tokens:,}",
-            f"{row.flops:.2e}", _state(state), duration(row.seconds),
-        )  # fmt: skip
-    console = _wide_console()
-    console.print(table)
-    console.print(
-        f"in all {sum(row.tokens for row in found):,} tokens, {sum(row.flops for row in found):.2e} FLOP, "
-        f"about {duration(sum(row.seconds for row in found))} on this machine "
-        "(40% of the speed of a matrix product on one device)",
-        soft_wrap=True,
-    )
-    if options.torchrun is not None:
-        _print_commands(runs, options)
-
-
 def _wide_console() -> Console:
     """In a file or a pipe, wide enough for the tables."""
     is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=140 if is_narrow else None)
+
+
+# ---------------------------------------------------------------------------------- --dry-run
+
+
+def _print_plan(found: Prepared, torchrun: str | None) -> None:
+    from maclaurin.study.plan import cost_of
+    from maclaurin.study.pool import Pool
+    from maclaurin.study.view import duration
+
+    done = _done(found.plan, Pool(found.pool))
+    costs = {label: cost_of(record.run) for label, record in found.plan.items()}
+    table = Table(
+        title=f"{found.study.title}: {len(found.plan)} runs, {len(done)} done", title_justify="left"
+    )
+    for column in ("experiment", "cell"):
+        table.add_column(column, overflow="fold")
+    for column in ("seed", "parameters", "tokens", "FLOP", "state bytes", "time here"):
+        table.add_column(column, justify="right")
+    for label, record in found.plan.items():
+        cost = costs[label]
+        table.add_row(
+            label.experiment, label.cell, str(label.seed), f"{cost.parameters:,}", f"{cost.tokens:,}",
+            f"{cost.flops:.2e}", _state(record.state_bytes), done.get(label) or duration(cost.seconds),
+        )  # fmt: skip
+    console = _wide_console()
+    console.print(table)
+    left = [cost for label, cost in costs.items() if label not in done]
+    console.print(
+        f"left to do: {len(left)} runs, {sum(cost.tokens for cost in left):,} tokens, "
+        f"{sum(cost.flops for cost in left):.2e} FLOP, about "
+        f"{duration(sum(cost.seconds for cost in left))} on this machine (40% of the speed of a matrix "
+        "product on one device)",
+        soft_wrap=True,
+    )
+    if found.tuning_runs:
+        console.print(
+            f"before that, at least {found.tuning_runs} runs to choose learning rates, which are not "
+            "known for all cells",
+            soft_wrap=True,
+        )
+    if torchrun is not None:
+        _print_commands(found.plan, found.planner, found.out, Pool(found.pool), torchrun)
+
+
+def _done(plan: Plan, pool: Pool) -> dict[Any, str]:
+    """Label → status of the runs whose result the pool has; data are not opened, so theirs is not "
+    "compared."""
+    known = {}
+    for entry in pool.entries():
+        record = entry.record()
+        if record is not None:
+            known[dataclasses.replace(record.run, data="").key] = record.status
+    return {label: known[r.run.key] for label, r in plan.items() if r.run.key in known}
 
 
 def _state(size: int | None) -> str:
@@ -203,129 +270,170 @@ def _state(size: int | None) -> str:
     return f"{size:,}" if size < 10**12 else f"{size:.1e}"
 
 
-def _print_commands(runs: list[PlannedRun], options: _Options) -> None:
+def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchrun: str) -> None:
     """Each line works by itself: its job file is written now, and a study finds its result in the pool."""
-    from maclaurin.study.job_file import job_file
-    from maclaurin.study.pool import Pool
-    from maclaurin.study.prepare import make_job
-    from maclaurin.study.torchrun_executor import torchrun_command
+    from maclaurin.study.executors import torchrun_command
+    from maclaurin.study.pool import Workplace
+    from maclaurin.study.worker import Job
 
-    for run in runs:
-        job = make_job(run, Pool(options.pool), keep_models=options.keep_models)
-        file = job_file(options.out, job)
-        job.write(file)
-        print(shlex.join(torchrun_command(options.torchrun or "", file)))
-
-
-# --------------------------------------------------------------------------------- for real
+    place = Workplace(pool=str(pool.root), code=planner.code)
+    for label, record in plan.items():
+        words = re.sub(r"[^A-Za-z0-9]+", "-", f"{label.experiment}-{label.cell}").strip("-")
+        file = out / "jobs" / f"{words}-seed-{label.seed}-{record.run.key[:6]}.json"
+        Job(record=record, place=place).write(file)
+        print(shlex.join(torchrun_command(torchrun, file)))
 
 
-def _planned(wanted: Study, options: _Options) -> list[PlannedRun]:
-    from maclaurin.study.plan import plan_runs
-    from maclaurin.study.smoke import smoke_runs
-    from maclaurin.study.torchrun_executor import processes_of
-
-    runs = plan_runs(wanted, options.scale, options.device)
-    return smoke_runs(runs, options.out, processes_of(options.torchrun or "")) if options.smoke else runs
+# ------------------------------------------------------------------------------------ at the end
 
 
-def _run(wanted: Study, options: _Options, report: bool) -> None:
-    from maclaurin.study.lifeline import living_study
-    from maclaurin.study.local_executor import warm_up
-
-    if options.executor == "ray":
-        from maclaurin.study.ray_executor import require_ray
-
-        require_ray()
-    lock = options.out / "lock"
-    with living_study(lock):
-        warm_up("maclaurin.cli.main")
-        try:
-            ending = _train_all(wanted, options, lock)
-        except KeyboardInterrupt:
-            _say_how_to_go_on(options.out)
-            raise typer.Exit(INTERRUPTED) from None
-    _tell(ending, options.out)
-    if ending.interrupted:
-        _say_how_to_go_on(options.out)
-        raise typer.Exit(INTERRUPTED)
-    if report:
-        _write_report(options.out)
-    if ending.having("crashed") or ending.unfinished:
-        raise typer.Exit(1)
-
-
-def _train_all(wanted: Study, options: _Options, lock: Path) -> Ending:
-    from maclaurin.study.choose_executor import choose_executor
-    from maclaurin.study.forms_check import FormsCheck
-    from maclaurin.study.pool import Pool
-    from maclaurin.study.prepare import make_tasks
-    from maclaurin.study.runner import Runner
-    from maclaurin.study.view import make_view
-
-    pool, runs = Pool(options.pool), _planned(wanted, options)
-    executor = choose_executor(
-        options.executor,
-        runs,
-        workers=options.workers,
-        ray_address=options.ray_address,
-        torchrun=options.torchrun,
-        out=options.out,
-    )
-    tasks = make_tasks(
-        wanted, runs, pool, study_lock=lock, threads=executor.threads, keep_models=options.keep_models
-    )
-    if options.retry:
-        _forget_failures(pool, tasks)
-    forms = FormsCheck(options.out / "forms.json")
-    forms.start()
-    view = make_view(wanted.title, Console(stderr=True))
-    runner = Runner(
-        wanted, options.scale, tasks, out=options.out, pool=pool, executor=executor, view=view, forms=forms
-    )
-    return runner.run()
-
-
-def _forget_failures(pool: Pool, tasks: list[Task]) -> None:
-    for key in {task.key for task in tasks}:
-        entry = pool.entry(key)
-        record = entry.record()
-        if record is not None and record.status != "finished":
-            entry.forget()
-
-
-def _tell(ending: Ending, out: Path) -> None:
+def _print_ending(ending: Ending) -> None:
     """What there is now, and what went wrong."""
     console = Console(stderr=True, highlight=False)
-    for run in (*ending.having("diverged"), *ending.having("crashed")):
-        words = (run.message or "").strip().splitlines() or [""]
-        reason = words[0] if run.status == "diverged" else f"{words[0]}: {words[-1]}"
-        console.print(
-            f"{run.status}: {run.experiment}, {run.cell}, seed {run.seed}: {reason}",
-            markup=False,
-            soft_wrap=True,
-        )
+    record = ending.record
+    for label, run in record.having("diverged", "crashed"):
+        text = f"{run.status}: {label.experiment}, {label.cell}, seed {label.seed}: {_reason(run.message)}"
+        console.print(text, markup=False, soft_wrap=True)
     counts = ", ".join(
         f"{len(found)} {status}"
         for status in ("finished", "diverged", "crashed", "stopped", "waiting")
-        if (found := ending.having(status))
+        if (found := record.having(status))
     )
-    print(f"{counts}; {out / 'records.json'}")
+    if counts:
+        print(f"{counts}; {ending.out / 'records.json'}")
 
 
-def _say_how_to_go_on(out: Path) -> None:
+def _reason(message: str | None) -> str:
+    """The line of a message that says most: our own error, or what ended the process and its last words."""
+    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    if errors:
+        return errors[-1].removeprefix("error:").strip()
+    return (
+        lines[0] if len(lines) < 2 or not lines[0].startswith("the process") else f"{lines[0]}: {lines[-1]}"
+    )
+
+
+def _print_how_to_go_on(out: Path | None) -> None:
     command = shlex.join(["maclaurin", *sys.argv[1:]])
+    kept = f"; finished runs and checkpoints are kept in {out}" if out else ""
     Console(stderr=True, highlight=False).print(
-        f"stopped; nothing is lost in {out}. Go on with: {command}", markup=False, soft_wrap=True
+        f"stopped{kept}. Go on with: {command}", markup=False, soft_wrap=True
     )
 
 
 def _write_report(out: Path) -> None:
-    """The page beside the records."""
-    from maclaurin.report import write_report
-
-    written = write_report([out], None)
+    """The page beside the records; without the extra, a hint in its place."""
     console = Console(highlight=False)
+    try:
+        from maclaurin.report import write_report
+    except MaclaurinError as problem:
+        console.print(f"no page was written: {problem}", markup=False, soft_wrap=True)
+        return
+    written = write_report([out])
     for line in written.findings:
         console.print(line, markup=False, soft_wrap=True)
     console.print(str(written.page), markup=False, soft_wrap=True)
+
+
+# ------------------------------------------------------------------------------------------ diff
+
+
+@study_app.command("diff")
+def diff_studies(
+    before: Annotated[Path, typer.Argument(help="Folder or records.json of a study.")],
+    after: Annotated[Path, typer.Argument(help="Another, or the same study run again.")],
+) -> None:
+    """Compare two studies cell by cell: means over seeds, and the settings that differ.
+
+    [bold]Examples[/]
+
+        maclaurin study diff studies/mini runs/mini
+    """
+    from maclaurin.study.compare import diff_studies as compare
+    from maclaurin.study.run_record import read_study
+
+    table = Table(title=f"{before} → {after}", title_justify="left")
+    for column in ("experiment", "cell", "metric"):
+        table.add_column(column, overflow="fold")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right")
+    table.add_column("settings", overflow="fold")
+    for row in compare(read_study(before), read_study(after)):
+        change = "" if row.before is None or row.after is None else f"{row.after[0] - row.before[0]:+.4f}"
+        table.add_row(
+            row.experiment, row.cell, row.metric, _mean(row.before), _mean(row.after), change,
+            Text("; ".join(row.changed)),
+        )  # fmt: skip
+    _wide_console().print(table)
+
+
+def _mean(found: tuple[float, float | None, int] | None) -> str:
+    if found is None:
+        return "–"
+    mean, deviation, count = found
+    return f"{mean:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}") + f" ({count})"
+
+
+# ----------------------------------------------------------------------------------------- clean
+
+
+@study_app.command("clean")
+def clean_pool(
+    pool: Annotated[Path, typer.Argument(help="Folder of the pool.")] = Path("runs/pool"),
+    models: Annotated[
+        bool, typer.Option("--models", help="Delete weights and checkpoints of runs that have a result.")
+    ] = False,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Delete runs that no study beside the pool refers to.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Show what the pool holds and how much space it takes; delete what you choose.
+
+    [bold]Examples[/]
+
+        maclaurin study clean
+
+        maclaurin study clean --unused --models
+    """
+    from maclaurin.report.numbers import counted, size
+    from maclaurin.study.compare import pool_use
+    from maclaurin.study.pool import Pool
+
+    if not pool.is_dir():
+        raise InputError(f"there is no pool {pool}.")
+    uses = pool_use(Pool(pool), pool.absolute().parent)
+    console = _wide_console()
+    groups: dict[str, list[Any]] = {}
+    for use in uses:
+        groups.setdefault(", ".join(use.studies) or "no study", []).append(use)
+    table = Table(
+        title=f"{pool}: {counted(len(uses), 'run')}, {size(sum(u.size for u in uses))}", title_justify="left"
+    )
+    for column, justify in (("used by", "left"), ("runs", "right"), ("size", "right"), ("weights", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for name, members in groups.items():
+        weights = sum(use.model_bytes for use in members)
+        table.add_row(name, str(len(members)), size(sum(use.size for use in members)), size(weights))
+    console.print(table)
+    idle = [use for use in uses if not use.is_busy]
+    gone = [use for use in idle if unused and not use.studies]
+    bare = [
+        use for use in idle if models and use not in gone and use.model_bytes and use.status != "unfinished"
+    ]
+    if not gone and not bare:
+        if not (models or unused):
+            console.print("nothing was deleted; choose with --unused or --models.")
+        else:
+            console.print("there is nothing to delete.")
+        return
+    freed = size(sum(use.size for use in gone) + sum(use.model_bytes for use in bare))
+    what = f"{counted(len(gone), 'run')} and the weights of {len(bare)} more, {freed}"
+    if not yes and not typer.confirm(f"delete {what}?"):
+        raise typer.Exit(1)
+    for use in gone:
+        shutil.rmtree(use.entry.path)
+    for use in bare:
+        use.entry.drop_models()
+    console.print(f"deleted {what}.")

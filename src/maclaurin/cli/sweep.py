@@ -17,28 +17,36 @@ from maclaurin.files import write_json
 
 
 def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
-    """Find a learning rate: the same run at several, each resumable, and the best of them.
+    """Find a learning rate: the same run at several, each resumable; the best has the least validation loss.
 
     [bold]Examples[/]
 
-        maclaurin sweep --attention exp/l2 --rates 3e-4,1e-3,3e-3 --steps 100 --out runs/sweep
+        maclaurin sweep --attention exp/l2 --rates 1e-3,2e-3,4e-3 --steps 100 --out runs/sweep
     """
     from maclaurin.training.config import load_config
+    from maclaurin.user_files import require_writable_folder
 
     if "lr" in given:
         raise InputError("a sweep takes its learning rates from --rates, not from --lr.")
+    require_writable_folder(out)
     values = [_rate(text) for text in rates.split(",")]
     configs = {lr: load_config(None, None, {**given, "lr": lr}) for lr in values}
     losses = {lr: _validation_loss(config, out / f"lr-{lr:g}") for lr, config in configs.items()}
-    table = Table(title=f"validation loss after {configs[values[0]].steps} steps", title_justify="left")
-    table.add_column("learning rate")
-    table.add_column("validation loss")
     finite = {lr: loss for lr, loss in losses.items() if isinstance(loss, float)}
     best = min(finite, key=lambda lr: finite[lr]) if finite else None
+    table = Table(title=f"validation loss after {configs[values[0]].steps} steps", title_justify="left")
+    for heading in ("learning rate", "validation loss", ""):
+        table.add_column(heading)
     for lr, loss in losses.items():
-        shown = loss if isinstance(loss, str) else f"{loss:.4f}"
-        table.add_row(f"{lr:g}", f"{shown}  best" if lr == best else shown)
-    Console().print(table)
+        text = loss if isinstance(loss, str) else f"{loss:.4f}"
+        table.add_row(
+            f"{lr:g}", text, "best" if lr == best else "", style="bold green" if lr == best else None
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    if best is not None and len(values) > 1 and best in (min(values), max(values)):
+        further = best / 2 if best == min(values) else best * 2
+        console.print(f"the best rate lies on the edge of what was tried: try {further:g} too.")
     write_json(out / "sweep.json", {"losses": {f"{k:g}": v for k, v in losses.items()}, "best": best})
 
 
@@ -75,4 +83,4 @@ def make_sweep() -> Any:
         "out": Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")],
         "rates": Annotated[str, typer.Option(help="Learning rates between commas.")],
     }
-    return with_config_options(_sweep, own, {"out": Path("runs/sweep"), "rates": "3e-4,1e-3,3e-3"})
+    return with_config_options(_sweep, own, {"out": Path("runs/sweep"), "rates": "5e-4,1e-3,2e-3,4e-3"})

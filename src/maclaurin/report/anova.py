@@ -5,10 +5,12 @@
 Sums of squares are of type II, by least squares: an effect is what it explains beyond all effects that do not
 contain it. In a complete design these are the textbook ones and the shares add up to one; where cells are
 missing the same definition still holds, and shares need not add up. Noise is what the block model (one mean
-per cell, one shift per seed) leaves over; an effect's F is its mean square over that of the noise, and its p
-is corrected for the number of effects tested (Holm).
+per cell, one shift per seed) leaves over, one number for all cells; an effect's F is its mean square over
+that of the noise, and its p is corrected for the number of effects tested (Holm).
 
-Contrasts that sentences are made of come with intervals at a level divided by their number (Bonferroni).
+Contrasts that sentences are made of come with intervals at a level divided by their number (Bonferroni). With
+runs missing, a contrast means something only if it lies in the row space of the design, which
+`Fit.can_estimate` says; statsmodels gives a number for every contrast.
 """
 
 from __future__ import annotations
@@ -20,13 +22,46 @@ from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, special
 
-from maclaurin.report.distributions import f_tail
-from maclaurin.report.least_squares import Fit, Vector, indicators
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.statistics import CONFIDENCE, Estimate, around
+from maclaurin.report.statistics import CONFIDENCE, Difference, holm, spreads_differ
 
 Term = tuple[str, ...]
+Vector = NDArray[np.float64]
+
+
+@final
+class Fit:
+    """y = Xβ + noise by least squares. Columns are indicators, so X has fewer ranks than columns."""
+
+    def __init__(self, x: Vector, y: Vector) -> None:
+        inverse, rank = linalg.pinv(x, return_rank=True)
+        self._x, self._inverse, self.rank = x, np.asarray(inverse), int(rank)
+        self.df = len(y) - self.rank
+        self._coefficients = self._inverse @ y
+        self.residuals = y - x @ self._coefficients
+        self.residual_sum = float(np.sum(self.residuals**2))
+
+    def can_estimate(self, c: Vector) -> bool:
+        """Whether cᵀβ is the same for every β that fits: c lies in the row space of X."""
+        return bool(np.allclose(c, (c @ self._inverse) @ self._x, atol=1e-7))
+
+    def value(self, c: Vector) -> float:
+        """cᵀβ̂."""
+        return float(c @ self._coefficients)
+
+    def variance_factor(self, c: Vector) -> float:
+        """Var(cᵀβ̂)/σ²."""
+        return float(np.sum((c @ self._inverse) ** 2))
+
+
+def indicators(labels: list[str], levels: tuple[str, ...]) -> Vector:
+    """One column per level, 1 where the label is that level."""
+    return np.array([[float(label == level) for level in levels] for label in labels]).reshape(
+        len(labels), len(levels)
+    )
 
 
 @final
@@ -48,7 +83,7 @@ class Effect:
 
     @property
     def supported(self) -> bool:
-        """Whether the noise does not explain it."""
+        """Whether noise alone would seldom look like it."""
         return self.p is not None and self.p < 1 - CONFIDENCE
 
 
@@ -62,7 +97,7 @@ class Factorial:
         self._points = [
             (cell.name, str(seed), dict(cell.levels), value)
             for cell in outcome.cells.values()
-            for seed, value in cell.values.items()
+            for seed, value in cell.scaled.items()
             if all(axis in cell.levels for axis in self.axes)
         ]
         values = np.array([value for *_, value in self._points])
@@ -71,13 +106,13 @@ class Factorial:
     @functools.cached_property
     def levels(self) -> dict[str, tuple[str, ...]]:
         """Axis → its levels, in the order of the cells."""
-        cells = [cell.levels for cell in self.outcome.cells.values() if cell.runs]
+        cells = [cell.levels for cell in self.outcome.cells.values() if cell.records]
         return {axis: tuple(dict.fromkeys(c[axis] for c in cells if axis in c)) for axis in self.axes}
 
     @functools.cached_property
     def combinations(self) -> dict[tuple[str, ...], str]:
         """Levels on all axes → the cell there."""
-        cells = [cell for cell in self.outcome.cells.values() if cell.runs]
+        cells = [cell for cell in self.outcome.cells.values() if cell.records]
         return {tuple(cell.levels.get(axis, "") for axis in self.axes): cell.name for cell in cells}
 
     @functools.cached_property
@@ -101,6 +136,17 @@ class Factorial:
         return max(self._whole.residual_sum / self.noise_df, rounding**2, 1e-300)
 
     @functools.cached_property
+    def spreads_differ(self) -> bool:
+        """Whether the cells vary too differently between seeds for one number (Bartlett's test at 5 %)."""
+        if self.noise_df < 1:
+            return False
+        residuals: dict[str, list[float]] = {}
+        for (cell, *_), residual in zip(self._points, self._whole.residuals, strict=True):
+            residuals.setdefault(cell, []).append(float(residual))
+        p = spreads_differ(list(residuals.values()))
+        return p is not None and p < 1 - CONFIDENCE
+
+    @functools.cached_property
     def total(self) -> float:
         """Sum of squares about the mean."""
         return float(np.sum(self._y**2))
@@ -113,7 +159,7 @@ class Factorial:
         found = [self._effect(term) for term in self._tested]
         if len(self.axes) > 2:
             found.append(self._compare(("higher interactions",), self._fit(*self._tested), self._whole))
-        return _holm(tuple(effect for effect in found if effect.df > 0))
+        return _corrected(tuple(effect for effect in found if effect.df > 0))
 
     @functools.cached_property
     def left_over(self) -> tuple[Effect, ...]:
@@ -126,7 +172,7 @@ class Factorial:
 
     @property
     def inestimable(self) -> tuple[str, ...]:
-        """Effects the finished runs cannot tell from others."""
+        """Effects that the finished runs cannot separate from others."""
         known = {effect.term for effect in self.effects}
         return tuple(" × ".join(term) for term in self._tested if term not in known)
 
@@ -136,14 +182,12 @@ class Factorial:
         centre = float(np.mean([value for *_, value in self._points]))
         return {level: centre + fit.value(self._marginal_weights(axis, level)) for level in self.levels[axis]}
 
-    def between(self, axis: str, level: str, other: str, tests: int) -> Estimate | None:
-        """Level − other of one axis, averaged over the others, with an interval fit for `tests` of them."""
+    def between(self, axis: str, level: str, other: str) -> Difference | None:
+        """Level − other of one axis, averaged over the others."""
         weights = self._marginal_weights(axis, level) - self._marginal_weights(axis, other)
-        return self._contrast(self._fit(*((a,) for a in self.axes)), weights, tests)
+        return self._contrast(self._fit(*((a,) for a in self.axes)), weights)
 
-    def twist(
-        self, term: Term, rows: tuple[str, str], columns: tuple[str, str], tests: int
-    ) -> Estimate | None:
+    def twist(self, term: Term, rows: tuple[str, str], columns: tuple[str, str]) -> Difference | None:
         """(row₁ − row₀ at column₁) − (row₁ − row₀ at column₀)."""
         weights = sum(
             sign * self._pair_weights(term, row, column)
@@ -154,13 +198,13 @@ class Factorial:
                 (rows[0], columns[0], 1),
             )
         )
-        return self._contrast(self._fit(*self._tested), np.asarray(weights), tests)
+        return self._contrast(self._fit(*self._tested), np.asarray(weights))
 
     def step(self, term: Term, rows: tuple[str, str], column: str) -> float | None:
-        """row₁ − row₀ at one column, the other axes averaged; None where the runs cannot tell."""
+        """row₁ − row₀ at one column, the other axes averaged; None where it cannot be estimated."""
         fit = self._fit(*self._tested)
         weights = self._pair_weights(term, rows[1], column) - self._pair_weights(term, rows[0], column)
-        return fit.value(weights) if fit.can_tell(weights) else None
+        return fit.value(weights) if fit.can_estimate(weights) else None
 
     def mean_at(self, levels: dict[str, str]) -> tuple[float | None, int, int]:
         """Mean over the cells with these levels, how many of them have one, and how many were planned."""
@@ -169,7 +213,7 @@ class Factorial:
             for place, name in self.combinations.items()
             if all(place[self.axes.index(axis)] == level for axis, level in levels.items())
         ]
-        means = [mean.value for name in names if (mean := self.outcome.means[name]) is not None]
+        means = [s.mean for name in names if (s := self.outcome.cells[name].spread) is not None]
         return (float(np.mean(means)) if means else None), len(means), len(names)
 
     # ------------------------------------------------------------------------------- least squares
@@ -213,14 +257,13 @@ class Factorial:
         if df < 1 or not self.noise:
             return Effect(term, df, gained, gained / self.total)
         f = gained / df / self.noise
-        return Effect(term, df, gained, gained / self.total, f, f_tail(f, df, self.noise_df))
+        return Effect(term, df, gained, gained / self.total, f, float(special.fdtrc(df, self.noise_df, f)))
 
-    def _contrast(self, fit: Fit, weights: Vector, tests: int) -> Estimate | None:
-        if self.noise is None or not fit.can_tell(weights):
+    def _contrast(self, fit: Fit, weights: Vector) -> Difference | None:
+        if self.noise is None or not fit.can_estimate(weights):
             return None
         error = math.sqrt(self.noise * fit.variance_factor(weights))
-        level = 1 - (1 - CONFIDENCE) / tests
-        return around(fit.value(weights), error, self.noise_df, len(self._y), level)
+        return Difference(fit.value(weights), error, self.noise_df, len(self._y))
 
     def _marginal_weights(self, axis: str, level: str) -> Vector:
         """Of one level in the model of main effects: every other axis and the seed averaged."""
@@ -252,11 +295,8 @@ def _one(levels: tuple[str, ...], level: str) -> Vector:
     return np.array([float(name == level) for name in levels])
 
 
-def _holm(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
-    """Each p multiplied by the number of tests not yet passed, kept in order."""
-    tested = sorted((e for e in effects if e.p is not None), key=lambda e: e.p or 0.0)
-    corrected, largest = {}, 0.0
-    for place, effect in enumerate(tested):
-        largest = max(largest, min(1.0, (effect.p or 0.0) * (len(tested) - place)))
-        corrected[effect.term] = largest
-    return tuple(replace(e, p=corrected.get(e.term)) for e in effects)
+def _corrected(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
+    """Each p after Holm's correction for the number of effects tested."""
+    tested = [effect for effect in effects if effect.p is not None]
+    found = dict(zip((e.term for e in tested), holm([e.p or 0.0 for e in tested]), strict=True))
+    return tuple(replace(effect, p=found.get(effect.term)) for effect in effects)

@@ -1,186 +1,721 @@
-"""What the page's script draws, as data."""
+"""Every chart of a study, each defined once: the page draws it with vega-embed, vl-convert as SVG and PDF.
+
+Colours are parameters (ink, c0 … c6), so that the page can draw the same chart on light and on dark.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
-from maclaurin.report.analysis import families, full_kernels
+import altair as alt
+import vl_convert
+
+from maclaurin.report.anova import Factorial
+from maclaurin.report.numbers import plain
 from maclaurin.report.outcome import CellOutcome, Outcome
-from maclaurin.study.record import FormsRecord, RunRecord
+from maclaurin.report.statistics import Difference, Spread
+from maclaurin.report.study_tables import decimals_of, trial_means
+from maclaurin.report.style import INK, PALETTE
+from maclaurin.report.verdict import difference_text
+from maclaurin.study.run_record import FormsRecord, RunRecord
 
-Chart = dict[str, Any]
+View = Any  # altair's classes for single, layered and concatenated views share no useful base
+Row = dict[str, Any]
 Points = list[tuple[float, float]]
 
-#: colours of the palette in page.css, beside the ink that the baseline is drawn in
-COLOURS = 7
-#: with more cells than this, curves start with a few switched on
-MOST_CURVES = 14
+PANEL = 330
+HEIGHT = 230
+ROW_HEIGHT = 20
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
+#: share of the steps whose steep descent is left out of the axis
+EARLY = 0.2
+#: a point that lies so many times the width of most others away is drawn at the edge of the axis
+FAR = 3.0
+#: points of a training curve that are drawn
+MOST_POINTS = 80
 
 
-def style(outcome: Outcome) -> dict[str, dict[str, int]]:
-    """Cell → its colour and dash, the same in every chart of an experiment; the baseline has colour −1."""
-    others = [name for name in outcome.cells if name != outcome.experiment.baseline]
-    looks = {name: {"colour": i % COLOURS, "dash": i // COLOURS} for i, name in enumerate(others)}
-    return {**looks, outcome.experiment.baseline: {"colour": -1, "dash": 0}}
+# ------------------------------------------------------------------------------------- a figure
 
 
-def dots(outcome: Outcome) -> Chart:
-    """Mean and interval of each cell, and each seed."""
-    looks, rows = style(outcome), []
-    for name in outcome.best_first():
-        cell, mean = outcome.cells[name], outcome.means[name]
-        if not cell.has_result:
-            continue
-        rows.append(
-            {
-                "name": name,
-                **looks[name],
-                "mean": mean and mean.value,
-                "low": mean and mean.low,
-                "high": mean and mean.high,
-                "seeds": [{"seed": seed, "value": value} for seed, value in cell.values.items()],
-                "diverged": len(cell.diverged),
-                "standing": outcome.standing(name),
-            }
-        )
-    baseline = outcome.means[outcome.experiment.baseline]
-    return {"kind": "dots", "x": outcome.metric, "rows": rows, "rule": baseline and baseline.value}
+@final
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A chart and the rows it draws. Rows lie beside the chart, where altair need not check each of them."""
+
+    view: View
+    sheet: Sheet
+
+    def spec(self) -> dict[str, Any]:
+        """As vega-lite, for the page."""
+        return {**self.view.to_dict(), "datasets": self.sheet.datasets}
+
+    def paper_spec(self) -> dict[str, Any]:
+        """On white paper, without the invisible points that only a pointer needs."""
+        return _without_hover({**self.spec(), "config": paper_config()})
+
+    def svg(self) -> str:
+        """The chart on white paper."""
+        return vl_convert.vegalite_to_svg(self.paper_spec(), vl_version=version())
+
+    def pdf(self) -> bytes:
+        """The same as PDF."""
+        return vl_convert.vegalite_to_pdf(self.paper_spec(), vl_version=version())
 
 
-def curves(outcome: Outcome) -> Chart | None:
-    """Test and training curves: a thick mean over thin seeds."""
-    accuracy = outcome.higher_is_better
-    kinds = [
-        (
-            f"test {'accuracy' if accuracy else 'loss'}",
-            lambda run: [(p[0], p[2 if accuracy else 1]) for p in run.test_curve],
+@final
+class Sheet:
+    """The rows of a figure, by name."""
+
+    def __init__(self) -> None:
+        self.datasets: dict[str, list[Row]] = {}
+
+    def add(self, rows: Iterable[Row]) -> alt.Chart:
+        """A chart of these rows, to be given a mark."""
+        name = f"data-{len(self.datasets)}"
+        self.datasets[name] = [{key: _rounded(value) for key, value in row.items()} for row in rows]
+        return alt.Chart(alt.NamedData(name))
+
+    def figure(self, view: View) -> Figure:
+        """The whole figure, with the colours as parameters."""
+        names = {"ink": INK, **{f"c{i}": colour for i, colour in enumerate(PALETTE)}}
+        return Figure(view.add_params(*(alt.param(name=n, value=v) for n, v in names.items())), self)
+
+
+def _rounded(value: Any) -> Any:
+    """Five digits are enough to draw; what is not finite is null."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+def _without_hover(spec: Any) -> Any:
+    if isinstance(spec, dict):
+        return {key: part if key == "datasets" else _without_hover(part) for key, part in spec.items()}
+    if isinstance(spec, list):
+        return [_without_hover(part) for part in spec if not _is_for_pointer(part)]
+    return spec
+
+
+def _is_for_pointer(layer: Any) -> bool:
+    """Invisible marks, which carry tooltips alone."""
+    return (
+        isinstance(layer, dict) and isinstance(layer.get("mark"), dict) and layer["mark"].get("aria") is False
+    )
+
+
+@functools.cache
+def script() -> str:
+    """Vega, vega-lite and vega-embed in one script, for a page that loads nothing."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version())
+
+
+def version() -> str:
+    """Of vega-lite, as vl-convert wants it."""
+    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+def paper_config() -> dict[str, Any]:
+    """How charts look on white paper; the page has the same in its own colours."""
+    quiet = {"labelColor": INK, "titleColor": INK, "labelFontSize": 10, "titleFontSize": 11}
+    return {
+        "background": "white",
+        "font": "Helvetica, Arial, sans-serif",
+        "axis": {**quiet, "gridColor": "#e4e4e0", "domainColor": "#9a9a92", "tickColor": "#9a9a92",
+                 "titleFontWeight": "normal", "labelLimit": 220},
+        "legend": {**quiet, "symbolStrokeWidth": 2.5, "labelLimit": 220},
+        "title": {"color": INK, "fontSize": 11, "anchor": "start"},
+        "view": {"stroke": None},
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------- small parts
+
+
+@final
+@dataclass(frozen=True)
+class Look:
+    """Colour and dash of each name, the same in every chart of an experiment; ink for the baseline."""
+
+    names: tuple[str, ...]
+    baseline: str | None = None
+
+    def colour(self, *, legend: bool = True, symbol: str = "stroke") -> alt.Color:
+        """The first round of the palette, and again."""
+        places = {name: place % len(PALETTE) for place, name in enumerate(self._others)}
+        wanted = [alt.ExprRef("ink" if n == self.baseline else f"c{places[n]}") for n in self.names]
+        scale = alt.Scale(domain=list(self.names), range=wanted)
+        return alt.Color("name:N", legend=self._legend(symbol) if legend else None, scale=scale)
+
+    def dash(self) -> alt.StrokeDash:
+        """A second round of the palette is dashed."""
+        rounds = {name: place // len(PALETTE) for place, name in enumerate(self._others)}
+        wanted = [DASHES[rounds.get(name, 0) % len(DASHES)] for name in self.names]
+        scale = alt.Scale(domain=list(self.names), range=wanted)
+        return alt.StrokeDash("name:N", legend=self._legend("stroke"), scale=scale)
+
+    @property
+    def _others(self) -> list[str]:
+        return [name for name in self.names if name != self.baseline]
+
+    def _legend(self, symbol: str) -> alt.Legend | None:
+        """Below the chart, where there is more than one name."""
+        if len(self.names) < 2:
+            return None
+        return alt.Legend(
+            orient="bottom", columns=5, symbolLimit=0, title=None, symbolType=symbol, symbolOpacity=1,
+            symbolStrokeWidth=2.5,
+        )  # fmt: skip
+
+
+def look_of(outcome: Outcome) -> Look:
+    """Of the cells of an experiment."""
+    return Look(tuple(outcome.cells), outcome.experiment.baseline)
+
+
+def _picked() -> tuple[alt.Parameter, Any]:
+    """Names in the legend can be clicked: the others fade."""
+    pick = alt.selection_point(name="pick", fields=["name"], bind="legend")
+    return pick, alt.when(pick)
+
+
+def _core(points: Sequence[float]) -> tuple[float, float]:
+    """The range of the points without those that lie far outside the middle two thirds of them."""
+    known = sorted(point for point in points if math.isfinite(point))
+    if not known:
+        return 0.0, 1.0
+    low, high = known[len(known) // 6], known[-1 - len(known) // 6]
+    reach = FAR * (high - low) or math.inf
+    kept = [point for point in known if low - reach <= point <= high + reach]
+    return kept[0], kept[-1]
+
+
+def _bar(low: float, high: float) -> Row:
+    """Ends of an error bar. One without length is left out: vl-convert cannot draw it as PDF."""
+    return {"low": low, "high": high} if f"{low:.5g}" != f"{high:.5g}" else {"low": None, "high": None}
+
+
+def _spread_bar(spread: Spread) -> Row:
+    """One standard deviation up and down."""
+    deviation = spread.deviation or 0.0
+    return _bar(spread.mean - deviation, spread.mean + deviation)
+
+
+def _padded(low: float, high: float, share: float = 0.06) -> list[float]:
+    pad = share * (high - low) or abs(high) * 0.05 or 0.05
+    return [low - pad, high + pad]
+
+
+# ------------------------------------------------------------------------------------- the cells
+
+
+def cells(outcome: Outcome) -> Figure | None:
+    """Mean, standard deviation and seeds of each cell; its difference to the baseline with its interval."""
+    names = [name for name in outcome.best_first() if outcome.cells[name].has_result]
+    if not any(outcome.cells[name].values for name in names):
+        return None
+    sheet, size = Sheet(), {"width": PANEL - 20, "height": alt.Step(ROW_HEIGHT)}
+    left = _means(sheet, outcome, names).properties(**size)
+    right = _differences(sheet, outcome, names)
+    return sheet.figure(left if right is None else alt.hconcat(left, right.properties(**size), spacing=18))
+
+
+def _means(sheet: Sheet, outcome: Outcome, names: list[str]) -> View:
+    spreads = [(name, spread) for name in names if (spread := outcome.cells[name].spread)]
+    seeds = [
+        {"name": name, "value": value} for name, _ in spreads for value in outcome.cells[name].values.values()
+    ]
+    domain = _padded(*_core([row["value"] for row in seeds]))
+    means = [
+        {
+            "name": name,
+            "value": min(max(spread.mean, domain[0]), domain[1]),
+            **_spread_bar(spread),
+            "mean": plain(spread.mean),
+            "deviation": plain(spread.deviation),
+            "seeds": ", ".join(plain(value) for value in outcome.cells[name].values.values()),
+            "outside": not domain[0] <= spread.mean <= domain[1],
+        }
+        for name, spread in spreads
+    ]
+    scale = alt.Scale(domain=domain, zero=False, nice=False)
+    x = alt.X("value:Q", scale=scale, title=f"{outcome.metric}: mean ± standard deviation, seeds as ticks")
+    y = alt.Y("name:N", sort=names, title=None)
+    colour = look_of(outcome).colour(legend=False)
+    tooltip = [f"{key}:N" for key in ("name", "mean", "deviation", "seeds")]
+    base = sheet.add(means)
+    layers = [
+        sheet.add(seeds).mark_tick(thickness=1.5, opacity=0.55, size=11, clip=True).encode(x, y, colour),
+        base.mark_rule(strokeWidth=2, clip=True).encode(
+            alt.X("low:Q", scale=scale, title=""), alt.X2("high:Q"), y, colour
         ),
-        ("training loss", lambda run: [(p[0], p[1]) for p in run.train_curve]),
+        base.transform_filter("!datum.outside")
+        .mark_circle(size=60, opacity=1)
+        .encode(x, y, colour, tooltip=tooltip),
+        base.transform_filter("datum.outside")
+        .mark_text(fontSize=12, dx=-4)
+        .encode(x, y, colour, text=alt.value("▸"), tooltip=tooltip),
     ]
-    looks, series = style(outcome), []
-    shown = _shown_first(outcome)
-    for name in outcome.best_first():
-        panels = [_panel(outcome.cells[name], points) for _, points in kinds]
-        if any(panel["seeds"] for panel in panels):
-            series.append({"name": name, **looks[name], "on": name in shown, "panels": panels})
-    panels = [
-        {"title": title, "x": "step", "y": title, "late": not (accuracy and place == 0)}
-        for place, (title, _) in enumerate(kinds)
-        if any(line["panels"][place]["seeds"] for line in series)
+    if outcome.baseline.spread is not None:
+        layers.insert(0, _rule(sheet, outcome.baseline.spread.mean).encode(x))
+    return alt.layer(*layers)
+
+
+def _rule(sheet: Sheet, value: float) -> alt.Chart:
+    """A dashed line across the chart."""
+    chart = sheet.add([{"value": value, "y": value}])
+    return chart.mark_rule(strokeDash=[4, 3], color=alt.ExprRef("ink"), opacity=0.7)
+
+
+def _differences(sheet: Sheet, outcome: Outcome, names: list[str]) -> View | None:
+    found = [
+        (name, difference)
+        for name in names
+        if name != outcome.experiment.baseline
+        and (difference := outcome.differences[name]) is not None
+        and math.isfinite(difference.value)
     ]
+    if not found:
+        return None
+    low, high = _core([0.0, *(difference.value for _, difference in found)])
+    ends = [bounds for _, difference in found if (bounds := difference.bounds)]
+    reach = 0.5 * (high - low)
+    domain = _padded(
+        min(low, max(min((b[0] for b in ends), default=low), low - reach)),
+        max(high, min(max((b[1] for b in ends), default=high), high + reach)),
+    )
+    rows = [_difference_row(outcome, name, difference, domain) for name, difference in found]
+    unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
+    title = f"minus {outcome.experiment.baseline}{unit}: mean difference, 95 % interval"
+    scale = alt.Scale(domain=domain, zero=False, nice=False)
+    hidden = alt.Axis(labels=False, ticks=False)
+    y = alt.Y("name:N", sort=names, title=None, axis=hidden, scale=alt.Scale(domain=names))
+    x = alt.X("value:Q", scale=scale, title=title)
+    colour = look_of(outcome).colour(legend=False)
+    base = sheet.add(rows)
+    cuts = [
+        base.transform_filter(f"datum.{end} !== null")
+        .mark_text(fontSize=12, dx=shift)
+        .encode(alt.X(f"{end}:Q", scale=scale, title=""), y, colour, text=alt.value(sign))
+        for end, sign, shift in (("cut_low", "◂", 3), ("cut_high", "▸", -3))
+    ]
+    return alt.layer(
+        _rule(sheet, 0.0).encode(x),
+        base.mark_rule(strokeWidth=2, clip=True).encode(
+            alt.X("low:Q", scale=scale, title=""), alt.X2("high:Q"), y, colour
+        ),
+        *cuts,
+        base.transform_filter("!datum.outside")
+        .mark_circle(size=60, opacity=1)
+        .encode(x, y, colour, tooltip=[f"{key}:N" for key in ("name", "difference", "standing")]),
+    )
+
+
+def _difference_row(outcome: Outcome, name: str, difference: Difference, domain: list[float]) -> Row:
+    """Cut off at the edges of the axis."""
+    low, high = difference.bounds or (math.nan, math.nan)
+    return {
+        "name": name,
+        "value": difference.value,
+        **_bar(max(low, domain[0]), min(high, domain[1])),
+        "cut_low": domain[0] if low < domain[0] else None,
+        "cut_high": domain[1] if high > domain[1] else None,
+        "difference": difference_text(difference),
+        "standing": outcome.standing(name),
+        "outside": not domain[0] <= difference.value <= domain[1],
+    }
+
+
+# ------------------------------------------------------------------------------------ the curves
+
+
+def curves(outcome: Outcome) -> Figure | None:
+    """Evaluations and training loss against the step: means, and seeds as thin lines beside them."""
+    sheet, panels = Sheet(), []
+    held_out = _held_out(outcome)
+    if held_out is not None:
+        name, title = held_out
+        panels.append(_curve_panel(sheet, outcome, name, title))
+    if any("train_loss" in record.curves for record in outcome.records):
+        panels.append(_curve_panel(sheet, outcome, "train_loss", "training loss", first=not panels))
     if not panels:
         return None
-    kept = [i for i, (title, _) in enumerate(kinds) if title in {panel["title"] for panel in panels}]
-    for line in series:
-        line["panels"] = [line["panels"][place] for place in kept]
-    return {"kind": "lines", "panels": panels, "series": series}
+    shared = alt.hconcat(*panels, spacing=24).resolve_scale(color="shared", strokeDash="shared")
+    return sheet.figure(shared)
 
 
-def positions(outcome: Outcome) -> Chart | None:
-    """Loss by position in the text."""
-    looks, series = style(outcome), []
-    shown = _shown_first(outcome)
-    for name in outcome.best_first():
-        panel = _panel(outcome.cells[name], lambda run: [(p[0] + 1, p[1]) for p in run.loss_by_position])
-        if panel["seeds"]:
-            series.append({"name": name, **looks[name], "on": name in shown, "panels": [panel]})
-    if not series:
-        return None
-    axes = {"title": "loss by position", "x": "position", "y": "test loss", "xlog": True, "late": False}
-    return {"kind": "lines", "panels": [axes], "series": series}
+def _held_out(outcome: Outcome) -> tuple[str, str] | None:
+    """(curve, title) of what was evaluated on the way: validation data where there are, else test data."""
+    kind = "accuracy" if outcome.experiment.metric.endswith("accuracy") else "loss"
+    names = {name for record in outcome.records for name in record.curves}
+    for name, title in ((f"validation_{kind}", f"validation {kind}"), (kind, f"test {kind}")):
+        if name in names:
+            return name, title
+    return None
 
 
-def orders(outcome: Outcome) -> Chart | None:
-    """The metric against the order, and against the bytes of the state."""
-    groups = families(outcome)
-    if not groups:
-        return None
-    series = []
-    for place, family in enumerate(groups):
-        panels = [
-            {"mean": [p for cell in family.cells if (p := _point(outcome, cell, x))], "seeds": []}
-            for x in ("order", "state_bytes")
-        ]
-        look = {"colour": place % COLOURS, "dash": place // COLOURS}
-        series.append({"name": family.name, **look, "on": True, "panels": panels})
-    rules = []
-    for cell in full_kernels(outcome):
-        mean = outcome.means[cell.name]
-        if mean is not None:
-            rules.append({"name": cell.name, "value": mean.value, "low": mean.low, "high": mean.high})
-    common = {"y": outcome.metric, "late": False, "rules": rules}
-    panels = [
-        {"title": f"{outcome.metric} against order", "x": "order", **common},
-        {
-            "title": f"{outcome.metric} against state",
-            "x": "bytes of state",
-            "xlog": True,
-            "bytes": True,
-            **common,
-        },
-    ]
-    return {"kind": "lines", "markers": True, "panels": panels, "series": series}
-
-
-def series_error(forms: FormsRecord) -> Chart | None:
-    """Error of the series against its order."""
-    points = sorted(
-        (row["order"], row["error"])
-        for row in forms.series
-        if row.get("error") is not None and math.isfinite(row["error"]) and row["error"] > 0
+def _curve_panel(sheet: Sheet, outcome: Outcome, curve: str, title: str, *, first: bool = True) -> View:
+    return _lines(
+        sheet,
+        outcome,
+        lambda _, record: _some([(float(step), value) for step, value in record.curves.get(curve, ())]),
+        x=alt.X("x:Q", title="step", scale=alt.Scale(nice=False)),
+        y=title,
+        late="accuracy" not in curve,
+        seeds=curve != "train_loss",
+        first=first,
     )
-    if len(points) < 2:
+
+
+def _some(points: Points) -> Points:
+    """At most MOST_POINTS of a curve: means of equal stretches."""
+    length = math.ceil(len(points) / MOST_POINTS)
+    parts = [points[i : i + length] for i in range(0, len(points), length or 1)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def positions(outcome: Outcome) -> Figure | None:
+    """Loss by position in the text, with gaps where nothing is scored."""
+    scored = [x + 1 for record in outcome.records for x, y in record.loss_by_position if y is not None]
+    if not scored:
         return None
-    axes = {
-        "title": "the series and softmax",
-        "x": "order",
-        "y": "relative error",
-        "ylog": True,
-        "late": False,
-    }
-    line = {
-        "name": "taylor(N)/sum",
-        "colour": -1,
-        "dash": 0,
-        "on": True,
-        "panels": [{"mean": points, "seeds": []}],
-    }
-    return {"kind": "lines", "markers": True, "panels": [axes], "series": [line]}
+    sheet = Sheet()
+    domain = [0.97 * min(scored), 1.03 * max(scored)]
+    view = _lines(
+        sheet,
+        outcome,
+        lambda _, record: [(float(x + 1), math.nan if y is None else y) for x, y in record.loss_by_position],
+        x=alt.X("x:Q", title="position", scale=alt.Scale(type="log", base=2, domain=domain, nice=False)),
+        y="test loss",
+        late=False,
+        seeds=False,
+        width=2 * PANEL,
+    )
+    return sheet.figure(view)
 
 
-def _shown_first(outcome: Outcome) -> set[str]:
-    names = outcome.best_first()
-    if len(names) <= MOST_CURVES:
-        return set(names)
-    with_runs = [name for name in names if outcome.cells[name].has_result]
-    return {outcome.experiment.baseline, *with_runs[: MOST_CURVES - 8], *with_runs[-2:]}
+def compute(outcome: Outcome) -> Figure | None:
+    """Evaluations against the training FLOPs spent, where cells differ in what a step costs."""
+    held_out = _held_out(outcome)
+    known = [cost for cell in outcome.cells.values() if (cost := cell.average("training_flops"))]
+    if held_out is None or len(known) < 2 or max(known) / min(known) < 1.02:
+        return None
+    name, title = held_out
+
+    def points(cell: CellOutcome, record: RunRecord) -> Points:
+        flops = cell.average("training_flops")
+        found = record.curves.get(name, ())
+        return [(flops * step / record.run.steps, value) for step, value in found] if flops else []
+
+    sheet = Sheet()
+    scale = alt.Scale(type="log", nice=False)
+    view = _lines(
+        sheet,
+        outcome,
+        points,
+        x=alt.X("x:Q", title="training FLOPs", scale=scale, axis=alt.Axis(format=".0e", tickCount=6)),
+        y=title,
+        late="accuracy" not in name,
+        seeds=False,
+        width=2 * PANEL,
+    )
+    return sheet.figure(view)
 
 
-def _panel(cell: CellOutcome, points: Any) -> dict[str, Any]:
-    runs = [(run, _clean(points(run))) for run in cell.runs]
-    lines = [(run, line) for run, line in runs if line]
-    seeds = [{"seed": r.seed, "points": line, "diverged": r.status == "diverged"} for r, line in lines]
-    return {"mean": _mean_curve(lines), "seeds": seeds}
+def _lines(
+    sheet: Sheet,
+    outcome: Outcome,
+    points: Callable[[CellOutcome, RunRecord], Points],
+    *,
+    x: alt.X,
+    y: str,
+    late: bool,
+    seeds: bool,
+    width: int = PANEL,
+    first: bool = True,
+) -> View:
+    """One line per cell; `late` fits the axis to what comes after the steep first fifth.
+
+    Of several panels only the first defines what is picked in the legend.
+    """
+    means: list[Row] = []
+    single: list[Row] = []
+    for name, cell in outcome.cells.items():
+        lines = [(seed, record, points(cell, record)) for seed, record in cell.records.items()]
+        means += [{"name": name, "x": a, "y": b} for a, b in _mean_curve(lines)]
+        if seeds and len(lines) > 1:
+            single += [{"name": name, "seed": s, "x": a, "y": b} for s, _, line in lines for a, b in line]
+    finite = [(row["x"], row["y"]) for row in means if math.isfinite(row["y"])]
+    domain = _late_domain(finite) if late else _padded(*_range([value for _, value in finite]))
+    look, (pick, when) = look_of(outcome), _picked()
+    up = alt.Y("y:Q", title=y, scale=alt.Scale(domain=domain, zero=False, nice=False))
+    base = sheet.add(means)
+    has_gaps = len(finite) < len(means)
+    line = base.mark_line(clip=True, strokeWidth=2, point={"size": 14} if has_gaps else False).encode(
+        x, up, look.colour(), look.dash(), opacity=when.then(alt.value(1)).otherwise(alt.value(0.08))
+    )
+    layers = [
+        line.add_params(pick) if first else line,
+        base.mark_point(clip=True, opacity=0, size=60, filled=True, aria=False).encode(
+            x, up, look.colour(), tooltip=["name:N", "x:Q", alt.Tooltip("y:Q", format=".4f", title=y)]
+        ),
+    ]
+    if single:
+        fade = when.then(alt.value(0.35)).otherwise(alt.value(0.02))
+        thin = sheet.add(single).mark_line(clip=True, strokeWidth=0.8)
+        layers.insert(0, thin.encode(x, up, look.colour(), detail="seed:N", opacity=fade))
+    return alt.layer(*layers).properties(width=width, height=HEIGHT)
 
 
-def _clean(points: Iterable[Sequence[float]]) -> Points:
-    return [(x, y) for x, y in points if y is not None and math.isfinite(y)]
-
-
-def _mean_curve(lines: list[tuple[RunRecord, Points]]) -> Points:
+def _mean_curve(lines: Sequence[tuple[int, RunRecord, Points]]) -> Points:
     """Where every finished run has a value; runs that broke off have no part in it."""
-    whole = [dict(line) for run, line in lines if run.status == "finished"]
-    whole = whole or [dict(line) for _, line in lines]
+    there = [(record, dict(line)) for _, record, line in lines if line]
+    whole = [line for record, line in there if record.status == "finished"] or [line for _, line in there]
     if not whole:
         return []
     steps = sorted(set.intersection(*(set(line) for line in whole)))
     return [(step, sum(line[step] for line in whole) / len(whole)) for step in steps]
 
 
-def _point(outcome: Outcome, cell: CellOutcome, x: str) -> list[float | None] | None:
-    place, mean = getattr(cell, x), outcome.means[cell.name]
-    if place is None or mean is None or (x == "state_bytes" and place <= 0):
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return (min(values), max(values)) if values else (0.0, 1.0)
+
+
+def _extent(rows: Sequence[Row]) -> list[float]:
+    """Points and the ends of their bars."""
+    return [row[key] for row in rows for key in ("low", "y", "high") if row[key] is not None]
+
+
+def _late_domain(points: Points) -> list[float]:
+    """The range of what lies after the first fifth of the steps."""
+    first, last = _range([x for x, _ in points])
+    return _padded(*_range([y for x, y in points if x >= first + EARLY * (last - first)]))
+
+
+# ------------------------------------------------------------------------------------ the orders
+
+
+@final
+@dataclass(frozen=True)
+class Family:
+    """Cells that differ in their order only; one line of the chart of orders."""
+
+    name: str
+    cells: tuple[CellOutcome, ...]
+
+
+def families(outcome: Outcome) -> list[Family]:
+    """The cells that hold a finite order, by what they share; empty where there are fewer than two orders."""
+    ordered = [cell for cell in outcome.cells.values() if cell.order is not None and cell.values]
+    if len({cell.order for cell in ordered}) < 2:
+        return []
+    groups: dict[str, list[CellOutcome]] = {}
+    for cell in ordered:
+        pattern = re.sub(r"\b(taylor|power|hermite)\((\d+)", r"\1(N", ", ".join(cell.attention))
+        groups.setdefault(pattern, []).append(cell)
+    return [Family(name, tuple(sorted(found, key=lambda c: c.order or 0))) for name, found in groups.items()]
+
+
+def orders(outcome: Outcome) -> Figure | None:
+    """The metric against the order, and against the bytes of the state: at equal state, read upwards."""
+    groups = families(outcome)
+    if not groups:
         return None
-    return [place, mean.value, mean.low, mean.high]
+    rows = [
+        {
+            "name": group.name,
+            "cell": cell.name,
+            "order": cell.order,
+            "state": cell.state_bytes if cell.state_bytes else None,
+            "y": cell.spread.mean,
+            **_spread_bar(cell.spread),
+        }
+        for group in groups
+        for cell in group.cells
+        if cell.spread is not None
+    ]
+    sheet, look = Sheet(), Look(tuple(group.name for group in groups))
+    baseline = outcome.baseline
+    full = baseline.spread.mean if baseline.order is None and baseline.spread is not None else None
+    values = [*_extent(rows), *([full] if full is not None else [])]
+    up = alt.Scale(domain=_padded(*_range(values)), zero=False, nice=False)
+    linear, log = alt.Scale(padding=8, nice=False), alt.Scale(type="log", padding=8, nice=False)
+    axes = {
+        "order": alt.X("order:Q", title="order", scale=linear, axis=alt.Axis(tickMinStep=1)),
+        "state": alt.X("state:Q", title="bytes of state", scale=log, axis=alt.Axis(format="~s", tickCount=5)),
+    }
+    panels = []
+    for field, x in axes.items():
+        panel = _order_panel(
+            sheet.add(row for row in rows if row[field] is not None), look, outcome, field, x, up
+        )
+        if full is not None:
+            panel = alt.layer(panel, *_named_rule(sheet, full, outcome.experiment.baseline, up))
+        panels.append(panel.properties(width=PANEL - 10, height=HEIGHT))
+    shared = alt.hconcat(*panels, spacing=24).resolve_scale(color="shared", strokeDash="shared")
+    return sheet.figure(shared)
+
+
+def _order_panel(base: alt.Chart, look: Look, outcome: Outcome, field: str, x: alt.X, up: alt.Scale) -> View:
+    y, colour = alt.Y("y:Q", title=outcome.metric, scale=up), look.colour()
+    low = alt.Y("low:Q", scale=up, title="")
+    tooltip = ["cell:N", alt.Tooltip(f"{field}:Q", format=","), alt.Tooltip("y:Q", format=".4f")]
+    return alt.layer(
+        base.mark_line(strokeWidth=1.8).encode(x, y, colour, look.dash()),
+        base.mark_rule(strokeWidth=1.5).encode(x, low, alt.Y2("high:Q"), colour),
+        base.mark_circle(size=55, opacity=1).encode(x, y, colour, tooltip=tooltip),
+    )
+
+
+def _named_rule(sheet: Sheet, value: float, name: str, scale: alt.Scale) -> tuple[View, View]:
+    """A dashed line with its name."""
+    y = alt.Y("y:Q", scale=scale)
+    label = sheet.add([{"y": value, "label": name}]).mark_text(
+        align="left", baseline="bottom", dx=3, dy=-2, fontSize=10, color=alt.ExprRef("ink")
+    )
+    return _rule(sheet, value).encode(y), label.encode(y, x=alt.value(0), text="label:N")
+
+
+def series_error(forms: FormsRecord) -> Figure | None:
+    """Error of the series against its order."""
+    rows = [
+        {"order": row["order"], "error": row["error"]}
+        for row in forms.series
+        if row.get("error") is not None and math.isfinite(row["error"]) and row["error"] > 0
+    ]
+    if len(rows) < 2:
+        return None
+    sheet, ink = Sheet(), alt.ExprRef("ink")
+    axis = alt.Axis(format=".0e", tickCount=6)
+    base = sheet.add(rows).encode(
+        alt.X("order:Q", title="order"),
+        alt.Y("error:Q", title="relative error", scale=alt.Scale(type="log"), axis=axis),
+    )
+    tooltip = ["order:Q", alt.Tooltip("error:Q", format=".2e")]
+    view = alt.layer(
+        base.mark_line(color=ink, strokeWidth=1.8),
+        base.mark_circle(color=ink, size=55, opacity=1).encode(tooltip=tooltip),
+    )
+    return sheet.figure(view.properties(width=PANEL + 60, height=HEIGHT - 20))
+
+
+# ------------------------------------------------------------------------------------ the others
+
+
+def learning_rates(outcome: Outcome) -> Figure | None:
+    """What tuning saw: the value against the learning rate, with the chosen rate filled."""
+    tuning = outcome.experiment.tuning
+    if tuning is None:
+        return None
+    rows = [
+        {"name": name, "rate": rate, "y": value, "chosen": rate == cell.rate}
+        for name, cell in tuning.cells.items()
+        for rate, value in trial_means(cell).items()
+        if math.isfinite(value)
+    ]
+    if not rows:
+        return None
+    values = [row["y"] for row in rows]
+    chosen = [row["y"] for row in rows if row["chosen"]] or values
+    reach = max(max(chosen) - min(chosen), 0.05 * abs(min(chosen)))
+    domain = _padded(max(min(values), min(chosen) - reach), min(max(values), max(chosen) + reach))
+    title = tuning.metric.replace("_", " ")
+    x = alt.X(
+        "rate:Q",
+        title="learning rate",
+        scale=alt.Scale(type="log", base=2, nice=False, padding=8),
+        axis=alt.Axis(values=sorted({row["rate"] for row in rows}), format=".2~g"),
+    )
+    y = alt.Y("y:Q", title=title, scale=alt.Scale(domain=domain, zero=False, nice=False))
+    sheet, look, (pick, when) = Sheet(), look_of(outcome), _picked()
+    seen = when.then(alt.value(1)).otherwise(alt.value(0.08))
+    tooltip = ["name:N", alt.Tooltip("rate:Q", format=".3~g"), alt.Tooltip("y:Q", format=".4f", title=title)]
+    base = sheet.add(rows)
+    view = alt.layer(
+        base.mark_line(clip=True, strokeWidth=1.6)
+        .encode(x, y, look.colour(), look.dash(), opacity=seen)
+        .add_params(pick),
+        base.mark_point(clip=True, size=25).encode(x, y, look.colour(), tooltip=tooltip, opacity=seen),
+        base.transform_filter("datum.chosen")
+        .mark_circle(clip=True, size=90)
+        .encode(x, y, look.colour(), tooltip=tooltip, opacity=seen),
+    )
+    return sheet.figure(view.properties(width=2 * PANEL, height=HEIGHT + 20))
+
+
+def heatmaps(factorial: Factorial) -> Figure | None:
+    """Mean of the metric for each pair of axes; deeper is better."""
+    sheet = Sheet()
+    pairs = itertools.combinations(factorial.axes, 2)
+    found = [view for pair in pairs if (view := _heatmap(sheet, factorial, *pair))]
+    return sheet.figure(alt.concat(*found, columns=2, spacing=30)) if found else None
+
+
+def _heatmap(sheet: Sheet, factorial: Factorial, rows: str, columns: str) -> View | None:
+    outcome, found = factorial.outcome, []
+    for row, column in itertools.product(factorial.levels[rows], factorial.levels[columns]):
+        mean, there, planned = factorial.mean_at({rows: row, columns: column})
+        if mean is not None:
+            text = plain(mean, decimals_of(outcome)) + ("" if there == planned else f" ({there}/{planned})")
+            found.append({"row": row, "column": column, "mean": mean, "text": text})
+    if not found:
+        return None
+    low, high = _range([cell["mean"] for cell in found])
+    for cell in found:
+        share = 0.5 if high == low else (cell["mean"] - low) / (high - low)
+        cell["good"] = share if outcome.higher_is_better else 1 - share
+    angled = alt.Axis(labelAngle=-25)
+    x = alt.X("column:N", title=columns, sort=list(factorial.levels[columns]), axis=angled)
+    y = alt.Y("row:N", title=rows, sort=list(factorial.levels[rows]))
+    shade = alt.Color("good:Q", legend=None, scale=alt.Scale(scheme="blues", domain=[-0.15, 1.25]))
+    label = alt.when("datum.good > 0.75").then(alt.value("white")).otherwise(alt.value(INK))
+    base = sheet.add(found).encode(x, y)
+    return alt.layer(
+        base.mark_rect().encode(shade, tooltip=["row:N", "column:N", "text:N"]),
+        base.mark_text(fontSize=10).encode(text="text:N", color=label),
+    ).properties(width=alt.Step(64), height=alt.Step(26), title=f"{rows} × {columns}")
+
+
+def across(outcomes: Sequence[Outcome]) -> Figure | None:
+    """The same cells over several experiments, where a study has three or more of them."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.experiment.metric, tuple(outcome.cells)), []).append(outcome)
+    same = max(groups.values(), key=len, default=[])
+    rows = [
+        {
+            "name": name,
+            "experiment": outcome.experiment.name,
+            "y": spread.mean,
+            **_spread_bar(spread),
+        }
+        for outcome in same
+        for name, cell in outcome.cells.items()
+        if (spread := cell.spread) is not None
+    ]
+    if len({row["experiment"] for row in rows}) < 3:
+        return None
+    sheet, look, (pick, when) = Sheet(), look_of(same[0]), _picked()
+    seen = when.then(alt.value(1)).otherwise(alt.value(0.08))
+    domain = _padded(*_range(_extent(rows)))
+    scale = alt.Scale(domain=domain, zero=False, nice=False)
+    order = [outcome.experiment.name for outcome in same]
+    x = alt.X("experiment:N", sort=order, title=None, axis=alt.Axis(labelAngle=0))
+    y = alt.Y("y:Q", title=same[0].metric, scale=scale)
+    low = alt.Y("low:Q", scale=scale, title="")
+    tooltip = ["name:N", "experiment:N", alt.Tooltip("y:Q", format=".4f")]
+    base = sheet.add(rows)
+    view = alt.layer(
+        base.mark_line(strokeWidth=1.8)
+        .encode(x, y, look.colour(), look.dash(), opacity=seen)
+        .add_params(pick),
+        base.mark_rule().encode(x, low, alt.Y2("high:Q"), look.colour(), opacity=seen),
+        base.mark_circle(size=50).encode(x, y, look.colour(), opacity=seen, tooltip=tooltip),
+    )
+    return sheet.figure(view.properties(width=2 * PANEL, height=HEIGHT))

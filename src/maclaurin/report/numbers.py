@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-
-from maclaurin.report.statistics import Estimate
+from collections.abc import Mapping
+from typing import Any
 
 NOTHING = "–"
 
@@ -25,11 +25,11 @@ def signed(value: float, decimals: int = 3) -> str:
     return text if text.startswith("−") or text == NOTHING or not text.strip("0.") else f"+{text}"
 
 
-def interval(estimate: Estimate | None, decimals: int = 3) -> str:
+def interval(bounds: tuple[float, float] | None, decimals: int = 3) -> str:
     """[low, high], or nothing where there is none."""
-    if estimate is None or estimate.low is None or estimate.high is None:
+    if bounds is None:
         return ""
-    return f"[{plain(estimate.low, decimals)}, {plain(estimate.high, decimals)}]"
+    return f"[{plain(bounds[0], decimals)}, {plain(bounds[1], decimals)}]"
 
 
 def power(value: float | None) -> str:
@@ -87,6 +87,17 @@ def duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def in_one_line(value: Any) -> str:
+    """Any fact as text."""
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {in_one_line(part)}" for key, part in value.items() if part is not None)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(in_one_line(part) for part in value)
+    return str(value)
 
 
 def listed(names: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""What became of an experiment: its cells, the model fitted to them, and how two cells compare.
+"""What became of an experiment: its cells, and how two of them compare.
 
-A run that diverged is the worst result there is, not a missing one: where one cell diverged and the other
-did not, the difference is unbounded on the bad side.
+A run that diverged is the worst result there is, not a missing one: where one cell diverged and the other did
+not, the difference has no bound on the bad side.
 """
 
 from __future__ import annotations
@@ -12,122 +12,133 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.report.statistics import BlockFit, Estimate
-from maclaurin.study.record import ExperimentRecord, RunRecord
+from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, to_scale
+from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord
 
-Standing = Literal["baseline", "behind", "ahead", "not distinguishable", "one seed", "not run"]
+Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not run"]
 
 
 @final
 @dataclass(frozen=True)
 class CellOutcome:
-    """The runs of one cell: values by seed, and the seeds that gave none."""
+    """The runs of one cell by seed, their values, and the seeds that gave none.
+
+    values   on the metric's own scale
+    scaled   on the scale on which differences are taken
+    """
 
     name: str
-    runs: tuple[RunRecord, ...]
+    levels: Mapping[str, str]
+    records: Mapping[int, RunRecord]
     values: Mapping[int, float]
+    scaled: Mapping[int, float]
     diverged: tuple[int, ...]
     crashed: tuple[int, ...]
-    absent: tuple[int, ...]
+
+    @property
+    def first(self) -> RunRecord | None:
+        """Any of its runs: they differ in the seed alone."""
+        return next(iter(self.records.values()), None)
 
     @property
     def attention(self) -> tuple[str, ...]:
         """Its notations, one per layer or one for all."""
-        return self.runs[0].attention if self.runs else ()
-
-    @property
-    def levels(self) -> Mapping[str, str]:
-        """Its level on each axis."""
-        return self.runs[0].levels if self.runs else {}
+        return self.first.run.attention if self.first else ()
 
     @property
     def order(self) -> int | None:
         """Highest power of the score its kernel holds."""
-        return self.runs[0].order if self.runs else None
+        return self.first.order if self.first else None
 
     @property
     def state_bytes(self) -> int | None:
         """Size of its recurrent state."""
-        return self.runs[0].state_bytes if self.runs else None
+        return self.first.state_bytes if self.first else None
 
     @property
     def has_result(self) -> bool:
         """Whether any run came to an end that says something about the cell."""
         return bool(self.values or self.diverged)
 
-    @property
-    def spread(self) -> tuple[float, float] | None:
-        """Least and largest value over the seeds."""
-        return (min(self.values.values()), max(self.values.values())) if self.values else None
+    @functools.cached_property
+    def spread(self) -> Spread | None:
+        """Mean and standard deviation over the seeds that finished."""
+        return Spread.of(list(self.values.values()))
+
+    def finished(self) -> list[RunRecord]:
+        """Runs that reached their last step."""
+        return [record for record in self.records.values() if record.status == "finished"]
+
+    def average(self, metric: str) -> float | None:
+        """Mean of a recorded number over its finished runs."""
+        known = [value for record in self.finished() if (value := record.value(metric)) is not None]
+        return sum(known) / len(known) if known else None
 
 
 @final
 class Outcome:
     """One experiment and its runs."""
 
-    def __init__(self, experiment: ExperimentRecord, runs: tuple[RunRecord, ...]) -> None:
+    def __init__(self, study: StudyRecord, experiment: ExperimentRecord) -> None:
         self.experiment = experiment
-        self.runs = tuple(run for run in runs if run.experiment == experiment.name)
-        self.cells = {name: self._cell(name) for name in experiment.cells}
+        self.cells = {cell.name: self._cell(cell, study.runs) for cell in experiment.cells}
+        self.baseline = self.cells[experiment.baseline]
 
     @property
     def higher_is_better(self) -> bool:
         """True for accuracies, False for losses."""
-        return self.experiment.metric == "accuracy"
+        return self.experiment.higher_is_better
 
     @property
     def metric(self) -> str:
         """The metric's name for people."""
-        return self.experiment.metric.replace("_", " ")
+        return self.experiment.metric_title
+
+    @property
+    def difference_unit(self) -> str:
+        """What differences are measured in, where it is not the metric itself."""
+        return {"logit": "log-odds", "log": "ln"}.get(self.experiment.scale, "")
+
+    @property
+    def records(self) -> tuple[RunRecord, ...]:
+        """Every run of the experiment."""
+        return tuple(record for cell in self.cells.values() for record in cell.records.values())
+
+    @property
+    def most_seeds(self) -> int:
+        """Seeds of the cell that has most."""
+        return max((len(cell.values) for cell in self.cells.values()), default=0)
 
     @functools.cached_property
-    def fit(self) -> BlockFit:
-        """The block model over all finished runs."""
-        return BlockFit({(c.name, s): v for c in self.cells.values() for s, v in c.values.items()})
-
-    @functools.cached_property
-    def means(self) -> dict[str, Estimate | None]:
-        """Cell → mean over the seeds that finished."""
-        return {name: self._possible(self.fit.mean(name)) for name in self.cells}
-
-    @functools.cached_property
-    def differences(self) -> dict[str, Estimate | None]:
+    def differences(self) -> dict[str, Difference | None]:
         """Cell → its difference to the baseline."""
         return {name: self.compare(name, self.experiment.baseline) for name in self.cells}
 
-    def value(self, run: RunRecord) -> float | None:
-        """The experiment's metric of one run."""
-        return run.accuracy if self.higher_is_better else run.test_loss
-
-    def compare(self, cell: str, other: str) -> Estimate | None:
-        """Metric of cell − other; infinite where just one of them diverged; None where nothing is known."""
+    def compare(self, cell: str, other: str) -> Difference | None:
+        """Metric of cell − other, seed by seed; None where nothing is known."""
         a, b = self.cells[cell], self.cells[other]
-        known = self.fit.difference(cell, other) if a.values and b.values else None
+        known = paired(a.scaled, b.scaled)
         if bool(a.diverged) == bool(b.diverged):
             return known if not a.diverged else None
-        worst = -math.inf if self.higher_is_better else math.inf
-        good, bad, end = (b, a, worst) if a.diverged else (a, b, -worst)
+        worse = -1 if self.higher_is_better else 1
+        good, bad, side = (b, a, worse) if a.diverged else (a, b, -worse)
         if not good.values:
             return None
-        seeds = min(len(good.values), len(bad.values) + len(bad.diverged))
-        if seeds < 2:
-            return Estimate(end, None, None, seeds)
-        if not bad.values:
-            return Estimate(end, end, end, seeds)
-        near = -end if known is None or not known.has_interval else (known.low if end > 0 else known.high)
-        return Estimate(end, *((near, end) if end > 0 else (end, near)), seeds)
+        pairs = len(set(good.values) & {*bad.values, *bad.diverged})
+        if not bad.values and pairs > 1:  # it diverged with every seed
+            return Difference(side * math.inf, 0.0, pairs - 1, pairs, side)
+        if known is None:
+            return Difference(side * math.inf, None, 0, pairs, side)
+        return Difference(known.value, known.error, known.df, known.n, side)
 
-    def harm(self, difference: Estimate) -> Estimate:
+    def harm(self, difference: Difference) -> Difference:
         """The same difference, counted so that more is worse."""
-        if not self.higher_is_better:
-            return difference
-        low, high = difference.low, difference.high
-        return Estimate(
-            -difference.value,
-            None if high is None else -high,
-            None if low is None else -low,
-            difference.n,
-        )
+        return -difference if self.higher_is_better else difference
+
+    def margin(self, reference: str, within: float) -> tuple[float, float]:
+        """The margin ± within around a cell's mean, on the scale of differences."""
+        spread = self.cells[reference].spread
+        return margin_on_scale(spread.mean if spread else 0.5, within, self.experiment.scale)
 
     def standing(self, cell: str) -> Standing:
         """Where a cell stands against the baseline."""
@@ -137,48 +148,47 @@ class Outcome:
             return "baseline"
         return self.standing_of(self.differences[cell])
 
-    def standing_of(self, difference: Estimate | None) -> Standing:
-        """What a difference to a reference says."""
+    def standing_of(self, difference: Difference | None) -> Standing:
+        """What the 95 % interval of a difference says."""
         if difference is None:
-            return "not distinguishable"
-        harm = self.harm(difference)
-        if harm.low is None or harm.high is None:
-            return "one seed" if harm.n < 2 else "not distinguishable"
-        if harm.low > 0:
+            return "undecided"
+        bounds = self.harm(difference).bounds
+        if bounds is None:
+            return "one seed" if difference.n < 2 else "undecided"
+        if bounds[0] > 0:
             return "behind"
-        return "ahead" if harm.high < 0 else "not distinguishable"
+        return "ahead" if bounds[1] < 0 else "undecided"
 
     def best_first(self) -> list[str]:
         """Cells by their mean, cells that diverged after them, cells without results last."""
         return sorted(self.cells, key=self._rank)
 
-    def _possible(self, mean: Estimate | None) -> Estimate | None:
-        """No accuracy lies outside 0 and 1, so its interval need not either."""
-        if mean is None or not self.higher_is_better or mean.low is None or mean.high is None:
-            return mean
-        return Estimate(mean.value, max(mean.low, 0.0), min(mean.high, 1.0), mean.n)
-
     def _rank(self, name: str) -> tuple[int, float]:
-        cell, mean = self.cells[name], self.means[name]
+        cell = self.cells[name]
         if not cell.has_result:
             return 2, 0.0
-        value = 0.0 if mean is None else (-mean.value if self.higher_is_better else mean.value)
-        return (1 if cell.diverged else 0), value
+        mean = cell.spread.mean if cell.spread else 0.0
+        return (1 if cell.diverged else 0), (-mean if self.higher_is_better else mean)
 
-    def _cell(self, name: str) -> CellOutcome:
-        runs = tuple(run for run in self.runs if run.cell == name)
+    def _cell(self, cell: CellRecord, runs: Mapping[str, RunRecord]) -> CellOutcome:
+        records = {seed: runs[key] for seed, key in cell.runs.items() if key in runs}
+        metric = self.experiment.metric
         values = {
-            run.seed: value
-            for run in runs
-            if run.status == "finished" and (value := self.value(run)) is not None and math.isfinite(value)
+            seed: value
+            for seed, record in records.items()
+            if record.status == "finished" and (value := record.value(metric)) is not None
         }
-        diverged = tuple(run.seed for run in runs if self._diverged(run))
-        crashed = tuple(run.seed for run in runs if run.status == "crashed")
-        there = {*values, *diverged, *crashed}
-        absent = tuple(seed for seed in self.experiment.seeds if seed not in there)
-        return CellOutcome(name, runs, values, diverged, crashed, absent)
+        scaled = {seed: self._scaled(value, records[seed]) for seed, value in values.items()}
+        return CellOutcome(
+            cell.name,
+            cell.levels,
+            records,
+            values,
+            scaled,
+            diverged=tuple(seed for seed, record in records.items() if record.status == "diverged"),
+            crashed=tuple(seed for seed, record in records.items() if record.status == "crashed"),
+        )
 
-    def _diverged(self, run: RunRecord) -> bool:
-        value = self.value(run)
-        not_a_number = value is not None and not math.isfinite(value)
-        return run.status == "diverged" or (run.status == "finished" and not_a_number)
+    def _scaled(self, value: float, record: RunRecord) -> float:
+        prefix = "validation_" if self.experiment.metric.startswith("validation_") else ""
+        return to_scale(value, self.experiment.scale, record.metrics.get(f"{prefix}scored_tokens"))

@@ -5,78 +5,73 @@ from __future__ import annotations
 import itertools
 import math
 
-from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.numbers import chance, counted, interval, listed, plain, power, ratio, share, signed
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNCLEAR, Judgement
-from maclaurin.study.record import FormsRecord, RunRecord, StudyRecord
+from maclaurin.report.statistics import CONFIDENCE
+from maclaurin.report.study_tables import good_range, planned_runs, trial_means
+from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
+from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord
 
-SHORT = {
-    AGREES: "agree",
-    DISAGREES: "disagree",
-    UNCLEAR: "not distinguishable at this budget",
-    NOT_RUN: "not run",
-}
+SHORT = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided", NOT_RUN: "not run"}
 
 
 # ------------------------------------------------------------------------------------- the study
 
 
-def planned_runs(study: StudyRecord) -> int:
-    """Cells × seeds of all experiments."""
-    return sum(len(e.cells) * len(e.seeds) for e in study.experiments)
-
-
 def status_sentence(study: StudyRecord) -> str:
-    """56 of 60 runs finished; 2 diverged, 1 crashed, 1 is not there yet."""
-    planned = max(planned_runs(study), len(study.runs))
-    by_status = {s: [r for r in study.runs if r.status == s] for s in ("finished", "diverged", "crashed")}
-    absent = planned - sum(len(runs) for runs in by_status.values())
-    rest = [f"{len(by_status[s])} {s}" for s in ("diverged", "crashed") if by_status[s]]
+    """56 of 60 runs finished; 2 diverged, 1 crashed, 1 without a result yet."""
+    planned = planned_runs(study)
+    counts = {status: len(study.having(status)) for status in ("finished", "diverged", "crashed", "running")}
+    absent = planned - sum(counts.values())
+    rest = [f"{counts[s]} {s}" for s in ("diverged", "crashed", "running") if counts[s]]
     if absent:
-        rest.append(f"{absent} not there yet")
-    return f"{len(by_status['finished'])} of {counted(planned, 'run')} finished" + (
+        rest.append(f"{absent} without a result yet")
+    return f"{counts['finished']} of {counted(planned, 'run')} finished" + (
         f"; {', '.join(rest)}" if rest else ""
     )
 
 
 def trouble(study: StudyRecord) -> list[str]:
     """One line for each run that did not finish and each planned run that has no record."""
+    found = list(study.labelled())
     lines = [
-        f"{_run(run)}: {_became(run)}" + (f" ({run.message})" if run.message else "")
-        for run in study.runs
-        if run.status != "finished"
+        f"{label}: {_became(record)}" + (f" ({_first_line(record.message)})" if record.message else "")
+        for label, record in found
+        if record.status != "finished"
     ]
-    metrics = {e.name: e.metric for e in study.experiments}
+    metrics = {e.name: (e.metric, e.metric_title) for e in study.experiments}
     lines += [
-        f"{_run(run)}: finished without {metrics[run.experiment].replace('_', ' ')}"
-        for run in study.runs
-        if run.status == "finished" and getattr(run, metrics.get(run.experiment, ""), 0) is None
+        f"{label}: finished without {metrics[label.experiment][1]}"
+        for label, record in found
+        if record.status == "finished" and record.value(metrics[label.experiment][0]) is None
     ]
-    there = {(run.experiment, run.cell, run.seed) for run in study.runs}
+    there = {label for label, _ in found}
     for e in study.experiments:
         lines += [
-            f"{e.name} · {cell} · seed {seed}: no record"
+            f"{e.name} · {cell.name} · seed {seed}: no record"
             for cell, seed in itertools.product(e.cells, e.seeds)
-            if (e.name, cell, seed) not in there
+            if (e.name, cell.name, seed) not in there
         ]
     return lines
 
 
-def _run(run: RunRecord) -> str:
-    return f"{run.experiment} · {run.cell} · seed {run.seed}"
-
-
-def _became(run: RunRecord) -> str:
-    if run.status in ("diverged", "crashed", "stopped"):
-        return f"{run.status} at step {run.step:,} of {run.steps:,}"
+def _became(record: RunRecord) -> str:
+    if record.status in ("diverged", "crashed", "stopped", "running"):
+        return f"{record.status} at step {record.step:,} of {record.run.steps:,}"
     return "waiting"
 
 
+def _first_line(message: str) -> str:
+    """The line that says most: an error of ours where there is one, else the first."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or [""])[0]
+
+
 def verdict_counts(judgements: list[Judgement]) -> str:
-    """5 claims agree, 1 disagrees, …"""
-    counts = {v: sum(j.verdict == v for j in judgements) for v in (AGREES, DISAGREES, UNCLEAR, NOT_RUN)}
+    """5 agree, 1 disagrees, 2 undecided."""
+    counts = {v: sum(j.verdict == v for j in judgements) for v in (AGREES, DISAGREES, UNDECIDED, NOT_RUN)}
     parts = []
     for verdict, count in counts.items():
         if count:
@@ -91,60 +86,69 @@ def headline(study: StudyRecord, judgements: list[Judgement]) -> str:
     return f"{study.name}: {status_sentence(study)}.{claims}"
 
 
-def findings(analysis: Analysis) -> list[str]:
-    """The study in a few sentences."""
-    study, judgements = analysis.study, analysis.judgements
-    sentences = [forms_finding(study.forms)] if study.forms else []
-    for name, outcome in analysis.outcomes.items():
-        factorial = analysis.factorials.get(name)
-        effects = factorial_finding(factorial) if factorial else ""
-        sentences.append(effects or experiment_finding(outcome))
-    if judgements:
-        sentences.append(f"Of {counted(len(judgements), 'claim')}: {verdict_counts(judgements)}.")
-    return [sentence for sentence in sentences if sentence]
-
-
 def forms_finding(forms: FormsRecord) -> str:
-    """Forms agree to …; the series …"""
+    """How well the forms agree, and how fast the series becomes softmax."""
     errors = [e for row in forms.agreement if (e := row.get("error")) is not None]
     text = f"The forms agree to {power(max(errors))}." if errors else ""
     series = sorted((r for r in forms.series if r.get("error") is not None), key=lambda r: r["order"])
     if len(series) > 1:
         first, last = series[0], series[-1]
         text += (
-            f" The series is {power(first['error'])} away from softmax at order {first['order']} and "
+            f" The series differs from softmax by {power(first['error'])} at order {first['order']} and by "
             f"{power(last['error'])} at order {last['order']}."
         )
     return text.strip()
 
 
 def experiment_finding(outcome: Outcome) -> str:
-    """Who leads, who is tied with the baseline, who is behind it."""
+    """Which cells are ahead of the baseline, which behind, and which undecided."""
     experiment = outcome.experiment
     head = f"{experiment.title}: "
     if not any(cell.values for cell in outcome.cells.values()):
         return head + "no run has finished yet."
-    if len(outcome.fit.seeds) < 2:
-        return head + f"one seed only, so {outcome.metric} can be looked at but nothing concluded."
-    baseline, mean = experiment.baseline, outcome.means[experiment.baseline]
-    if mean is None:
-        return head + f"{baseline}, which the others are compared with, has no finished run yet."
-    groups = {s: [] for s in ("ahead", "not distinguishable", "behind")}
+    if outcome.most_seeds < 2:
+        return head + f"one seed only, so there are {outcome.metric} values but no conclusions."
+    spread = outcome.baseline.spread
+    if spread is None:
+        return head + f"{experiment.baseline}, which the others are compared with, has no finished run yet."
+    groups = {s: [] for s in ("ahead", "undecided", "behind")}
     for name in outcome.best_first():
         standing = outcome.standing(name)
         if standing in groups:
             groups[standing].append(name)
-    text = head + f"{baseline} has {_a(outcome.metric)} of {plain(mean.value)}"
+    sd = "" if spread.deviation is None else f" ± {plain(spread.deviation)}"
+    text = head + f"{experiment.baseline} has {_a(outcome.metric)} of {plain(spread.mean)}{sd}"
     parts = [
-        f"{listed(_some(names))} {verb}" + _range(outcome, names, standing)
-        for standing, verb in (
-            ("ahead", f"{_is(groups['ahead'])} better"),
-            ("not distinguishable", f"{_is(groups['not distinguishable'])} not distinguishable from it"),
-            ("behind", f"{_is(groups['behind'])} behind"),
-        )
+        f"{listed(_some(names))} {_is(names)} {word}" + _range(outcome, names, standing)
+        for standing, word in (("ahead", "better"), ("undecided", "undecided"), ("behind", "behind"))
         if (names := groups[standing])
     ]
     return text + ("; " + "; ".join(parts) if parts else "") + "."
+
+
+def tuning_finding(outcome: Outcome) -> str:
+    """Where the learning rates come from, and how they differ."""
+    tuning = outcome.experiment.tuning
+    if tuning is None or not tuning.cells:
+        return ""
+    rates = [cell.rate for cell in tuning.cells.values()]
+    sign = -1.0 if tuning.metric.endswith("accuracy") else 1.0
+    widths = {}
+    for name, cell in tuning.cells.items():
+        low, high, _ = good_range(trial_means(cell), cell.rate, sign)
+        widths[name] = high / low
+    narrow, wide = min(widths, key=lambda n: widths[n]), max(widths, key=lambda n: widths[n])
+    spread = f"all {rates[0]:g}" if len(set(rates)) == 1 else f"{min(rates):g} to {max(rates):g}"
+    text = (
+        f"{outcome.experiment.title}: each cell trains at its own learning rate ({spread}), chosen by "
+        f"{tuning.metric.replace('_', ' ')} in {tuning.source}"
+    )
+    if len(widths) > 1 and widths[wide] > widths[narrow]:
+        text += (
+            f"; the good range is widest for {wide} (a factor of {widths[wide]:.1f}) and narrowest for "
+            f"{narrow} ({widths[narrow]:.1f})"
+        )
+    return text + "."
 
 
 def factorial_finding(factorial: Factorial) -> str:
@@ -158,7 +162,7 @@ def factorial_finding(factorial: Factorial) -> str:
     parts += [f"{effect.name} {share(effect.share)}" for effect in found[1:]]
     text = ", ".join(parts)
     if others:
-        text += ("; " if text else "") + f"{listed(others)} {_is(others)} not distinguishable at this budget"
+        text += ("; " if text else "") + f"{listed(others)} {_is(others)} undecided"
     return f"{factorial.outcome.experiment.title}: {text}."
 
 
@@ -178,9 +182,10 @@ def _range(outcome: Outcome, names: list[str], standing: str) -> str:
     """' by 0.12 to 0.45', where the standing is sure."""
     differences = [d.value for name in names if (d := outcome.differences[name]) is not None]
     sizes = sorted(abs(value) for value in differences if math.isfinite(value))
-    if standing == "not distinguishable" or not sizes:
+    if standing == "undecided" or not sizes:
         return ""
-    return f" by {plain(sizes[0])}" + (f" to {plain(sizes[-1])}" if len(sizes) > 1 else "")
+    unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
+    return f" by {plain(sizes[0])}" + (f" to {plain(sizes[-1])}" if len(sizes) > 1 else "") + unit
 
 
 # ----------------------------------------------------------------------------------- the effects
@@ -192,7 +197,7 @@ def effect_sentence(factorial: Factorial, effect: Effect) -> str:
     if effect.p is None:
         return f"{effect.name}: one seed only, so there is no noise to compare it with."
     if not effect.supported:
-        return f"{effect.name}: not distinguishable at this budget ({numbers})."
+        return f"{effect.name}: undecided ({numbers})."
     if effect.term[0] not in factorial.axes:
         return f"Three or more parts act together in ways that pairs do not explain ({numbers})."
     return (_main if len(effect.term) == 1 else _interaction)(factorial, effect, numbers)
@@ -211,43 +216,51 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     means = factorial.marginal(axis)
     ranked = sorted(means, key=lambda level: means[level], reverse=outcome.higher_is_better)
     best, worst = ranked[0], ranked[-1]
-    tests = math.comb(len(ranked), 2)
-    apart = {level: factorial.between(axis, level, best, tests) for level in ranked[1:]}
-    told = f"{axis} makes a difference ({numbers})"
+    level = 1 - (1 - CONFIDENCE) / math.comb(len(ranked), 2)
+    apart = {name: factorial.between(axis, name, best) for name in ranked[1:]}
+    behind = {
+        name
+        for name, difference in apart.items()
+        if difference is not None
+        and (bounds := outcome.harm(difference).interval(level)) is not None
+        and bounds[0] > 0
+    }
+    head = f"{axis} makes a difference ({numbers})"
     last = apart[worst]
-    if last is None or outcome.standing_of(last) != "behind":
-        return f"{told}, though no two of its levels are surely apart."
-    with_best = [level for level, d in apart.items() if outcome.standing_of(d) != "behind"]
-    lead = (
-        f"{best} is best"
-        if not with_best
-        else f"{listed([best, *with_best])} lead and are not distinguishable from each other"
-        if len(with_best) == 1
-        else f"{best} leads, with {listed(with_best)} not distinguishable from it"
-    )
+    if last is None or worst not in behind:
+        return f"{head}, though no two of its levels are surely apart."
+    with_best = [name for name in apart if name not in behind]
+    if not with_best:
+        lead = f"{best} is best"
+    elif len(with_best) == 1:
+        lead = f"{listed([best, *with_best])} lead, and which of them is better is undecided"
+    else:
+        lead = f"{best} leads, its distance to {listed(with_best)} is undecided"
+    unit = outcome.metric + (f" ({outcome.difference_unit})" if outcome.difference_unit else "")
     return (
-        f"{told}: averaged over the other parts {lead}; {worst} is last, "
-        f"{signed(last.value)} {interval(last)} in {outcome.metric} against {best}."
+        f"{head}: averaged over the other parts {lead}; {worst} is last, "
+        f"{signed(last.value)} {interval(last.interval(level))} in {unit} against {best}."
     )
 
 
 def _interaction(factorial: Factorial, effect: Effect, numbers: str) -> str:
     first, second = effect.term
-    told = f"What {first} does depends on {second} ({numbers})"
+    head = f"What {first} does depends on {second} ({numbers})"
     rows = list(itertools.combinations(factorial.levels[first], 2))
     columns = list(itertools.combinations(factorial.levels[second], 2))
-    tests = len(rows) * len(columns)
+    level = 1 - (1 - CONFIDENCE) / (len(rows) * len(columns))
     found = []
     for row, column in itertools.product(rows, columns):
-        twist = factorial.twist(effect.term, row, column, tests)
-        steps = [factorial.step(effect.term, row, level) for level in column]
-        if twist is not None and twist.excludes_zero and None not in steps:
-            found.append((twist, row, column, [step or 0.0 for step in steps]))
+        twist = factorial.twist(effect.term, row, column)
+        bounds = None if twist is None else twist.interval(level)
+        steps = [factorial.step(effect.term, row, name) for name in column]
+        if twist is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
+            found.append((twist, bounds, row, column, [step or 0.0 for step in steps]))
     if not found:
-        return f"{told}, though no single pair of levels shows it surely."
-    twist, row, column, steps = max(found, key=lambda item: abs(item[0].value))
+        return f"{head}, though no single pair of levels shows it surely."
+    twist, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
     return (
-        f"{told}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "
+        f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "
         f"{signed(steps[0])} under {column[0]} but by {signed(steps[1])} under {column[1]} "
-        f"(a difference of {signed(twist.value)} {interval(twist)})."
+        f"(a difference of {signed(twist.value)} {interval(bounds)})."
     )

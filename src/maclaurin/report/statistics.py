@@ -1,187 +1,159 @@
-"""Few seeds, many cells: what may be said of a mean and of a difference.
+"""Few seeds: what may be said of the difference between two cells.
 
-Every cell is run with the same seeds, so a seed is a block (the same data in the same order):
+Every cell runs with the same seeds, and a seed moves all cells alike (the same data in the same order), so
+cells are compared seed by seed. From the n differences d of a pair:
 
-    y_cs = μ_c + β_s + ε_cs,   ε ~ N(0, σ²)
+    mean(d) ± t_{n−1} · sd(d)/√n
 
-Two or three seeds say little of one cell's σ, but all cells together say much: σ² is the residual variance
-of this model over all finished runs of the experiment, with (cells − 1)(seeds − 1) degrees of freedom where
-every run finished and N − rank(X) otherwise. With it, 95 % intervals from Student's t:
+This is the paired t-test. It uses the spread of that pair alone: spreads differ between cells, and a number
+pooled over all of them would be too small for the cells that jump about most (with three seeds, a pooled 95 %
+interval of a cell whose spread is twice the usual holds the truth in 80 % of cases only).
 
-    of a mean         ȳ_c ± t σ/√n            β_s, which all cells share, is taken out
-    of a difference   ȳ_c − ȳ_b ± t σ√(2/n)   seed by seed; here β_s cancels
-
-Where runs are missing, ȳ is the least-squares mean: what the cell would have averaged over all seeds.
-
-Pooling must not hide a cell that jumps about. A cell whose own residuals are far larger than the others'
-(an F-test of its share against the rest, at 1 % over all cells) is *restless*: it leaves the pool, and its
-intervals come from its own seeds alone, with n − 1 degrees of freedom.
-
-One seed gives a number and no interval.
+Differences are taken on the scale of the metric: as they are for losses, of log-odds for shares between 0 and
+1, of logarithms for sizes and speeds. One seed gives a number and no interval.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-
-from maclaurin.report.distributions import f_tail, t_quantile
-from maclaurin.report.least_squares import Fit, Vector, indicators
+from scipy import special, stats
+from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE = 0.95
-RESTLESS = 0.01
+#: answers of a test set, where a run did not record how many there were
+ASSUMED_ANSWERS = 1000
 
-#: (cell, seed) → the metric
-Values = Mapping[tuple[str, int], float]
+
+def to_scale(value: float, scale: str, answers: float | None = None) -> float:
+    """A metric on the scale on which it is compared.
+
+    A share of 0 or 1 counts as half an answer away from it: its log-odds would be infinite.
+    """
+    if scale == "logit":
+        half = 0.5 / (answers or ASSUMED_ANSWERS)
+        share = min(max(value, half), 1 - half)
+        return math.log(share / (1 - share))
+    return math.log(value) if scale == "log" else value
+
+
+def margin_on_scale(reference: float, within: float, scale: str) -> tuple[float, float]:
+    """How far below and above the reference ± `within` reaches, on the scale."""
+    if scale == "linear":
+        return -within, within
+    edge = 1 - 1e-9 if scale == "logit" else math.inf
+    low, high = max(reference - within, 1e-9), min(reference + within, edge)
+    middle = to_scale(min(max(reference, 1e-9), edge), scale, 1e9)
+    return to_scale(low, scale, 1e9) - middle, to_scale(high, scale, 1e9) - middle
 
 
 @final
 @dataclass(frozen=True)
-class Estimate:
-    """A number from n seeds, with its interval where there is one."""
+class Difference:
+    """Mean of n paired differences, on the metric's scale.
+
+    error      standard error; None where n < 2
+    df         degrees of freedom of t
+    runaway    1 or −1 where a run of one of the two cells diverged: the difference has no bound that way
+    """
 
     value: float
-    low: float | None
-    high: float | None
+    error: float | None
+    df: int
     n: int
+    runaway: int = 0
 
     @property
-    def has_interval(self) -> bool:
+    def is_tested(self) -> bool:
         """Whether anything may be concluded from it."""
-        return self.low is not None and self.high is not None
+        return self.error is not None
 
     @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+    def bounds(self) -> tuple[float, float] | None:
+        """The 95 % interval, where there is one."""
+        return self.interval(CONFIDENCE)
 
-    @property
-    def half_width(self) -> float | None:
-        """Half the interval, where it is finite."""
-        if self.low is None or self.high is None or math.isinf(self.high - self.low):
+    def interval(self, level: float) -> tuple[float, float] | None:
+        """The interval that holds the truth so often."""
+        if self.error is None:
             return None
-        return (self.high - self.low) / 2
+        half = (
+            float(special.stdtrit(self.df, 0.5 + level / 2)) * self.error
+            if math.isfinite(self.value)
+            else 0.0
+        )
+        low, high = self.value - half, self.value + half
+        return (
+            -math.inf if self.runaway < 0 else low,
+            math.inf if self.runaway > 0 else high,
+        )
+
+    def p_above(self, bound: float) -> float:
+        """One-sided p of 'the difference is at most `bound`': small where it is surely above."""
+        return 1.0 if self.runaway < 0 else self._tail(self.value - bound)
+
+    def p_below(self, bound: float) -> float:
+        """One-sided p of 'the difference is at least `bound`': small where it is surely below."""
+        return 1.0 if self.runaway > 0 else self._tail(bound - self.value)
+
+    def _tail(self, distance: float) -> float:
+        if self.error is None:
+            return 1.0
+        if math.isinf(distance):
+            return 0.0 if distance > 0 else 1.0
+        return float(special.stdtr(self.df, -distance / self.error))
+
+    def __neg__(self) -> Difference:
+        return Difference(-self.value, self.error, self.df, self.n, -self.runaway)
 
 
-def around(value: float, error: float, df: int, n: int, level: float = CONFIDENCE) -> Estimate:
-    """Value ± t·error; no interval from one seed or without degrees of freedom."""
-    if n < 2 or df < 1:
-        return Estimate(value, None, None, n)
-    half = t_quantile(0.5 + level / 2, df) * error
-    return Estimate(value, value - half, value + half, n)
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+    """first − second, seed by seed; None where they share no seed."""
+    shared = sorted(set(first) & set(second))
+    if not shared:
+        return None
+    found = np.array([first[seed] - second[seed] for seed in shared])
+    size = max(abs(value) for seed in shared for value in (first[seed], second[seed]))
+    return _from_sample(found, rounding=1e-9 * max(size, 1e-30))
+
+
+def _from_sample(sample: np.ndarray, rounding: float) -> Difference:
+    """Runs that are equal by algebra differ by rounding, which is no evidence of a smaller noise."""
+    n = len(sample)
+    mean = float(sample.mean())
+    if n < 2:
+        return Difference(mean, None, 0, n)
+    return Difference(mean, max(float(sample.std(ddof=1)), rounding) / math.sqrt(n), n - 1, n)
 
 
 @final
-class BlockFit:
-    """The block model fitted to the finished runs of one experiment."""
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over the seeds of one cell, on the metric's own scale."""
 
-    def __init__(self, values: Values) -> None:
-        self.values = dict(values)
-        self.cells = tuple(dict.fromkeys(cell for cell, _ in values))
-        self.seeds = tuple(sorted({seed for _, seed in values}))
-        self._middle = float(np.mean(list(values.values()))) if values else 0.0
+    mean: float
+    deviation: float | None
+    n: int
 
-    def of(self, cell: str) -> dict[int, float]:
-        """Seed → value of one cell."""
-        return {seed: value for (name, seed), value in self.values.items() if name == cell}
-
-    @functools.cached_property
-    def restless(self) -> frozenset[str]:
-        """Cells that vary far more between seeds than the others do."""
-        found: set[str] = set()
-        while worst := self._most_restless(found):
-            found.add(worst)
-        return frozenset(found)
-
-    @functools.cached_property
-    def df(self) -> int:
-        """Degrees of freedom of sigma; 0 where nothing can be said."""
-        return self._pool.df
-
-    @functools.cached_property
-    def sigma(self) -> float | None:
-        """Standard deviation of the noise, pooled over all cells that are not restless."""
-        return math.sqrt(self._variance(self._pool)) if self.df else None
-
-    def mean(self, cell: str) -> Estimate | None:
-        """Mean of one cell over the seeds; None where no run finished."""
-        own = list(self.of(cell).values())
-        if not own:
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None of nothing; no deviation of one value."""
+        if not values:
             return None
-        plain = Estimate(float(np.mean(own)), None, None, len(own))
-        if cell in self.restless:
-            return around(plain.value, self._own_error(own), len(own) - 1, len(own))
-        weights = self._seed_weights() + self._cell_weights(cell)
-        if self.sigma is None or not self._pool.can_tell(weights):
-            return plain
-        error = self.sigma * math.sqrt(self._pool.variance_factor(weights))
-        return around(self._pool.value(weights) + self._middle, error, self.df, len(own))
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), deviation, len(values))
 
-    def difference(self, cell: str, other: str) -> Estimate | None:
-        """Mean of cell − other, seed by seed; None where the runs cannot tell."""
-        first, second = self.of(cell), self.of(other)
-        shared = [first[seed] - second[seed] for seed in self.seeds if seed in first and seed in second]
-        plain = Estimate(float(np.mean(shared)), None, None, len(shared)) if shared else None
-        if cell == other or not first or not second:
-            return plain
-        if {cell, other} & self.restless:
-            return plain and around(plain.value, self._own_error(shared), len(shared) - 1, len(shared))
-        weights = self._cell_weights(cell) - self._cell_weights(other)
-        if self.sigma is None or not self._pool.can_tell(weights):
-            return plain
-        error = self.sigma * math.sqrt(self._pool.variance_factor(weights))
-        return around(self._pool.value(weights), error, self.df, min(len(first), len(second)))
 
-    @functools.cached_property
-    def _pool(self) -> Fit:
-        return self._fit_without(self.restless)
+def holm(ps: Sequence[float]) -> list[float]:
+    """Each p corrected for the number of tests, by Holm's method."""
+    return np.asarray(multipletests(list(ps), method="holm")[1]).tolist() if ps else []
 
-    @functools.cached_property
-    def _floor(self) -> float:
-        """Variance below which a difference is rounding."""
-        return (1e-9 * max((abs(v) for v in self.values.values()), default=0.0)) ** 2
 
-    def _variance(self, fit: Fit) -> float:
-        return max(fit.residual_sum / fit.df, self._floor)
-
-    def _own_error(self, numbers: list[float]) -> float:
-        if len(numbers) < 2:
-            return math.nan
-        return math.sqrt(max(float(np.var(numbers, ddof=1)), self._floor) / len(numbers))
-
-    def _fit_without(self, left_out: frozenset[str] | set[str]) -> Fit:
-        kept = [(cell, seed) for cell, seed in self.values if cell not in left_out]
-        x = np.hstack(
-            [
-                indicators([cell for cell, _ in kept], self.cells),
-                indicators([str(seed) for _, seed in kept], tuple(map(str, self.seeds))),
-            ]
-        )
-        return Fit(x, np.array([self.values[key] - self._middle for key in kept]))
-
-    def _most_restless(self, already: set[str]) -> str | None:
-        """The cell whose residuals are least like the others', if that is no accident."""
-        everything = self._fit_without(already)
-        candidates = [cell for cell in self.cells if cell not in already]
-        surest, found = RESTLESS / max(1, len(self.cells)), None
-        for cell in candidates:
-            rest = self._fit_without(already | {cell})
-            own_df = everything.df - rest.df
-            if own_df < 1 or rest.df < 2:
-                continue
-            own = max(0.0, everything.residual_sum - rest.residual_sum) / own_df
-            chance = f_tail(own / max(self._variance(rest), 1e-300), own_df, rest.df)
-            if chance < surest:
-                surest, found = chance, cell
-        return found
-
-    def _cell_weights(self, cell: str) -> Vector:
-        return np.array([float(name == cell) for name in self.cells] + [0.0] * len(self.seeds))
-
-    def _seed_weights(self) -> Vector:
-        return np.array([0.0] * len(self.cells) + [1 / len(self.seeds)] * len(self.seeds))
+def spreads_differ(groups: Sequence[Sequence[float]]) -> float | None:
+    """p of Bartlett's test that the groups have one spread; None where it cannot be done."""
+    usable = [np.asarray(group) for group in groups if len(group) > 1 and np.std(group) > 0]
+    return float(stats.bartlett(*usable).pvalue) if len(usable) > 1 else None

@@ -1,131 +1,196 @@
-"""A claim held against the runs.
+"""Claims held against the runs.
 
-    tied      agrees where every difference to the first cell has its interval within ±within, or a mean
-              within ±within and an interval around 0; disagrees where an interval lies wholly outside
-    behind    agrees where every interval lies on the worse side of 0; disagrees where one lies on the better
-    ordered   agrees where no step to the next cell is surely worse and the last is surely better than the
-              first; disagrees where a step is surely worse
+Each claim is about pairs of cells, and holds only if every pair does:
 
-Anything else is not distinguishable at this budget. A claim about cells that have no result was not run,
-unless those that have one already contradict it.
+    alike     cell − first: the interval lies within ± the margin (an equivalence test, TOST)
+    behind    cell − first: surely worse
+    ordered   cell − the one before it: surely better
+
+It is contradicted where one pair surely shows the opposite (corrected for the number of pairs). Holm's method
+corrects the p of a claim for the number of claims on the page. Claims that could not be tested count too, so
+that missing data never helps. What neither holds nor is contradicted at 95 % is undecided. A claim about
+cells that have no result was not run, unless the others contradict it already.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from maclaurin.report.numbers import interval, listed, signed
+from maclaurin.report.numbers import counted, interval, listed, plain, signed
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.statistics import Estimate
-from maclaurin.study.claim import Behind, Claim, Ordered, Tied
+from maclaurin.report.statistics import CONFIDENCE, Difference, holm
+from maclaurin.study.claims import Alike, AnyClaim, Ordered
 
-Verdict = Literal["agrees", "disagrees", "not distinguishable at this budget", "not run"]
-VERDICTS: tuple[Verdict, ...] = ("agrees", "disagrees", "not distinguishable at this budget", "not run")
-AGREES, DISAGREES, UNCLEAR, NOT_RUN = VERDICTS
+Verdict = Literal["agrees", "disagrees", "undecided", "not run"]
+VERDICTS: tuple[Verdict, ...] = ("agrees", "disagrees", "undecided", "not run")
+AGREES, DISAGREES, UNDECIDED, NOT_RUN = VERDICTS
+LIMIT = 1 - CONFIDENCE
+
+
+@final
+@dataclass(frozen=True)
+class Pair:
+    """One comparison of a claim: how sure it is that it holds, and that it is contradicted (one-sided p)."""
+
+    cell: str
+    other: str
+    difference: Difference | None
+    p_holds: float
+    p_contradicted: float
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether this pair alone, uncorrected, holds or contradicts."""
+        return 2 * min(self.p_holds, self.p_contradicted) < LIMIT
 
 
 @final
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, our numbers beside it, the verdict, and what a reader should know about it."""
+    """A claim, our numbers beside it, the verdict, and what a reader should know about it.
 
-    claim: Claim
+    p   two-sided, after Holm's correction; None where the claim was not run
+    """
+
+    claim: AnyClaim
     verdict: Verdict
+    p: float | None
     ours: str
     notes: tuple[str, ...]
 
 
-def judge(claim: Claim, outcomes: dict[str, Outcome]) -> Judgement:
-    """The verdict of the runs on one claim."""
+@final
+@dataclass(frozen=True)
+class _Test:
+    """A claim before the correction."""
+
+    claim: AnyClaim
+    outcome: Outcome | None
+    pairs: tuple[Pair, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def p_holds(self) -> float:
+        if self.missing or not self.pairs:
+            return 1.0
+        return max(pair.p_holds for pair in self.pairs)
+
+    @property
+    def p_contradicted(self) -> float:
+        if not self.pairs:
+            return 1.0
+        return min(1.0, len(self.pairs) * min(pair.p_contradicted for pair in self.pairs))
+
+    @property
+    def p(self) -> float:
+        return min(1.0, 2 * min(self.p_holds, self.p_contradicted))
+
+
+Claims = Sequence[tuple[AnyClaim, dict[str, Outcome]]]
+
+
+def judge(claims: Claims) -> list[Judgement]:
+    """The verdicts on all claims of a page; each comes with the outcomes of its own study."""
+    tests = [_test(claim, outcomes) for claim, outcomes in claims]
+    corrected = holm([test.p for test in tests])
+    return [_judgement(test, p, len(tests)) for test, p in zip(tests, corrected, strict=True)]
+
+
+def _test(claim: AnyClaim, outcomes: dict[str, Outcome]) -> _Test:
     outcome = outcomes.get(claim.experiment)
     if outcome is None or any(name not in outcome.cells for name in claim.cells):
-        return Judgement(
-            claim, NOT_RUN, "–", (f"experiment {claim.experiment} is not part of these records",)
-        )
-    missing = [name for name in claim.cells if not outcome.cells[name].has_result]
-    there = [name for name in claim.cells if name not in missing]
-    notes = [*_what_failed(outcome, claim.cells)]
-    if claim.cells[0] in missing or len(there) < 2:
-        return Judgement(claim, NOT_RUN, _means(outcome, there) or "–", tuple(notes))
-    pairs = (
-        list(itertools.pairwise(there)) if isinstance(claim, Ordered) else [(n, there[0]) for n in there[1:]]
-    )
+        return _Test(claim, None, (), claim.cells)
+    there = [name for name in claim.cells if outcome.cells[name].has_result]
+    missing = tuple(name for name in claim.cells if name not in there)
+    if claim.cells[0] in missing and not isinstance(claim, Ordered):
+        return _Test(claim, outcome, (), missing)
+    return _Test(claim, outcome, tuple(_pairs(claim, outcome, there)), missing)
+
+
+def _pairs(claim: AnyClaim, outcome: Outcome, there: list[str]) -> list[Pair]:
     if isinstance(claim, Ordered):
-        pairs = [(after, before) for before, after in pairs]
-    differences = {pair: outcome.compare(*pair) for pair in pairs}
-    notes += _one_seed(differences)
-    if isinstance(claim, Tied):
-        verdict = _tied(claim, differences, notes)
-    elif isinstance(claim, Behind):
-        verdict = _behind(outcome, differences)
-    elif isinstance(claim, Ordered):
-        verdict = _ordered(outcome, differences, outcome.compare(there[-1], there[0]), notes)
-    else:
-        raise TypeError(f"{type(claim).__name__} is a kind of claim this report cannot judge.")
-    if missing and verdict != DISAGREES:
+        return [_ordered(outcome, cell, other) for other, cell in itertools.pairwise(there)]
+    first, *others = there
+    if isinstance(claim, Alike):
+        return [_alike(outcome, cell, first, claim.within) for cell in others]
+    return [_behind(outcome, cell, first) for cell in others]
+
+
+def _alike(outcome: Outcome, cell: str, first: str, within: float) -> Pair:
+    difference = outcome.compare(cell, first)
+    if difference is None:
+        return Pair(cell, first, None, 1.0, 1.0)
+    low, high = outcome.margin(first, within)
+    inside = max(difference.p_above(low), difference.p_below(high))
+    outside = min(difference.p_above(high), difference.p_below(low))
+    return Pair(cell, first, difference, inside, outside)
+
+
+def _behind(outcome: Outcome, cell: str, first: str) -> Pair:
+    difference = outcome.compare(cell, first)
+    if difference is None:
+        return Pair(cell, first, None, 1.0, 1.0)
+    harm = outcome.harm(difference)
+    return Pair(cell, first, difference, harm.p_above(0.0), harm.p_below(0.0))
+
+
+def _ordered(outcome: Outcome, cell: str, before: str) -> Pair:
+    turned = _behind(outcome, cell, before)
+    return replace(turned, p_holds=turned.p_contradicted, p_contradicted=turned.p_holds)
+
+
+# -------------------------------------------------------------------------------------- in words
+
+
+def _judgement(test: _Test, p: float, claims: int) -> Judgement:
+    claim, outcome = test.claim, test.outcome
+    if outcome is None:
+        note = f"experiment {claim.experiment} with these cells is not part of the records"
+        return Judgement(claim, NOT_RUN, None, "–", (note,))
+    verdict: Verdict = UNDECIDED
+    if p < LIMIT:
+        verdict = AGREES if test.p_holds <= test.p_contradicted else DISAGREES
+    if (test.missing or not test.pairs) and verdict != DISAGREES:
         verdict = NOT_RUN
-    return Judgement(claim, verdict, _ours(outcome, claim, there, differences), tuple(notes))
+    notes = [*_failures(outcome, claim.cells), *_one_seed(test.pairs)]
+    if verdict == UNDECIDED:
+        notes += _what_is_undecided(test, claims)
+    if verdict == DISAGREES:
+        wrong = [_named(claim, pair) for pair in test.pairs if 2 * pair.p_contradicted < LIMIT]
+        notes.append(f"contradicted by {listed(wrong)}")
+    return Judgement(
+        claim, verdict, None if verdict == NOT_RUN else p, _ours(claim, outcome, test), tuple(notes)
+    )
 
 
-Differences = dict[tuple[str, str], Estimate | None]
+def _what_is_undecided(test: _Test, claims: int) -> list[str]:
+    open_ones = [pair for pair in test.pairs if not pair.is_decided and pair.difference is not None]
+    if open_ones:
+        some = (
+            ""
+            if len(open_ones) == len(test.pairs)
+            else f" ({len(open_ones)} of {len(test.pairs)} comparisons)"
+        )
+        return [f"undecided: {listed([_named(test.claim, pair) for pair in open_ones])}{some}"]
+    if all(pair.difference is not None for pair in test.pairs):
+        return [f"every comparison is decided alone, but not after correction for {counted(claims, 'claim')}"]
+    return []
 
 
-def _tied(claim: Tied, differences: Differences, notes: list[str]) -> Verdict:
-    found = [_is_tied(difference, claim.within) for difference in differences.values()]
-    if False in found:
-        return DISAGREES
-    if None in found:
-        return UNCLEAR
-    wide = [
-        pair[0]
-        for pair, d in differences.items()
-        if d is not None and d.low is not None and d.high is not None and max(-d.low, d.high) > claim.within
-    ]
-    if wide:
-        notes.append(f"weak: the interval of {listed(wide)} reaches beyond ±{claim.within:g}")
-    return AGREES
+def _named(claim: AnyClaim, pair: Pair) -> str:
+    return f"{pair.other} → {pair.cell}" if isinstance(claim, Ordered) else pair.cell
 
 
-def _is_tied(difference: Estimate | None, within: float) -> bool | None:
-    if difference is None or difference.low is None or difference.high is None:
-        return None
-    low, high = difference.low, difference.high
-    if low > within or high < -within:
-        return False
-    inside = -within <= low and high <= within
-    around_zero = abs(difference.value) < within and low <= 0 <= high
-    return True if inside or around_zero else None
+def _one_seed(pairs: Sequence[Pair]) -> list[str]:
+    alone = [pair.cell for pair in pairs if pair.difference is not None and pair.difference.n < 2]
+    return [f"one seed for {listed(alone)}: no interval, so no conclusion"] if alone else []
 
 
-def _behind(outcome: Outcome, differences: Differences) -> Verdict:
-    standings = {outcome.standing_of(difference) for difference in differences.values()}
-    if "ahead" in standings:
-        return DISAGREES
-    return AGREES if standings == {"behind"} else UNCLEAR
-
-
-def _ordered(outcome: Outcome, steps: Differences, whole: Estimate | None, notes: list[str]) -> Verdict:
-    wrong = [pair for pair, step in steps.items() if outcome.standing_of(step) == "behind"]
-    if wrong:
-        notes += [f"{after} is behind {before}" for after, before in wrong]
-        return DISAGREES
-    if whole is None or outcome.standing_of(whole) != "ahead":
-        return UNCLEAR
-    for (after, before), step in steps.items():
-        if step is not None and outcome.harm(step).value > 0:
-            notes.append(f"{after} has the worse mean than {before}, within the noise")
-    return AGREES
-
-
-def _one_seed(differences: Differences) -> list[str]:
-    alone = [pair[0] for pair, d in differences.items() if d is not None and d.n < 2]
-    return [f"one seed only for {listed(alone)}: no interval, so no conclusion"] if alone else []
-
-
-def _what_failed(outcome: Outcome, names: tuple[str, ...]) -> list[str]:
+def _failures(outcome: Outcome, names: Sequence[str]) -> list[str]:
     notes = []
     for name in names:
         cell = outcome.cells[name]
@@ -136,30 +201,33 @@ def _what_failed(outcome: Outcome, names: tuple[str, ...]) -> list[str]:
             notes.append(f"{name} crashed in {len(cell.crashed)} of {planned} runs")
         if not cell.has_result and not cell.crashed:
             notes.append(f"{name} has no finished run")
-        if name in outcome.fit.restless:
-            notes.append(f"{name} varies far more between seeds than the others, so its own spread is used")
     return notes
 
 
-def _ours(outcome: Outcome, claim: Claim, there: list[str], differences: Differences) -> str:
+def _ours(claim: AnyClaim, outcome: Outcome, test: _Test) -> str:
+    names = [name for name in claim.cells if outcome.cells[name].has_result]
     if isinstance(claim, Ordered):
-        return _means(outcome, there)
-    shown = [f"{pair[0]} {_shown(difference)}" for pair, difference in differences.items()]
-    return f"{_means(outcome, there[:1])}; difference to it: " + ", ".join(shown)
+        return " → ".join(mean_text(outcome, name) for name in names) or "–"
+    if not names:
+        return "–"
+    differences = ", ".join(f"{pair.cell} {difference_text(pair.difference)}" for pair in test.pairs)
+    unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
+    return mean_text(outcome, names[0]) + (f"; difference to it{unit}: {differences}" if differences else "")
 
 
-def _means(outcome: Outcome, names: list[str]) -> str:
-    parts = []
-    for name in names:
-        mean = outcome.means[name]
-        text = "diverged" if mean is None else f"{mean.value:.3f}"
-        parts.append(f"{name} {text}")
-    return " → ".join(parts) if len(parts) > 1 else "".join(parts)
+def mean_text(outcome: Outcome, name: str) -> str:
+    """softmax 2.521 ± 0.011."""
+    spread = outcome.cells[name].spread
+    if spread is None:
+        return f"{name} diverged"
+    sd = "" if spread.deviation is None else f" ± {plain(spread.deviation)}"
+    return f"{name} {plain(spread.mean)}{sd}"
 
 
-def _shown(difference: Estimate | None) -> str:
+def difference_text(difference: Difference | None, decimals: int = 3) -> str:
+    """+0.104 [0.081, 0.127]."""
     if difference is None:
         return "unknown"
     if math.isinf(difference.value):
         return "diverged"
-    return f"{signed(difference.value)} {interval(difference)}".rstrip()
+    return f"{signed(difference.value, decimals)} {interval(difference.bounds, decimals)}".rstrip()

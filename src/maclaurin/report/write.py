@@ -1,59 +1,321 @@
-"""A report on disk: whole files, or none."""
+"""`write_report`: from the records of studies to a folder with the page, tables and figures."""
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from maclaurin.errors import InputError
-from maclaurin.report.analysis import Analysis
-from maclaurin.report.documents import tables_md
-from maclaurin.report.page import page
-from maclaurin.report.reading import default_folder, read_studies
-from maclaurin.report.sentences import headline
-from maclaurin.report.spreadsheets import runs_csv, summary_csv
+from maclaurin.report import charts
+from maclaurin.report.analysis import Analysis, analyse
+from maclaurin.report.outcome import Outcome
+from maclaurin.report.page import page, slug
+from maclaurin.report.sentences import effect_sentence, status_sentence
+from maclaurin.report.statistics import Difference
+from maclaurin.report.study_tables import (
+    claims_table,
+    cost_table,
+    effects_table,
+    forms_table,
+    parts_table,
+    settings_table,
+    standing_entry,
+    tuning_table,
+)
+from maclaurin.report.tables import markdown
+from maclaurin.study.find import read_study_file, source_file
+from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord, read_study
 
-NO_FIGURES = "figures need matplotlib: pip install 'maclaurin[plot]'; everything else is written."
+#: which of two records of the same run is kept
+WORTH = {"finished": 0, "diverged": 1, "crashed": 2, "running": 3, "stopped": 4, "waiting": 5}
+FIGURES = "figures"
 
 
 @final
 @dataclass(frozen=True)
 class Report:
-    """What was written: the page, one line of findings per study, and what is missing, if anything is."""
+    """What was written: the page, and one line of findings per study."""
 
     page: Path
     findings: tuple[str, ...]
-    missing: str | None
 
 
-def write_report(paths: list[Path], out: Path | None = None) -> Report:
+def write_report(paths: Sequence[Path], out: Path | None = None, *, pdf: bool = True) -> Report:
     """Read studies, write the page, tables and figures into a folder (beside the first study's records)."""
-    analyses = [Analysis(study) for study in read_studies(paths)]
-    folder = default_folder(paths[0]) if out is None else out
-    missing = None
-    with _whole(folder) as partial:
-        (partial / "runs.csv").write_text(runs_csv(analyses))
-        (partial / "summary.csv").write_text(summary_csv(analyses))
-        (partial / "tables.md").write_text(tables_md(analyses))
-        try:
-            from maclaurin.report.figures import draw_all
-        except ModuleNotFoundError as problem:
-            if problem.name is None or problem.name.split(".")[0] != "matplotlib":
-                raise
-            missing = NO_FIGURES
+    studies = read_studies(paths)
+    analyses = analyse([with_present_claims(study, path) for path, study in studies])
+    first = Path(paths[0])
+    folder = out or (first if first.is_dir() else first.parent) / "report"
+    with _replaced(folder) as partial:
+        (partial / "runs.csv").write_text(runs_csv(analyses), encoding="utf-8")
+        (partial / "summary.csv").write_text(summary_csv(analyses), encoding="utf-8")
+        (partial / "tables.md").write_text(tables_md(analyses), encoding="utf-8")
+        write_figures(analyses, partial / FIGURES, pdf=pdf)
+        (partial / "index.html").write_text(page(analyses), encoding="utf-8")
+    return Report(folder / "index.html", tuple(analysis.headline for analysis in analyses))
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def read_studies(paths: Sequence[Path]) -> list[tuple[Path, StudyRecord]]:
+    """Every study once, with where it was found: parts of one study in several folders are put together."""
+    if not paths:
+        raise InputError("a report needs the folder of at least one study, such as runs/mini.")
+    found: list[tuple[Path, StudyRecord]] = []
+    for path in map(Path, paths):
+        study = _read(path)
+        same = next((i for i, (_, other) in enumerate(found) if _is_same(other, study)), None)
+        if same is None:
+            found.append((path, study))
         else:
-            draw_all(analyses, partial / "figures")
-        (partial / "index.html").write_text(page(analyses))
-    found = tuple(headline(analysis.study, analysis.judgements) for analysis in analyses)
-    return Report(folder / "index.html", found, missing)
+            found[same] = (found[same][0], _together(found[same][1], study))
+    return found
+
+
+def _read(path: Path) -> StudyRecord:
+    if not path.exists():
+        raise InputError(f"there is no folder or file {path}: name the folder of a study, such as runs/mini.")
+    study = read_study(path)
+    if not study.experiments or not study.runs:
+        raise InputError(
+            f"{path} holds the study {study.name!r} without any runs, so there is nothing to report yet."
+        )
+    return study
+
+
+def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
+    """The study with the claims of its study.py as it is now, and the name of that file.
+
+    The file beside the records counts, then the one the study was run from. Records without either, or whose
+    file is of another study by now, keep the claims they were written with.
+    """
+    beside = (path if path.is_dir() else path.parent) / "study.py"
+    file = beside if beside.is_file() else source_file(study.source)
+    if file is None:
+        return study, ""
+    try:
+        present = read_study_file(file)
+    except InputError:
+        return study, ""
+    if present.name != study.name:
+        return study, ""
+    cells = {(e.name, cell.name) for e in study.experiments for cell in e.cells}
+    claims = tuple(
+        claim for claim in present.claims if all((claim.experiment, cell) in cells for cell in claim.cells)
+    )
+    return dataclasses.replace(study, claims=claims), study.source or file.name
+
+
+def _is_same(one: StudyRecord, other: StudyRecord) -> bool:
+    if (one.name, one.scale, one.source) != (other.name, other.scale, other.source):
+        return False
+    ours = {e.name: e for e in one.experiments}
+    shared = [(ours[e.name], e) for e in other.experiments if e.name in ours]
+    return all((a.metric, a.baseline, a.axes) == (b.metric, b.baseline, b.axes) for a, b in shared)
+
+
+def _together(one: StudyRecord, other: StudyRecord) -> StudyRecord:
+    runs: dict[str, RunRecord] = {}
+    every = (*one.runs.items(), *other.runs.items())
+    for key, record in sorted(every, key=lambda item: WORTH[item[1].status]):
+        runs.setdefault(key, record)
+    experiments = {e.name: e for e in one.experiments}
+    for e in other.experiments:
+        experiments[e.name] = _joined(experiments[e.name], e, runs) if e.name in experiments else e
+    return dataclasses.replace(
+        one,
+        experiments=tuple(experiments.values()),
+        claims=tuple({claim.says: claim for claim in (*one.claims, *other.claims)}.values()),
+        runs=runs,
+        forms=one.forms or other.forms,
+    )
+
+
+def _joined(
+    one: ExperimentRecord, other: ExperimentRecord, runs: Mapping[str, RunRecord]
+) -> ExperimentRecord:
+    cells = {cell.name: cell for cell in one.cells}
+    for cell in other.cells:
+        cells[cell.name] = _joined_cell(cells[cell.name], cell, runs) if cell.name in cells else cell
+    seeds = tuple(sorted({*one.seeds, *other.seeds}))
+    return dataclasses.replace(one, cells=tuple(cells.values()), seeds=seeds)
+
+
+def _joined_cell(one: CellRecord, other: CellRecord, runs: Mapping[str, RunRecord]) -> CellRecord:
+    """Where both have a run with one seed, the better one: finished before anything else."""
+    keys = dict(one.runs)
+    for seed, key in other.runs.items():
+        if seed not in keys or WORTH[runs[key].status] < WORTH[runs[keys[seed]].status]:
+            keys[seed] = key
+    return dataclasses.replace(one, runs=keys)
+
+
+# ----------------------------------------------------------------------------------- spreadsheets
+
+
+def runs_csv(analyses: Sequence[Analysis]) -> str:
+    """One line per run: labels, every metric it recorded, and the level on each axis of any experiment."""
+    studies = [analysis.study for analysis in analyses]
+    axes = list(dict.fromkeys(axis for study in studies for e in study.experiments for axis in e.axes))
+    metrics = sorted({name for study in studies for record in study.runs.values() for name in record.metrics})
+    rows = []
+    for study in studies:
+        levels = {(e.name, cell.name): cell.levels for e in study.experiments for cell in e.cells}
+        rows += [
+            {
+                "study": study.name,
+                "scale": study.scale,
+                "experiment": label.experiment,
+                "cell": label.cell,
+                "seed": label.seed,
+                "key": record.key,
+                "status": record.status,
+                "message": record.message,
+                "step": record.step,
+                "steps": record.run.steps,
+                "attention": " ".join(record.run.attention),
+                "lr": record.run.config.get("lr"),
+                "tokens": record.run.tokens,
+                "order": record.order,
+                "state_bytes": record.state_bytes,
+                "seconds": record.seconds,
+                **{name: record.metrics.get(name) for name in metrics},
+                **{f"axis_{axis}": levels[label.experiment, label.cell].get(axis) for axis in axes},
+                "torch": record.run.torch,
+                "numerics": record.run.numerics,
+                "commit": record.provenance.get("commit"),
+                "date": record.provenance.get("date"),
+            }
+            for label, record in study.labelled()
+        ]
+    return _csv(rows)
+
+
+def summary_csv(analyses: Sequence[Analysis]) -> str:
+    """One line per cell."""
+    return _csv(
+        {"study": analysis.study.name, "scale": analysis.study.scale, **row}
+        for analysis in analyses
+        for outcome in analysis.outcomes.values()
+        for row in _cells(outcome)
+    )
+
+
+def _cells(outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+    for cell in outcome.cells.values():
+        spread, first = cell.spread, cell.first
+        yield {
+            "experiment": outcome.experiment.name,
+            "metric": outcome.experiment.metric,
+            "cell": cell.name,
+            "attention": " ".join(cell.attention),
+            "lr": first.run.config.get("lr") if first else None,
+            "order": cell.order,
+            "state_bytes": cell.state_bytes,
+            "seeds_finished": len(cell.values),
+            "seeds_diverged": len(cell.diverged),
+            "seeds_crashed": len(cell.crashed),
+            "mean": spread.mean if spread else None,
+            "standard_deviation": spread.deviation if spread else None,
+            "min": min(cell.values.values(), default=None),
+            "max": max(cell.values.values(), default=None),
+            **_difference(outcome.differences[cell.name]),
+            "difference_scale": outcome.experiment.scale,
+            "verdict": str(standing_entry(outcome, cell)),
+            "seconds": cell.average("seconds"),
+            "parameters": cell.average("parameters"),
+            "training_flops": cell.average("training_flops"),
+            "peak_gpu_bytes": cell.average("peak_gpu_bytes"),
+        }
+
+
+def _difference(difference: Difference | None) -> dict[str, float | None]:
+    value = difference.value if difference else None
+    low, high = (difference.bounds if difference else None) or (None, None)
+    return {"difference": value, "difference_low": low, "difference_high": high}
+
+
+def _csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    lines = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+# ------------------------------------------------------------------------------ Markdown and figures
+
+
+def tables_md(analyses: Sequence[Analysis]) -> str:
+    """Findings, parts, effects, cost and claims of every study, as one Markdown file."""
+    return "\n".join(part for analysis in analyses for part in _study_md(analysis))
+
+
+def _study_md(analysis: Analysis) -> Iterator[str]:
+    study = analysis.study
+    yield f"# {study.title}\n\n{study.question}\n\n{status_sentence(study)}.\n"
+    yield "\n".join(f"- {s}" for s in analysis.findings) + "\n"
+    if study.forms is not None:
+        yield "## The form\n\n" + markdown(forms_table(study.forms))
+    for name, outcome in analysis.outcomes.items():
+        yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
+        if (tuning := tuning_table(outcome)) is not None:
+            yield "### Learning rates\n\n" + markdown(tuning)
+        if (factorial := analysis.factorials.get(name)) is not None:
+            yield "\n".join(f"- {effect_sentence(factorial, effect)}" for effect in factorial.effects) + "\n"
+            yield markdown(effects_table(factorial))
+        for title, table in (("Settings", settings_table(outcome)), ("Cost", cost_table(outcome))):
+            if table.rows:
+                yield f"### {title}\n\n" + markdown(table)
+    if analysis.judgements:
+        yield "## The claims\n\n" + markdown(claims_table(analysis.judgements))
+
+
+def write_figures(analyses: Sequence[Analysis], folder: Path, *, pdf: bool) -> None:
+    """Every figure of every study, named after study, experiment and what it shows."""
+    folder.mkdir(parents=True)
+    names = [analysis.study.name for analysis in analyses]
+    for place, analysis in enumerate(analyses):
+        study = f"{names[place]} {place + 1}" if names.count(names[place]) > 1 else names[place]
+        for name, figure in figures(analysis):
+            stem = folder / slug(f"{study} {name}")
+            stem.with_suffix(".svg").write_text(figure.svg(), encoding="utf-8")
+            if pdf:
+                stem.with_suffix(".pdf").write_bytes(figure.pdf())
+
+
+def figures(analysis: Analysis) -> Iterator[tuple[str, charts.Figure]]:
+    """(name, figure) of every figure of a study."""
+    made: list[tuple[str, charts.Figure | None]] = []
+    if analysis.study.forms is not None:
+        made.append(("series", charts.series_error(analysis.study.forms)))
+    for name, outcome in analysis.outcomes.items():
+        made += [
+            (f"{name} parts", charts.cells(outcome)),
+            (f"{name} curves", charts.curves(outcome)),
+            (f"{name} compute", charts.compute(outcome)),
+            (f"{name} orders", charts.orders(outcome)),
+            (f"{name} learning rates", charts.learning_rates(outcome)),
+            (f"{name} positions", charts.positions(outcome)),
+        ]
+        if name in analysis.factorials:
+            made.append((f"{name} interactions", charts.heatmaps(analysis.factorials[name])))
+    made.append(("across", charts.across(list(analysis.outcomes.values()))))
+    yield from ((name, figure) for name, figure in made if figure is not None)
 
 
 @final
-class _whole:
-    """A folder to write into; its files are moved to their place at the end, the page last."""
+class _replaced:
+    """A folder to write into; at the end its files take their places, the page last, and old figures go."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
@@ -71,10 +333,16 @@ class _whole:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                files = [file for file in sorted(self._partial.rglob("*")) if file.is_file()]
-                for file in sorted(files, key=lambda file: file.name == "index.html"):
-                    target = self._folder / file.relative_to(self._partial)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    file.replace(target)
+                self._move()
         finally:
             shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _move(self) -> None:
+        new = [file.relative_to(self._partial) for file in self._partial.rglob("*") if file.is_file()]
+        for name in sorted(new, key=lambda name: name.name == "index.html"):
+            target = self._folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (self._partial / name).replace(target)
+        for file in (self._folder / FIGURES).glob("*"):
+            if file.suffix in (".svg", ".pdf", ".png") and file.relative_to(self._folder) not in new:
+                file.unlink()

@@ -1,9 +1,41 @@
 """A study: a question, a grid over parts of attention, seeds, and the claims to hold against it.
 
-Stating one needs no torch; running one does (maclaurin.study.runner).
+    maclaurin.study.run("mini")            # or a Study of your own
+
+Stating a study needs no torch; `run` imports it.
 """
 
-from maclaurin.study.claim import Behind, Claim, Ordered, Tied
-from maclaurin.study.design import Cell, Experiment, Study, cells_of, grid
+from __future__ import annotations
 
-__all__ = ["Behind", "Cell", "Claim", "Experiment", "Ordered", "Study", "Tied", "cells_of", "grid"]
+from typing import TYPE_CHECKING, Any
+
+from maclaurin.study.claims import Alike, Behind, Claim, Ordered, Published
+from maclaurin.study.design import Cell, Experiment, Study, Tune, cells_of, grid
+from maclaurin.study.metrics import Metric
+
+if TYPE_CHECKING:
+    from maclaurin.study.runner import run
+
+__all__ = [
+    "Alike",
+    "Behind",
+    "Cell",
+    "Claim",
+    "Experiment",
+    "Metric",
+    "Ordered",
+    "Published",
+    "Study",
+    "Tune",
+    "cells_of",
+    "grid",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from maclaurin.study.runner import run
+
+    return run

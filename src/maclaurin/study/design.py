@@ -1,27 +1,84 @@
-"""What is asked: study = experiments, experiment = cells × seeds, cell = one point of the grid."""
+"""What is asked: a study has experiments, an experiment has cells and seeds, a cell is one point."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, final
 
 from maclaurin.errors import InputError
-from maclaurin.study.claim import Claim
+from maclaurin.study.claims import AnyClaim
+from maclaurin.study.metrics import Metric, metric_named
 
 Settings = Mapping[str, Any]
-Metric = Literal["test_loss", "accuracy"]
+
+#: cells of one experiment are compared, so these keys must be the same for all of them
+KEYS_OF_A_TASK = ("data", "tokenizer", "limit_documents", "test_fraction", "validation_fraction")
+#: seeds of tuning runs; no final run has one of them
+TUNING_SEED = 1000
+PACKAGE = str(Path(__file__).parent)
+
+
+def _where() -> str:
+    """File and line of the code that is defining something, for messages that come later."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((PACKAGE, "<")):
+            return f"{name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One point of a grid: its name in tables, its level on each axis, the keys it sets in a run's config."""
+    """One point of a grid: its name in tables, the config keys it sets, its level on each axis."""
 
     name: str
     settings: Settings
     levels: Mapping[str, str] = field(default_factory=dict)
+    where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
+
+
+@final
+@dataclass(frozen=True)
+class Tune:
+    """Each cell gets its own learning rate, chosen on validation data.
+
+    rates    the grid to begin with, each twice the one before; extended while the best lies on its edge
+    metric   what is chosen by
+    seeds    of the tuning runs; the final runs have others
+    most     rates tried at most, so that a cell without a best rate ends
+    """
+
+    rates: tuple[float, ...]
+    metric: str = "validation_loss"
+    seeds: tuple[int, ...] = (TUNING_SEED,)
+    most: int = 9
+
+    def __post_init__(self) -> None:
+        metric_named(self.metric)
+        _check_seeds(self.seeds, "tune")
+        if len(self.rates) < 2:
+            raise InputError(
+                f"tune needs a grid of at least two learning rates, got {self.rates!r}: one rate leaves "
+                "nothing to choose. Set lr instead, or give rates=(1e-3, 2e-3, 4e-3)."
+            )
+        if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
+            raise InputError(f"learning rates are positive numbers, got {self.rates!r}.")
+        steps = [high / low for low, high in itertools.pairwise(self.rates)]
+        if not all(math.isclose(step, 2.0, rel_tol=1e-6) for step in steps):
+            raise InputError(
+                f"tune takes a grid in factors of two, such as (1e-3, 2e-3, 4e-3), got {self.rates!r}."
+            )
+        if self.most < len(self.rates):
+            raise InputError(f"most={self.most} allows fewer rates than the grid of {len(self.rates)}.")
 
 
 @final
@@ -31,24 +88,61 @@ class Experiment:
 
     name       used in claims and files
     title      one line for the page
-    metric     test_loss (lower is better) or accuracy (higher is better)
+    metric     a name from metrics.METRICS such as loss or accuracy, or a Metric of your own
     common     keys of the training config that all cells share
     cells      what differs
-    seeds      the same seeds for every cell: differences are taken seed by seed
+    seeds      the same for every cell: differences are taken seed by seed
     baseline   the cell others are compared with
     axes       names of the factors of a factorial design, in order; empty where cells are a plain list
+    tune       how each cell gets its own learning rate; None: lr as the config has it
+    equal      what is the same for all cells: optimizer steps, or training FLOPs (steps follow)
     """
 
     name: str
     title: str
-    metric: Metric
+    metric: str | Metric
     common: Settings
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     baseline: str
     axes: tuple[str, ...] = ()
+    tune: Tune | None = None
+    equal: Literal["steps", "flops"] = "steps"
+    where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if isinstance(self.metric, str):
+            metric_named(self.metric)
+        self._check_cells()
+        _check_seeds(self.seeds, f"experiment {self.name!r}")
+        if self.equal not in ("steps", "flops"):
+            raise InputError(f"experiment {self.name!r}: equal is steps or flops, got {self.equal!r}.")
+        if self.tune is not None:
+            self._check_tuning(self.tune)
+
+    @property
+    def measure(self) -> Metric:
+        """The metric, with its direction and scale."""
+        return metric_named(self.metric) if isinstance(self.metric, str) else self.metric
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """Keys of the config of one cell, without a seed."""
+        return {**self.common, **cell.settings}
+
+    def points(self) -> Iterator[tuple[Cell, int]]:
+        """Seed by seed, so that whole comparisons finish early."""
+        for seed, cell in itertools.product(self.seeds, self.cells):
+            yield cell, seed
+
+    def with_rates(self, rates: Mapping[str, float]) -> Experiment:
+        """The same with the learning rate of each cell set; nothing is left to tune."""
+        cells = tuple(
+            dataclasses.replace(cell, settings={**cell.settings, "lr": rates[cell.name]})
+            for cell in self.cells
+        )
+        return dataclasses.replace(self, cells=cells, tune=None)
+
+    def _check_cells(self) -> None:
         names = [cell.name for cell in self.cells]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -62,11 +156,27 @@ class Experiment:
             missing = [axis for axis in self.axes if axis not in cell.levels]
             if missing:
                 raise InputError(f"cell {cell.name!r} has no level on the axes {', '.join(missing)}.")
+        for key in KEYS_OF_A_TASK:
+            found = {str(self.settings(cell).get(key)) for cell in self.cells}
+            if len(found) > 1:
+                raise InputError(
+                    f"experiment {self.name!r} has cells with different {key} ({', '.join(sorted(found))}), "
+                    "whose results cannot be compared: make one experiment of each."
+                )
 
-    def points(self) -> Iterator[tuple[Cell, int, dict[str, Any]]]:
-        """(cell, seed, keys of the run's config), seed by seed, so that whole comparisons finish early."""
-        for seed, cell in itertools.product(self.seeds, self.cells):
-            yield cell, seed, {**self.common, **cell.settings, "seed": seed}
+    def _check_tuning(self, tune: Tune) -> None:
+        both = sorted(set(self.seeds) & set(tune.seeds))
+        if both:
+            raise InputError(
+                f"experiment {self.name!r} uses seed {both[0]} for tuning and for its result: the final runs "
+                "need seeds that nothing was chosen with."
+            )
+        fixed = [cell.name for cell in self.cells if "lr" in cell.settings]
+        if "lr" in self.common or fixed:
+            place = f"cell {fixed[0]!r}" if fixed else "common"
+            raise InputError(
+                f"experiment {self.name!r} tunes the learning rate, and {place} sets lr: leave one out."
+            )
 
 
 @final
@@ -74,8 +184,10 @@ class Experiment:
 class Study:
     """A question and the runs that answer it.
 
-    budget   what it takes, in words, as its README says
-    claims   what the paper (or we) say should be seen; the report puts the runs beside each
+    budget    what it takes, in words, as its README says
+    claims    what the paper (or you) say should be seen; the report puts the runs beside each
+    imports   modules, or files beside study.py, that define parts of your own; every worker loads them
+    file      where it was read from
     """
 
     name: str
@@ -83,20 +195,39 @@ class Study:
     question: str
     budget: str
     experiments: tuple[Experiment, ...]
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[AnyClaim, ...] = ()
+    imports: tuple[str, ...] = ()
+    file: Path | None = field(default=None, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not self.experiments:
+            raise InputError(f"study {self.name!r} has no experiment.")
         names = [experiment.name for experiment in self.experiments]
         if len(set(names)) != len(names):
             raise InputError(f"study {self.name!r} has two experiments of one name: {', '.join(names)}.")
         cells = {e.name: {cell.name for cell in e.cells} for e in self.experiments}
         for claim in self.claims:
-            unknown = sorted(set(claim.cells) - cells.get(claim.experiment, set()))
+            if claim.experiment not in cells:
+                raise InputError(
+                    f"the claim {claim.says!r} is about experiment {claim.experiment!r}; study {self.name!r} "
+                    f"has {', '.join(names)}."
+                )
+            unknown = sorted(set(claim.cells) - cells[claim.experiment])
             if unknown:
                 raise InputError(
-                    f"a claim of study {self.name!r} speaks of {', '.join(unknown)} in experiment "
-                    f"{claim.experiment!r}, which has no such cells."
+                    f"the claim {claim.says!r} is about {', '.join(unknown)}, and experiment "
+                    f"{claim.experiment!r} has no such cell: {', '.join(sorted(cells[claim.experiment]))}."
                 )
+
+
+def _check_seeds(seeds: tuple[int, ...], place: str) -> None:
+    if not seeds:
+        raise InputError(f"{place} has seeds=(), so there is nothing to train: seeds=(0, 1, 2).")
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise InputError(
+            f"{place} has seed {twice[0]} twice: the same run again adds nothing. Use different seeds."
+        )
 
 
 def cells_of(attention: Mapping[str, str], **settings: Any) -> tuple[Cell, ...]:

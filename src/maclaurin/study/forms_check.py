@@ -10,7 +10,8 @@ from typing import Any, final
 
 from maclaurin.code_version import code_version
 from maclaurin.files import write_file
-from maclaurin.study.record import FormsRecord
+from maclaurin.study.executors import without_main_module
+from maclaurin.study.run_record import FormsRecord
 
 #: one of each kind of part
 SPECS = (
@@ -48,7 +49,7 @@ def measure_forms() -> FormsRecord:
 
 
 def read_forms(path: Path) -> FormsRecord | None:
-    """What was measured with this version of the code, if it was."""
+    """What was measured with this version of the code; None if nothing was."""
     try:
         data = json.loads(path.read_text())
         if data["code"] != code_version():
@@ -60,21 +61,22 @@ def read_forms(path: Path) -> FormsRecord | None:
 
 @final
 class FormsCheck:
-    """The measurement, under way or done."""
+    """The measurement in a process of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: BaseProcess | None = None
 
     def start(self) -> None:
-        """Measure, unless it was done before."""
+        """Begin, unless it was done before."""
         if read_forms(self._path) is None:
             context = multiprocessing.get_context("forkserver")
             self._process = context.Process(target=_measure_to, args=(str(self._path),), daemon=True)
-            self._process.start()
+            with without_main_module():
+                self._process.start()
 
     def result(self) -> FormsRecord | None:
-        """As far as it is there."""
+        """What was measured, once it is there."""
         return read_forms(self._path)
 
     def wait(self, seconds: float) -> FormsRecord | None:

@@ -1,50 +1,334 @@
-"""A study as a list of runs, each with its whole config."""
+"""A study as runs, each with its resolved config; nothing is trained here."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from functools import cache
+from typing import Any, final
 
 import torch
 
-from maclaurin.errors import InputError
-from maclaurin.models.sizes import size_named
-from maclaurin.study.attention_facts import AttentionFacts, attention_facts
-from maclaurin.study.budget import scaled
-from maclaurin.study.canonical import canonical
-from maclaurin.study.design import Cell, Study
+from maclaurin.code_version import NUMERICS_VERSION
+from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.named import is_task, open_task
+from maclaurin.data.source import Source
+from maclaurin.data.text_tokenizers import Bytes
+from maclaurin.errors import InputError, MaclaurinError, did_you_mean
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.spec.catalogue import catalogue, resolve
+from maclaurin.spec.extras import LayerExtras
+from maclaurin.study.design import Cell, Experiment, Study
+from maclaurin.study.find import OwnCode, parts_digest
+from maclaurin.study.run_record import Label, Run, RunRecord
+from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig, config_from
+from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
+from maclaurin.training.model import row_length
+
+#: of tokenizers that are only on the hub
+ASSUMED_VOCABULARY = 32_000
+
+Plan = dict[Label, RunRecord]
+Adapt = Callable[[TrainConfig], TrainConfig]
 
 
-@final
-@dataclass(frozen=True)
-class PlannedRun:
-    """One cell with one seed."""
+def plan_study(
+    study: Study,
+    *,
+    scale: float = 1.0,
+    device: str | None = None,
+    adapt: Adapt = lambda config: config,
+    code: Sequence[OwnCode] = (),
+) -> Plan:
+    """Every run in the order it is started, as a record that waits; its data are not opened yet.
 
-    experiment: str
-    cell: Cell
-    seed: int
-    config: TrainConfig
-    facts: AttentionFacts
-
-
-def plan_runs(study: Study, scale: float = 1.0, device: str | None = None) -> list[PlannedRun]:
-    """Every run in the order it is started; a config that cannot be is an error here, before any begins."""
-    runs = []
+    A config that cannot be is an error here, before any run begins. `adapt` changes each config last; `code`
+    is where parts of one's own may come from.
+    """
+    plan: Plan = {}
     for experiment in study.experiments:
-        for cell, seed, keys in experiment.points():
-            place = f"study {study.name!r}, experiment {experiment.name!r}, cell {cell.name!r}"
-            try:
-                config = scaled(config_from(keys), scale)
-                wanted = device_of(device or config.device)
-                config = canonical(config, size_named(config.size).length, wanted)
-                facts = attention_facts(config)
-            except ValueError as problem:
-                raise InputError(f"{place}: {problem}") from None
-            runs.append(PlannedRun(experiment.name, cell, seed, config, facts))
-    return runs
+        steps = _equal_steps(experiment)
+        for cell, seed in experiment.points():
+            keys = {**experiment.settings(cell), **steps.get(cell.name, {}), "seed": seed}
+            with _at(cell, experiment):
+                config = adapt(resolved(keys, scale=scale, device=device))
+                plan[Label(experiment.name, cell.name, seed)] = waiting(config, code)
+    return plan
+
+
+class _at:
+    """An error inside names the cell and the line it is defined in."""
+
+    def __init__(self, cell: Cell, experiment: Experiment) -> None:
+        self._cell, self._experiment = cell, experiment
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, problem: BaseException | None, trace: Any) -> None:
+        if isinstance(problem, ValueError):
+            place = f"{self._cell.where}: " if self._cell.where else ""
+            raise InputError(
+                f"{place}experiment {self._experiment.name!r}, cell {self._cell.name!r}: {problem}"
+            ) from None
+
+
+def waiting(config: TrainConfig, code: Sequence[OwnCode] = ()) -> RunRecord:
+    """The run of a resolved config before anything has happened to it."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    parts = parts_digest([resolve(text) for text in config.attention], code)
+    run = Run(config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts)
+    order, state_bytes = attention_facts(config)
+    return RunRecord(run=run, status="waiting", order=order, state_bytes=state_bytes)
+
+
+# ------------------------------------------------------------------------------ resolved configs
+
+
+def resolved(keys: Mapping[str, Any], *, scale: float = 1.0, device: str | None = None) -> TrainConfig:
+    """A checked config with every default written out that depends on something else."""
+    config = scaled(config_from(keys), scale)
+    attention = tuple(canonical_attention(text) for text in config.attention)
+    length, place = row_length(config), device_of(device or config.device)
+    return config.replace(
+        attention=attention[:1] if len(set(attention)) == 1 else attention,
+        length=open_task(config.data, length).length if is_task(config.data) else length,
+        decay_steps=config.decay_steps or config.steps,
+        clip=config.clip or None,
+        compile=place == "cuda" if config.compile is None else config.compile,
+        device=place,
+    )
+
+
+def canonical_attention(text: str, *, strict: bool = True) -> str:
+    """One spelling of one attention, so that two studies that write it differently share the run.
+
+    The notation; the catalogue's name where that also stands for a convolution or other extras. A text
+    without meaning is an error, or itself where the caller is not strict.
+    """
+    name = text.strip()
+    if name in catalogue and catalogue[name].extras != LayerExtras():
+        return catalogue[name].name
+    try:
+        return str(resolve(name))
+    except MaclaurinError:
+        if strict:
+            raise
+        return name
 
 
 def device_of(wanted: str) -> str:
     """cpu or cuda."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def read_scale(text: str) -> float:
+    """'0.5x', '2x' or '0.1' as a number."""
+    try:
+        scale = float(text.strip().removesuffix("x"))
+    except ValueError:
+        scale = math.nan
+    if not (math.isfinite(scale) and scale > 0):
+        raise InputError(f"--budget takes a positive factor such as 0.5x or 2x, got {text!r}.")
+    return scale
+
+
+def scaled(config: TrainConfig, scale: float) -> TrainConfig:
+    """The run with so many times the steps; warm-up and schedule keep their shape."""
+    if scale == 1.0:
+        return config
+
+    def times(steps: int) -> int:
+        return max(1, round(steps * scale))
+
+    return config.replace(
+        steps=times(config.steps),
+        warmup=times(config.warmup) if config.warmup else 0,
+        decay_steps=None if config.decay_steps is None else times(config.decay_steps),
+    )
+
+
+def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """With equal="flops": the steps with which each cell takes the FLOPs of the baseline."""
+    if experiment.equal == "steps":
+        return {}
+    configs, costs = {}, {}
+    for cell in experiment.cells:
+        with _at(cell, experiment):
+            configs[cell.name] = config = resolved(experiment.settings(cell))
+            costs[cell.name] = counted(config)[1] * config.batch_size * (config.length or 1)
+    whole = costs[experiment.baseline] * configs[experiment.baseline].steps
+    found = {}
+    for name, config in configs.items():
+        own = scaled(config, whole / costs[name] / config.steps)
+        found[name] = {"steps": own.steps, "warmup": own.warmup, "decay_steps": own.decay_steps}
+    return found
+
+
+# --------------------------------------------------------------------------------------- choices
+
+
+def select(study: Study, only: Sequence[str]) -> Study:
+    """The cells called or written so, with the baselines they are compared with, and claims about them."""
+    if not only:
+        return study
+    _refuse_unmatched(study, only)
+    experiments = tuple(kept for e in study.experiments if (kept := _reduced(e, only)) is not None)
+    left = {e.name: {cell.name for cell in e.cells} for e in experiments}
+    claims = tuple(c for c in study.claims if set(c.cells) <= left.get(c.experiment, set()))
+    return dataclasses.replace(study, experiments=experiments, claims=claims)
+
+
+def with_seeds(study: Study, count: int) -> Study:
+    """The study with so many seeds in each experiment: its own, then the next integers."""
+    experiments = []
+    for experiment in study.experiments:
+        seeds = list(experiment.seeds)
+        if count < len(seeds):
+            raise InputError(
+                f"--seeds {count} is fewer than the {len(seeds)} of experiment {experiment.name!r}: seeds "
+                "can be added, not taken away."
+            )
+        new = (seed for seed in range(10**6) if seed not in experiment.seeds)
+        seeds += [next(new) for _ in range(count - len(seeds))]
+        experiments.append(dataclasses.replace(experiment, seeds=tuple(seeds)))
+    return dataclasses.replace(study, experiments=tuple(experiments))
+
+
+def _reduced(experiment: Experiment, only: Sequence[str]) -> Experiment | None:
+    wanted = {cell.name for cell in experiment.cells if any(_matches(cell, experiment, w) for w in only)}
+    if not wanted:
+        return None
+    cells = tuple(cell for cell in experiment.cells if cell.name in wanted | {experiment.baseline})
+    return dataclasses.replace(experiment, cells=cells)
+
+
+def _matches(cell: Cell, experiment: Experiment, wanted: str) -> bool:
+    written = _attention(cell, experiment)
+    return (
+        wanted == cell.name
+        or wanted in written
+        or canonical_attention(wanted, strict=False)
+        in {canonical_attention(text, strict=False) for text in written}
+    )
+
+
+def _attention(cell: Cell, experiment: Experiment) -> tuple[str, ...]:
+    found = experiment.settings(cell).get("attention", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _refuse_unmatched(study: Study, only: Sequence[str]) -> None:
+    pairs = [(cell, e) for e in study.experiments for cell in e.cells]
+    for wanted in only:
+        if not any(_matches(cell, e, wanted) for cell, e in pairs):
+            names = dict.fromkeys(cell.name for cell, _ in pairs)
+            known = [*names, *dict.fromkeys(text for cell, e in pairs for text in _attention(cell, e))]
+            raise InputError(
+                f"--only {wanted}: study {study.name!r} has no such cell; it has {', '.join(names)}."
+                f"{did_you_mean(wanted, known)} (The name of the study goes before --only.)"
+            )
+
+
+# ------------------------------------------------------------------------------------------ data
+
+
+@final
+class Sources:
+    """Opens data before the runs do, so that one process prepares them, once for all seeds."""
+
+    def __init__(self) -> None:
+        self._opened: dict[DataConfig, Source] = {}
+
+    def source(self, config: TrainConfig) -> Source:
+        """The data of a run."""
+        wanted = data_config(config)
+        seedless = dataclasses.replace(wanted, seed=0)
+        if seedless not in self._opened:
+            self._opened[seedless] = open_source(seedless)
+        return dataclasses.replace(self._opened[seedless], seed=wanted.seed)  # type: ignore[type-var]
+
+    def complete(self, record: RunRecord) -> RunRecord:
+        """The waiting run with the fingerprint of its data, and so with its key."""
+        source = self.source(config_from(record.run.config))
+        run = dataclasses.replace(record.run, data=source.fingerprint)
+        return dataclasses.replace(record, run=run, provenance={"data": source.name})
+
+
+# ------------------------------------------------------------------------------------- estimates
+
+
+def attention_facts(config: TrainConfig) -> tuple[int | None, int | None]:
+    """(order, bytes of state): the highest order and the sum over layers; None where a layer has none."""
+    model = _model_config(config.attention, config.size, config.kv_heads, 2)
+    size = model.hidden_size // model.num_attention_heads
+    heads = model.num_key_value_heads or model.num_attention_heads
+    layers = model.layer_attention()
+    if not all(spec.has_finite_state for spec, _ in layers):
+        return None, None
+    state = sum(4 * heads * spec.state_size(extras.feature_size or size, size) for spec, extras in layers)
+    return max(spec.highest_order for spec, _ in layers), state
+
+
+@final
+@dataclass(frozen=True)
+class Cost:
+    """What a run takes: exact counts, and the time one device of this machine would need."""
+
+    parameters: int
+    tokens: int
+    flops: float
+    seconds: float
+
+
+def cost_of(run: Run) -> Cost:
+    """Counted without opening any data."""
+    config = config_from(run.config)
+    parameters, flops = counted(config)
+    speed = ASSUMED_UTILISATION * _matmul_speed(config.precision)
+    return Cost(parameters, run.tokens, run.tokens * flops, run.tokens * flops / speed)
+
+
+def counted(config: TrainConfig) -> tuple[int, float]:
+    """(parameters, FLOPs of training on one token)"""
+    length = row_length(config)
+    return _counted(config.attention, config.size, config.kv_heads, _vocabulary(config, length), length)
+
+
+def _vocabulary(config: TrainConfig, length: int) -> int:
+    """From what the data and the tokenizer are called."""
+    if is_task(config.data):
+        return open_task(config.data, length).vocab_size
+    kind, _, rest = config.tokenizer.partition(":")
+    if kind == "bytes":
+        return Bytes().vocab_size
+    return int(rest) if kind == "bpe" and rest.isdecimal() else ASSUMED_VOCABULARY
+
+
+@cache
+def _counted(
+    attention: tuple[str, ...], size: str, kv_heads: int | None, vocabulary: int, length: int
+) -> tuple[int, float]:
+    model_config = _model_config(attention, size, kv_heads, vocabulary)
+    with torch.device("meta"):
+        model = MaclaurinForCausalLM(model_config)
+    parameters = sum(p.numel() for p in model.parameters())
+    return parameters, flops_per_token(model, model_config, length)
+
+
+@cache
+def _matmul_speed(precision: str) -> float:
+    """FLOP/s of this machine's fastest device."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = TrainConfig(precision=precision)
+    return estimate(config, _model_config(("exp/sum",), "nano", None, 2), 1, device).matmul_flops_per_second
+
+
+def _model_config(
+    attention: tuple[str, ...], size: str, kv_heads: int | None, vocabulary: int
+) -> MaclaurinConfig:
+    layers = attention[0] if len(attention) == 1 else list(attention)
+    return MaclaurinConfig.of_size(size_named(size), layers, vocabulary, num_key_value_heads=kv_heads)

@@ -1,31 +1,51 @@
-"""Runs by key: each is an ordinary run folder, with a record once it has a result.
+"""Runs by key, shared between studies, and the locks that keep two processes from training one run.
 
-runs/pool/<key>/  config.json records.jsonl checkpoints/   the run, resumable
-                  progress.json log.txt lock               while it is trained
-                  record.json                              its result; written last, never half
+runs/pool/KEY/  config.json records.jsonl checkpoints/   an ordinary run folder, resumable
+                progress.json log.txt lock               while it is trained
+                record.json                              its result, written last and atomically
 """
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
+import signal
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from maclaurin.files import locked, write_file
-from maclaurin.study.lifeline import is_locked
-from maclaurin.study.record import RunRecord, run_from_json, run_to_json
+from filelock import FileLock, Timeout
+
+from maclaurin.errors import InputError
+from maclaurin.files import write_file
+from maclaurin.study.find import OwnCode
+from maclaurin.study.run_record import RunRecord, read_run, write_run
 
 MARKER = ".marker"
-LINES_TOLD = 12
+LOG_LINES = 12
+SECONDS_BETWEEN_CHECKS = 1.0
+SECONDS_TO_SAVE = 60.0
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds this lock now. The system releases it when the process ends, however."""
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 @final
 class PoolEntry:
-    """Where everything of one run lies."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,36 +56,30 @@ class PoolEntry:
 
     def record(self) -> RunRecord | None:
         """The result, if there is one."""
-        try:
-            return run_from_json(json.loads(self.record_file.read_text()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError):  # damaged, or of another schema: the run is done again
-            return None
+        return read_run(self.record_file)
 
     def write(self, record: RunRecord) -> None:
-        """Whole or not at all."""
-        content = json.dumps(run_to_json(record), separators=(",", ":"))
-        write_file(self.record_file, content.encode())
+        """Keep the result."""
+        write_run(record, self.record_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only one at this run, after whoever is at it now."""
+        """Wait for whoever trains this run, then be the only one."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with locked(self.lock, f"run {self.path.name}"):
+        with FileLock(self.lock):
             yield
 
     def is_busy(self) -> bool:
-        """Whether somebody trains it now."""
-        return self.lock.exists() and is_locked(self.lock)
+        """Whether some process trains it now."""
+        return is_locked(self.lock)
 
     def drop_models(self) -> None:
-        """Delete what only a resumption or a user of the model would need."""
+        """Delete weights and checkpoints, which no record needs."""
         for name in ("checkpoints", "model"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def forget(self) -> None:
-        """Take the result back, so that the run is done again: a crashed one goes on, another starts anew."""
+        """Drop the result, so that the run is done again: a crashed one resumes, another starts anew."""
         record = self.record()
         self.record_file.unlink(missing_ok=True)
         if record is None or record.status != "crashed":
@@ -74,30 +88,101 @@ class PoolEntry:
     def last_lines(self) -> str:
         """The end of the log."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-LINES_TOLD:])
+            return "\n".join(
+                self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]
+            )
         except FileNotFoundError:
             return ""
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
 
 @final
 class Pool:
-    """The folder of all of them."""
+    """The folder of all runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
 
     def entry(self, key: str) -> PoolEntry:
-        """The run of that name, there or not."""
+        """The run of that key, there or not."""
         return PoolEntry(self.root / key)
 
+    def entries(self) -> list[PoolEntry]:
+        """Every run that is there."""
+        if not self.root.is_dir():
+            return []
+        return [PoolEntry(path) for path in sorted(self.root.iterdir()) if path.is_dir()]
+
     def marker(self) -> str:
-        """Something only who sees this very folder can read."""
+        """A random text in a file of the pool: a process that reads the same one sees the same disk."""
         file = self.root / MARKER
         if not file.exists():
             write_file(file, uuid.uuid4().hex.encode())
         return file.read_text()
 
-    def is_marked(self, marker: str | None) -> bool:
-        """Whether this is the folder where that was written."""
+    def has_marker(self, marker: str | None) -> bool:
+        """Whether this is the folder where that text was written."""
         file = self.root / MARKER
         return marker is not None and file.is_file() and file.read_text() == marker
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where and how the runs of a study are trained; the same for all of them.
+
+    pool           folder of the pool, absolute
+    marker         text of the pool's marker file, which shows a worker whether it sees the same disk
+    study_lock     file that is locked while the study lives; None where a run stands alone
+    threads        of torch; None: as they are
+    runs_at_once   how many runs share the machine
+    group          name of the study, for trackers
+    code           modules of one's own that a worker loads first
+    """
+
+    pool: str
+    marker: str | None = None
+    study_lock: str | None = None
+    threads: int | None = None
+    runs_at_once: int = 1
+    group: str = ""
+    code: tuple[OwnCode, ...] = ()
+    keep_models: bool = False
+
+
+# ------------------------------------------------------------------------------ a study's life
+
+
+@contextmanager
+def living_study(path: Path) -> Iterator[None]:
+    """Hold the study's lock; another study at work in the same folder is an error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        # workers of a killed study test the lock for a moment each second, so one refusal is not enough
+        lock.acquire(timeout=5 * SECONDS_BETWEEN_CHECKS)
+    except Timeout:
+        raise InputError(
+            f"another study is at work in {path.parent}: wait for it, or choose another --out."
+        ) from None
+    except OSError as problem:
+        raise InputError(f"{path.parent} cannot be written: {problem.strerror}.") from None
+    with lock:
+        lock.release()  # `with` holds it a second time
+        yield
+
+
+def end_with_study(path: Path) -> None:
+    """End this process once the study's process is gone: first save, then exit."""
+    threading.Thread(target=_watch, args=(path,), daemon=True, name="study-watch").start()
+
+
+def _watch(path: Path) -> None:
+    while is_locked(path):
+        time.sleep(SECONDS_BETWEEN_CHECKS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_SAVE)
+    os._exit(1)

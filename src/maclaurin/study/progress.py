@@ -1,23 +1,40 @@
-"""How far a run is, told through a small file that is there whole or not at all."""
+"""How far a run is, passed from its process to the study through a small file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-SECONDS_BETWEEN_NEWS = 1.0
+from maclaurin.errors import MaclaurinError
+
+SECONDS_BETWEEN_REPORTS = 1.0
+#: a run is given up when its loss stays this far above where it began, over so many reports in a row
+NATS_ABOVE_START = 1.0
+REPORTS_ABOVE_START = 10
+
+
+class GivenUp(MaclaurinError):
+    """The loss left for good the region it began in: the run counts as diverged."""
+
+    def __init__(self, step: int, loss: float, start: float) -> None:
+        self.step = step
+        super().__init__(
+            f"step {step}: the loss is {loss:.4g} and has stayed more than {NATS_ABOVE_START:g} above the "
+            f"{start:.4g} it began with, so the run was stopped early."
+        )
 
 
 @final
 @dataclass(frozen=True)
 class RunProgress:
-    """The last news of a run: seconds are those of the whole run, also before it was interrupted."""
+    """The last report of a run; seconds are those of the whole run, also before it was interrupted."""
 
     step: int
     steps: int
@@ -27,16 +44,29 @@ class RunProgress:
 
 
 @final
-class RunTeller:
-    """The trainer's display in a study: hands news on at most once a second, and lines to the log."""
+class RunReporter:
+    """The trainer's display in a study: passes progress on at most once a second, prints lines to the log.
+
+    It also stops a run that has diverged without reaching the trainer's bound on the loss.
+    """
 
     def __init__(
-        self, steps: int, seconds_before: float, tell: Callable[[RunProgress], None], *, says: bool = True
+        self,
+        steps: int,
+        report: Callable[[RunProgress], None],
+        *,
+        seconds_before: float = 0.0,
+        losses_before: Sequence[float] = (),
+        prints: bool = True,
     ) -> None:
-        self._steps, self._tell, self._says = steps, tell, says
-        self._begun, self._told = time.monotonic() - seconds_before, 0.0
-        self._first: tuple[int, float] | None = None  # step and moment of the first look at the losses
+        self._steps, self._report, self._prints = steps, report, prints
+        self._begun, self._reported = time.monotonic() - seconds_before, 0.0
+        self._first: tuple[int, float] | None = None  # step and time of the first logged loss
         self._step, self._loss = 0, None
+        self._starts: list[float] = []
+        self._above = 0
+        for loss in losses_before:
+            self._count_high_losses(loss)
 
     def __enter__(self) -> Self:
         self._pass_on()
@@ -52,12 +82,14 @@ class RunTeller:
         now = time.monotonic()
         self._first = self._first or (done, now)
         self._step, self._loss = done, loss
-        if now - self._told >= SECONDS_BETWEEN_NEWS:
+        if now - self._reported >= SECONDS_BETWEEN_REPORTS:
             self._pass_on()
+        if self._count_high_losses(loss) >= REPORTS_ABOVE_START:
+            raise GivenUp(done, loss, statistics.median(self._starts))
 
     def say(self, text: str) -> None:
         """One line of the log."""
-        if self._says:
+        if self._prints:
             print(text, flush=True)
 
     @property
@@ -65,9 +97,18 @@ class RunTeller:
         """Of the whole run so far."""
         return time.monotonic() - self._begun
 
+    def _count_high_losses(self, loss: float) -> int:
+        """How many logged losses in a row lie far above the start, which is the median of the first three."""
+        if len(self._starts) < 3:
+            self._starts.append(loss)
+        else:
+            limit = statistics.median(self._starts) + NATS_ABOVE_START
+            self._above = self._above + 1 if loss > limit else 0
+        return self._above
+
     def _pass_on(self) -> None:
-        self._told = time.monotonic()
-        self._tell(RunProgress(self._step, self._steps, self._loss, self.seconds, self._seconds_left()))
+        self._reported = time.monotonic()
+        self._report(RunProgress(self._step, self._steps, self._loss, self.seconds, self._seconds_left()))
 
     def _seconds_left(self) -> float | None:
         if self._first is None or self._step <= self._first[0]:
@@ -76,15 +117,15 @@ class RunTeller:
         return (time.monotonic() - moment) / (self._step - step) * (self._steps - self._step)
 
 
-def write_progress(path: Path, news: RunProgress) -> None:
-    """Without a flush to the disk: old news is no loss."""
+def write_progress(path: Path, progress: RunProgress) -> None:
+    """Atomically, but without a flush to the disk: an old report is no loss."""
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(dataclasses.asdict(news)))
+    partial.write_text(json.dumps(dataclasses.asdict(progress)))
     partial.replace(path)
 
 
 def read_progress(path: Path) -> RunProgress | None:
-    """The last news, if there is any."""
+    """The last report, if there is any."""
     try:
         return RunProgress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

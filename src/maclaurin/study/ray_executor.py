@@ -1,6 +1,6 @@
 """Runs as tasks of a Ray cluster, on any node; a run whose node dies is run again elsewhere.
 
-Nodes need the same maclaurin, and need not share a disk with the study: a worker that does not see the pool
+Nodes need the same versions, and need not share a disk with the study: a worker that does not see the pool
 trains in a folder of its node, and the record travels back as data.
 """
 
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.study.executor import Result
-from maclaurin.study.job import Job
-from maclaurin.study.pool import Pool
+from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.study.executors import Result
+from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.progress import RunProgress
-from maclaurin.study.record import run_from_json, run_to_json
+from maclaurin.study.run_record import RunRecord
+from maclaurin.study.worker import Job, work
 
 #: how often a run is begun again after its node or process was lost
 RETRIES = 5
@@ -57,34 +58,38 @@ class RayExecutor:
         cores = max(1, int(total.get("CPU", 1)))
         places = max(1, int(total.get("GPU", 1))) if on_gpu else cores
         self._workers = workers or places
-        self.threads: int | None = max(1, cores // self._workers)
+        self._threads = max(1, cores // self._workers)
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
         board = ray.remote(num_cpus=0, max_concurrency=8)(Board)
         self._board = board.options(scheduling_strategy=here).remote()
         self._task = ray.remote(max_calls=1, max_retries=RETRIES, retry_exceptions=False)(train_task).options(
-            num_cpus=1 if on_gpu else self.threads, num_gpus=1 if on_gpu else 0
+            num_cpus=1 if on_gpu else self._threads, num_gpus=1 if on_gpu else 0
         )
-        self._running: dict[Any, tuple[str, Job]] = {}
+        self._running: dict[Any, tuple[str, str]] = {}  # task → key, pool
 
     @property
     def workers(self) -> int:
         """Runs at once."""
         return self._workers
 
+    @property
+    def threads(self) -> int | None:
+        """An equal share of the cluster's cores."""
+        return self._threads
+
     def free(self) -> int:
         """Places without a run."""
         return self._workers - len(self._running)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, record: RunRecord, place: Workplace) -> None:
         """One more task."""
-        assert job.key is not None
-        values = dataclasses.replace(job, study_lock=None).to_json()
-        self._running[self._task.remote(values, self._board)] = (job.key, job)
+        job = Job(record=record, place=dataclasses.replace(place, study_lock=None))
+        self._running[self._task.remote(to_plain(job), self._board)] = (record.key, place.pool)
 
     def poll(self, seconds: float) -> list[Result]:
-        """Those whose task has ended; what came back is written to the pool here."""
+        """Those whose task has ended; records from other disks are written to the pool here."""
         if not self._running:
             time.sleep(seconds)
             return []
@@ -92,13 +97,13 @@ class RayExecutor:
         return [self._result(reference) for reference in ready]
 
     def progress(self) -> dict[str, RunProgress]:
-        """As the tasks told the board."""
+        """As the tasks reported to the board."""
         try:
-            news = self._ray.get(self._board.news.remote(), timeout=2)
+            reports = self._ray.get(self._board.reports.remote(), timeout=2)
         except self._ray.exceptions.RayError:
             return {}
-        at_work = {key for key, _ in self._running.values()}
-        return {key: RunProgress(**values) for key, values in news.items() if key in at_work}
+        running = {key for key, _ in self._running.values()}
+        return {key: RunProgress(**values) for key, values in reports.items() if key in running}
 
     def stop(self, seconds: float) -> None:
         """Interrupt the tasks, which save and end; then end their processes."""
@@ -111,11 +116,11 @@ class RayExecutor:
                 self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """Leave the cluster; what is still at work there is ended by it."""
+        """Leave the cluster; it ends what still runs there."""
         self._ray.shutdown()
 
     def _result(self, reference: Any) -> Result:
-        key, job = self._running.pop(reference)
+        key, pool = self._running.pop(reference)
         try:
             answer = self._ray.get(reference)
         except self._ray.exceptions.TaskCancelledError:
@@ -124,8 +129,8 @@ class RayExecutor:
             return Result(key, problem=f"the run was lost {RETRIES + 1} times: {problem}")
         if answer["record"] is None:
             return Result(key, problem=answer["problem"])
-        record = run_from_json(answer["record"])
-        entry = Pool(Path(job.pool)).entry(key)
+        record = from_plain(RunRecord, answer["record"])
+        entry = Pool(Path(pool)).entry(key)
         if entry.record() is None:  # trained on another disk
             entry.write(record)
         return Result(key, record)
@@ -143,38 +148,37 @@ def _refuse_unreachable(address: str | None) -> None:
 
 
 class Board:
-    """An actor beside the study that keeps the last news of each run."""
+    """An actor beside the study that keeps the last report of each run."""
 
     def __init__(self) -> None:
-        self._news: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, dict[str, Any]] = {}
 
-    def tell(self, key: str, news: dict[str, Any]) -> None:
-        """The last news of a run."""
-        self._news[key] = news
+    def report(self, key: str, progress: dict[str, Any]) -> None:
+        """The last report of a run."""
+        self._reports[key] = progress
 
-    def news(self) -> dict[str, dict[str, Any]]:
+    def reports(self) -> dict[str, dict[str, Any]]:
         """Of all runs."""
-        return self._news
+        return self._reports
 
 
 def train_task(values: dict[str, Any], board: Any) -> dict[str, Any]:
     """What a node does: the record as data; neither record nor problem if it was stopped."""
-    from maclaurin.study.worker import work
+    job = from_plain(Job, values)
+    if not Pool(Path(job.place.pool)).has_marker(job.place.marker):
+        own = str(Path(tempfile.gettempdir()) / "maclaurin-pool")
+        job = dataclasses.replace(job, place=dataclasses.replace(job.place, pool=own))
 
-    job = Job(**values)
-    if not Pool(Path(job.pool)).is_marked(job.marker):
-        job = dataclasses.replace(job, pool=str(Path(tempfile.gettempdir()) / "maclaurin-pool"))
-
-    def tell(news: RunProgress) -> None:
-        with contextlib.suppress(Exception):  # news are worth no run
-            board.tell.remote(job.key, dataclasses.asdict(news))
+    def report(progress: RunProgress) -> None:
+        with contextlib.suppress(Exception):  # a lost report must not end the run
+            board.report.remote(job.record.key, dataclasses.asdict(progress))
 
     try:
-        record = work(job, tell)
+        record = work(job, report)
     except KeyboardInterrupt:
         return {"record": None, "problem": None}
     except MaclaurinError as problem:
         return {"record": None, "problem": f"error: {problem}"}
     except Exception:
         return {"record": None, "problem": traceback.format_exc(limit=-6)}
-    return {"record": None if record is None else run_to_json(record), "problem": None}
+    return {"record": None if record is None else to_plain(record), "problem": None}

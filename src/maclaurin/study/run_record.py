@@ -1,105 +1,345 @@
-"""From a run's folder to its record."""
+"""One run: what to train (Run), what came of it (RunRecord), and a study as labels on such records.
+
+records.json is all that a report reads. Curves are thinned, so a study of a hundred runs stays below a few
+megabytes. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
-import datetime
+import functools
+import hashlib
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, final
 
-from maclaurin.study.job import Job
-from maclaurin.study.record import RunRecord, Status
-from maclaurin.study.thinning import thinned
-from maclaurin.training.records import read_records
-from maclaurin.training.run_folder import RunFolder, machine_facts
+from maclaurin.errors import InputError
+from maclaurin.files import write_file
+from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.study.claims import AnyClaim
 
-MOST_TRAIN_POINTS = 200
+SCHEMA = 2
+FILE = "records.json"
+
+#: keys of a training config that change no number
+FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
+
+Status = Literal["waiting", "running", "stopped", "finished", "diverged", "crashed"]
+#: a result: nothing is trained again unless it is asked for
+SETTLED: tuple[Status, ...] = ("finished", "diverged", "crashed")
+
+MOST_POINTS = 200
 MOST_POSITIONS = 64
 
 
-def make_record(
-    job: Job,
-    key: str,
-    status: Status,
-    *,
-    folder: Path | None,
-    provenance: Mapping[str, Any],
-    step: int = 0,
-    seconds: float | None = None,
-    parameters: int | None = None,
-    message: str | None = None,
-) -> RunRecord:
-    """The run as it stands: what its folder says, if it has one, and how it ended."""
-    lines = _lines(folder)
-    tests = [line for line in lines if line["kind"] in ("validation", "test")]
-    finals = [line for line in lines if line["kind"] == "final"]
-    last = finals[-1] if finals and status == "finished" else {}
-    summary = read_summary(folder) if folder is not None and status == "finished" else {}
-    positions = tuple((n, x) for n, x in enumerate(last.get("loss_by_position", ())) if x is not None)
-    return RunRecord(
-        key=key,
-        experiment=job.experiment,
-        cell=job.cell,
-        levels=dict(job.levels),
-        seed=job.seed,
-        attention=tuple(job.config["attention"]),
-        order=job.order,
-        state_bytes=job.state_bytes,
-        status=status,
-        message=message,
-        steps=job.config["steps"],
-        step=step,
-        test_loss=_finite(last.get("loss")),
-        accuracy=_finite(last.get("accuracy")),
-        parameters=parameters or summary.get("parameters"),
-        tokens_per_second=summary.get("tokens_per_second") or None,
-        peak_gpu_bytes=summary.get("peak_gpu_bytes"),
-        seconds=seconds,
-        test_curve=tuple(
-            (line["step"], line["loss"], line["accuracy"]) for line in tests if math.isfinite(line["loss"])
-        ),
-        train_curve=thinned(
-            [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"], MOST_TRAIN_POINTS
-        ),
-        loss_by_position=thinned(positions, MOST_POSITIONS, name_first=True),
-        config=dict(job.config),
-        provenance=dict(provenance),
-    )
+class Label(NamedTuple):
+    """What a study calls a run."""
+
+    experiment: str
+    cell: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.experiment} · {self.cell} · seed {self.seed}"
 
 
-def provenance_of(code: str, data_name: str, data_fingerprint: str | None) -> dict[str, Any]:
-    """Where a number comes from."""
-    facts = machine_facts()
-    return {
-        "commit": facts["commit"],
-        "code": code,
-        "data": {"name": data_name, "fingerprint": data_fingerprint},
-        "machine": {
-            "platform": facts["platform"],
-            "cores": os.cpu_count(),
-            "threads": facts["threads"],
-            "gpu": facts["gpu"],
-        },
-        "versions": {"python": facts["python"], **facts["versions"]},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+@final
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What to train. Everything that can change a number is here, and nothing else.
+
+    config     every key of the training config, resolved
+    data       fingerprint of the data
+    torch      major and minor version
+    numerics   NUMERICS_VERSION of the code
+    parts      digest of the source of parts that are not maclaurin's own; None where there are none
+    """
+
+    config: Mapping[str, Any]
+    data: str
+    torch: str
+    numerics: int
+    parts: str | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The name of the run: the same for everyone who asks for the same numbers."""
+        decisive = {name: value for name, value in self.config.items() if name not in FREE_KEYS}
+        rest = {"data": self.data, "torch": self.torch, "numerics": self.numerics, "parts": self.parts}
+        return digest({"config": decisive, **rest})
+
+    @property
+    def attention(self) -> tuple[str, ...]:
+        """Notations, one for all layers or one for each."""
+        return tuple(self.config["attention"])
+
+    @property
+    def seed(self) -> int:
+        """Seed of initialisation and data order."""
+        return self.config["seed"]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps it is to take."""
+        return self.config["steps"]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens it is trained on."""
+        return self.config["steps"] * self.config["batch_size"] * self.config["length"]
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """What the trainer wrote at the very end; empty before that."""
+@final
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run and what came of it.
+
+    status             finished, diverged and crashed are results; waiting, running and stopped are not yet
+    step               steps taken
+    order              highest power of the score the kernel holds; None where it holds all (exp)
+    state_bytes        of the recurrent state of all layers in fp32; None where it grows with the text
+    metrics            every number recorded at the end, by name (metrics.METRICS); loss is the test loss
+    curves             name → (step, value): train_loss, and every number recorded at evaluations
+    loss_by_position   (first position, mean loss) of stretches of positions; None where nothing is scored
+    seconds            of the whole run, evaluation included
+    provenance         data name, commit, machine, versions, date, how many runs shared the machine
+    """
+
+    run: Run
+    status: Status
+    message: str | None = None
+    step: int = 0
+    order: int | None = None
+    state_bytes: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    loss_by_position: tuple[tuple[int, float | None], ...] = ()
+    seconds: float | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name of the run in the pool."""
+        return self.run.key
+
+    def value(self, metric: str) -> float | None:
+        """The number of that name, if the run recorded it."""
+        own = {"seconds": self.seconds, "state_bytes": self.state_bytes}
+        found = self.metrics.get(metric, own.get(metric))
+        return None if found is None else float(found)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One tuning run: the rate, the seed, and the value it was judged by; None where it diverged."""
+
+    rate: float
+    seed: int
+    value: float | None
+    status: Status
+    key: str
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CellTuning:
+    """How a cell came by its learning rate.
+
+    rate      the chosen one
+    on_edge   whether no larger or smaller rate was tried beside it, because the limit was reached
+    subject   digest of what was tuned: config without rate and seed, data, versions
+    """
+
+    rate: float
+    trials: tuple[Trial, ...]
+    subject: str
+    on_edge: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """The learning rates of an experiment.
+
+    metric   what they were chosen by
+    source   where they come from: a file, or this study
+    cells    cell → how
+    """
+
+    metric: str
+    source: str
+    cells: Mapping[str, CellTuning]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CellRecord:
+    """A cell and the key of its run with each seed."""
+
+    name: str
+    runs: Mapping[int, str]
+    levels: Mapping[str, str] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRecord:
+    """What a report must know of an experiment; see design.Experiment."""
+
+    name: str
+    title: str
+    metric: str
+    metric_title: str
+    higher_is_better: bool
+    scale: str
+    baseline: str
+    seeds: tuple[int, ...]
+    cells: tuple[CellRecord, ...]
+    added_seeds: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()
+    equal: str = "steps"
+    tuning: Tuning | None = None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FormsRecord:
+    """How well the forms agree, and how the series converges to softmax; as `maclaurin check` measures it.
+
+    agreement   {"spec", "form", "error"}: largest relative difference to the parallel form, float64
+    series      {"order", "error"}: relative error of taylor(order)/sum against softmax, same inputs
+    """
+
+    agreement: tuple[Mapping[str, Any], ...]
+    series: tuple[Mapping[str, Any], ...]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class StudyRecord:
+    """A whole study as it stands, also half-way through.
+
+    source   the file that defines it, as it was named
+    scale    times the steps it was written with
+    runs     key → record; two cells that ask for the same run share one
+    """
+
+    name: str
+    title: str
+    question: str
+    budget: str
+    source: str
+    scale: float
+    experiments: tuple[ExperimentRecord, ...]
+    claims: tuple[AnyClaim, ...]
+    runs: Mapping[str, RunRecord]
+    forms: FormsRecord | None = None
+
+    def labelled(self) -> Iterator[tuple[Label, RunRecord]]:
+        """Every run that is known, under each name the study has for it."""
+        for experiment in self.experiments:
+            for cell in experiment.cells:
+                for seed, key in cell.runs.items():
+                    if key in self.runs:
+                        yield Label(experiment.name, cell.name, seed), self.runs[key]
+
+    def having(self, *statuses: Status) -> list[tuple[Label, RunRecord]]:
+        """The runs with one of these statuses."""
+        return [(label, record) for label, record in self.labelled() if record.status in statuses]
+
+
+def digest(plain: Any) -> str:
+    """A name for plain data: 32 hex digits of the SHA-256 of its one canonical spelling."""
+    spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(spelling.encode()).hexdigest()[:32]
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def write_study(record: StudyRecord, path: Path) -> None:
+    """Write records.json atomically."""
+    data = {"schema": SCHEMA, **to_plain(record)}
+    write_file(path, json.dumps(data, separators=(",", ":")).encode())
+
+
+def read_study(path: Path) -> StudyRecord:
+    """The study in a file, or in the records.json of a folder."""
+    file = path / FILE if path.is_dir() else path
     try:
-        return json.loads(RunFolder(folder).summary.read_text())
-    except (OSError, ValueError):
-        return {}
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} holds no records of a study: run one with 'maclaurin study mini --out {path}', or name "
+            "the folder of one."
+        ) from None
+    except ValueError as problem:
+        raise InputError(f"{file} is not JSON ({problem}), so it is not what a study writes.") from None
+    except OSError as problem:
+        raise InputError(f"{file} cannot be read: {problem.strerror}.") from None
+    found = data.pop("schema", None) if isinstance(data, dict) else None
+    if found != SCHEMA:
+        older = " Convert it with studies/migrate_schema_1.py." if found == 1 else ""
+        raise InputError(
+            f"{file} has schema {found}, and this version of maclaurin reads schema {SCHEMA}: it is not the "
+            f"records.json of a study, or it was written by another version.{older}"
+        )
+    try:
+        return from_plain(StudyRecord, data)
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise InputError(
+            f"{file} does not have the form of a study's records ({problem!r}): it was changed by hand or "
+            "written by another version."
+        ) from None
 
 
-def _lines(folder: Path | None) -> list[dict[str, Any]]:
-    file = RunFolder(folder).records if folder is not None else None
-    return read_records(file) if file is not None and file.is_file() else []
+def write_run(record: RunRecord, path: Path) -> None:
+    """Write the record of one run atomically."""
+    write_file(path, json.dumps(to_plain(record), separators=(",", ":")).encode())
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def read_run(path: Path) -> RunRecord | None:
+    """The record of one run; None where there is none, or a damaged or older one: the run is done again."""
+    try:
+        return from_plain(RunRecord, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+# ----------------------------------------------------------------------------------------- curves
+
+
+def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> tuple[tuple[int, float], ...]:
+    """At most `most` points: the mean of each stretch of the curve, at its last step; finite values only."""
+    kept = [point for point in points if math.isfinite(point[1])]
+    return tuple((part[-1][0], _rounded(sum(y for _, y in part) / len(part))) for part in _parts(kept, most))
+
+
+def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None], ...]:
+    """Loss by position, in at most 64 stretches named by their first position; None where nothing is scored.
+
+    The trainer writes 0.0 for a position that is never scored; the mean cross-entropy of a scored one is
+    never exactly zero.
+    """
+    found = []
+    for part in _parts(list(enumerate(losses)), MOST_POSITIONS):
+        scored = [y for _, y in part if y is not None and y != 0.0 and math.isfinite(y)]
+        found.append((part[0][0], _rounded(sum(scored) / len(scored)) if scored else None))
+    return tuple(found)
+
+
+def _parts(points: list[Any], most: int) -> list[list[Any]]:
+    """Consecutive parts, equally long but for one point."""
+    count = min(most, len(points))
+    ends = [len(points) * (i + 1) // count for i in range(count)]
+    return [points[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _rounded(value: float) -> float:
+    """Six digits: more than any figure shows."""
+    return float(f"{value:.6g}")

@@ -1,323 +1,416 @@
-"""Trains what a study asks for and is not there yet; writes down what there is after every run."""
+"""`run`: a study from its file to its records. What the pool has is not trained again."""
 
 from __future__ import annotations
 
 import dataclasses
-import signal
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import final
+from typing import Any, final
 
-from maclaurin.study.design import Study
-from maclaurin.study.eta import RunTiming, seconds_to_end
-from maclaurin.study.executor import Executor, Result
+from maclaurin.errors import InputError
+from maclaurin.study.design import Cell, Experiment, Study
+from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
+from maclaurin.study.find import OwnCode, load_study, own_code, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
-from maclaurin.study.glance import Glance, RunRow, State
-from maclaurin.study.job import Job
-from maclaurin.study.pool import Pool, PoolEntry
-from maclaurin.study.progress import RunProgress, read_progress
-from maclaurin.study.record import (
+from maclaurin.study.plan import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
+from maclaurin.study.pool import Pool, Workplace, living_study
+from maclaurin.study.run_record import (
+    FILE,
+    CellRecord,
     ExperimentRecord,
     FormsRecord,
+    Label,
     RunRecord,
-    Status,
     StudyRecord,
+    Tuning,
+    digest,
+    read_study,
     write_study,
 )
-from maclaurin.study.run_record import make_record
-from maclaurin.study.view import View
+from maclaurin.study.session import Interrupted, Session
+from maclaurin.study.smoke import smoke_config
+from maclaurin.study.tune import known_rates, learning_rates
+from maclaurin.study.view import Silent, View
 
-SECONDS_BETWEEN_GLANCES = 0.5
-SECONDS_TO_SAVE = 60.0
 SECONDS_FOR_FORMS = 120.0
 
 
 @final
 @dataclass(frozen=True)
-class Task:
-    """One planned run: what the worker is told, how many tokens it sees, where its numbers come from."""
+class Ending:
+    """How a study ended: its record, its folder, and whether a signal interrupted it."""
 
-    job: Job
-    key: str
-    tokens: int
-    metric: str
-    provenance: dict[str, object]
+    record: StudyRecord
+    out: Path
+    interrupted: bool = False
+
+
+def run(
+    study: Study | str | Path,
+    *,
+    out: Path | None = None,
+    pool: Path | None = None,
+    only: Sequence[str] = (),
+    scale: float = 1.0,
+    seeds: int | None = None,
+    tune: bool = False,
+    smoke: bool = False,
+    device: str | None = None,
+    executor: str = "local",
+    workers: int | None = None,
+    torchrun: str | None = None,
+    ray_address: str | None = None,
+    slurm: str | None = None,
+    retry: bool = False,
+    keep_models: bool = False,
+    view: View | None = None,
+) -> Ending:
+    """Train the runs of a study that have no result yet, and write OUT/records.json.
+
+    study        a Study, the name of one, or the path of a study.py
+    out          folder of the study; runs/NAME by default, and one of its own for a part of a study
+    pool         folder of runs shared between studies; OUT/../pool by default
+    only         cells by name or notation; their baselines come along
+    scale        times the steps of every run
+    seeds        so many seeds per cell: the study's own, then more
+    tune         choose the learning rates again, and keep them beside study.py
+    smoke        every run for 5 steps at tiny width, in OUT/smoke
+    executor     local, ray or slurm
+    torchrun     arguments of torchrun, such as "--nproc-per-node 8": each run over several processes
+    slurm        options of submitit, such as "partition=gpu,timeout_min=600"
+    retry        do diverged and crashed runs again
+    keep_models  keep weights and checkpoints of the runs
+    view         shows the runs while they are trained; nothing by default
+    """
+    check_executor(executor, torchrun)
+    prepared = prepare(
+        study,
+        out=out,
+        pool=pool,
+        only=only,
+        scale=scale,
+        seeds=seeds,
+        smoke=smoke,
+        device=device,
+        torchrun=torchrun,
+    )
+    folder = prepared.out
+    with living_study(folder / "lock"):
+        if executor == "local" and torchrun is None:
+            warm_up()
+        trainer = choose_executor(
+            executor,
+            list(prepared.plan.values()),
+            out=folder,
+            workers=workers,
+            ray_address=ray_address,
+            torchrun=torchrun,
+            slurm=slurm,
+        )
+        shared = Pool(prepared.pool)
+        place = Workplace(
+            pool=str(shared.root),
+            marker=shared.marker(),
+            study_lock=str((folder / "lock").absolute()),
+            threads=trainer.threads,
+            runs_at_once=trainer.workers,
+            group=prepared.study.name,
+            code=prepared.planner.code,
+            keep_models=keep_models,
+        )
+        with Session(trainer, place, view or Silent(), retry=retry) as session:
+            return _Running(prepared, session).run(retune=tune)
 
 
 @final
 @dataclass(frozen=True)
-class Ending:
-    """How a study ended."""
+class Prepared:
+    """A study before anything is started: errors in it have been found.
 
-    record: StudyRecord
-    interrupted: bool
+    plan          every run, its data not opened yet; cells that are to be tuned have a rate of the grid
+    tuning_runs   how many runs it takes at least to choose the learning rates that are not known
+    added_seeds   experiment → seeds beyond those that the study names
+    """
 
-    def having(self, status: Status) -> list[RunRecord]:
-        """The runs that ended so."""
-        return [run for run in self.record.runs if run.status == status]
+    study: Study
+    plan: Plan
+    planner: Planner
+    out: Path
+    pool: Path
+    scale: float
+    tuning_runs: int
+    added_seeds: Mapping[str, tuple[int, ...]]
 
-    @property
-    def unfinished(self) -> list[RunRecord]:
-        """The runs without a result."""
-        return [*self.having("stopped"), *self.having("waiting")]
+
+def prepare(
+    study: Study | str | Path,
+    *,
+    out: Path | None = None,
+    pool: Path | None = None,
+    only: Sequence[str] = (),
+    scale: float = 1.0,
+    seeds: int | None = None,
+    smoke: bool = False,
+    device: str | None = None,
+    torchrun: str | None = None,
+) -> Prepared:
+    """Check a study and plan its runs; see `run` for the arguments."""
+    whole = study if isinstance(study, Study) else load_study(study)
+    folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
+    chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
+    chosen = _at_first_rate(chosen) if smoke else chosen
+    _refuse_to_replace(whole, chosen, scale, folder)
+    planner = Planner(
+        chosen, scale=scale, device=device, smoke=folder if smoke else None, torchrun=torchrun or ""
+    )
+    missing = known_rates(chosen, folder).missing
+    grids = {e.name: len(e.tune.rates) * len(e.tune.seeds) for e in chosen.experiments if e.tune is not None}
+    return Prepared(
+        study=chosen,
+        plan=planner.plan(_at_first_rate(chosen)),
+        planner=planner,
+        out=folder,
+        pool=folder / "pool" if smoke else pool or folder.parent / "pool",
+        scale=scale,
+        tuning_runs=sum(grids[name] * len(cells) for name, cells in missing.items()),
+        added_seeds=added,
+    )
+
+
+def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: float, smoke: bool) -> Path:
+    """Where the records go. A part of a study, or other steps, must not replace the records of the whole."""
+    parts = [study.name]
+    if scale != 1.0:
+        parts.append(f"{scale:g}x")
+    if only:
+        words = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-") for text in only)
+        parts.append(words if len(words) <= 40 else f"{words[:32].strip('-')}-{digest(list(only))[:6]}")
+    folder = out or Path("runs") / "-".join(parts)
+    return folder / "smoke" if smoke else folder
+
+
+def _at_first_rate(study: Study) -> Study:
+    """Every cell that is to be tuned at the first rate of its grid."""
+    experiments = tuple(
+        e if e.tune is None else e.with_rates(dict.fromkeys((cell.name for cell in e.cells), e.tune.rates[0]))
+        for e in study.experiments
+    )
+    return dataclasses.replace(study, experiments=experiments)
+
+
+def _with_added_seeds(
+    study: Study, count: int | None, folder: Path
+) -> tuple[Study, dict[str, tuple[int, ...]]]:
+    """With the seeds that --seeds asks for now, or that it added to this folder before."""
+    own = {e.name: e.seeds for e in study.experiments}
+    if count is not None:
+        study = with_seeds(study, count)
+    elif (folder / FILE).is_file():
+        before = {e.name: e.added_seeds for e in read_study(folder / FILE).experiments}
+        experiments = tuple(
+            dataclasses.replace(e, seeds=tuple(dict.fromkeys((*e.seeds, *before.get(e.name, ())))))
+            for e in study.experiments
+        )
+        study = dataclasses.replace(study, experiments=experiments)
+    added = {e.name: tuple(s for s in e.seeds if s not in own[e.name]) for e in study.experiments}
+    return study, added
+
+
+def _refuse_to_replace(whole: Study, chosen: Study, scale: float, folder: Path) -> None:
+    """Records that are in the folder already must be of this study, and of no more of it than is run now."""
+    if not (folder / FILE).is_file():
+        return
+    before = read_study(folder / FILE)
+    other = source_file(before.source)
+    same_file = whole.file is None or other is None or other.resolve() == whole.file.resolve()
+    if before.name != whole.name or not same_file:
+        raise InputError(
+            f"{folder} holds the records of {before.source or 'another study'} (name={before.name!r}), which "
+            f"{whole.file or whole.name} would replace: give it another name=, or choose another --out."
+        )
+    if before.scale != scale:
+        raise InputError(
+            f"{folder} holds this study with {before.scale:g} times its steps, and {scale:g} times were "
+            "asked for: choose another --out."
+        )
+    defined = {(e.name, cell.name) for e in whole.experiments for cell in e.cells}
+    now = {(e.name, cell.name) for e in chosen.experiments for cell in e.cells}
+    there = {(e.name, cell.name) for e in before.experiments for cell in e.cells}
+    lost = sorted((there & defined) - now)
+    if lost:
+        raise InputError(
+            f"{folder} also holds {', '.join(cell for _, cell in lost[:3])}{' …' if len(lost) > 3 else ''}, "
+            "which --only leaves out and would lose: choose another --out."
+        )
+
+
+# ------------------------------------------------------------------------------------- planning
 
 
 @final
-class Runner:
-    """One study from what the pool holds to its end, or to the moment it is asked to stop."""
+class Planner:
+    """Turns a study, or one cell of it, into runs with keys."""
 
     def __init__(
-        self,
-        study: Study,
-        scale: float,
-        tasks: Sequence[Task],
-        *,
-        out: Path,
-        pool: Pool,
-        executor: Executor,
-        view: View,
-        forms: FormsCheck,
+        self, study: Study, *, scale: float, device: str | None, smoke: Path | None, torchrun: str
     ) -> None:
-        self._study, self._scale, self._tasks = study, scale, tuple(tasks)
-        self._file, self._pool, self._executor = out / "records.json", pool, executor
-        self._view, self._forms = view, forms
-        self._jobs = {task.key: task.job for task in tasks}  # two cells may ask for the same run
-        self._waiting = list(self._jobs)
-        self._results: dict[str, RunRecord] = {}
-        self._reused: set[str] = set()
-        self._running: set[str] = set()
-        self._stopped: set[str] = set()
-        self._news: dict[str, RunProgress] = {}
-        self._begun = time.monotonic()
+        self._scale, self._device, self._smoke = scale, device, smoke
+        self._world = processes_of(torchrun)
+        self._sources = Sources()
+        self._imports = own_code(study)
+        self._file = OwnCode.of_file(study.file) if study.file is not None else None
+        self._has_own_parts = False
 
-    def run(self) -> Ending:
+    @property
+    def code(self) -> tuple[OwnCode, ...]:
+        """What workers load first: the study's imports, and the study if it defines parts of its own."""
+        return (*self._imports, *((self._file,) if self._file and self._has_own_parts else ()))
+
+    @property
+    def _known_code(self) -> tuple[OwnCode, ...]:
+        return (*self._imports, *((self._file,) if self._file else ()))
+
+    def plan(self, study: Study) -> Plan:
+        """Every run of the study, its data not opened yet."""
+        plan = plan_study(
+            study, scale=self._scale, device=self._device, adapt=self._adapt, code=self._known_code
+        )
+        self._has_own_parts = any(record.run.parts is not None for record in plan.values())
+        return plan
+
+    def with_keys(self, plan: Plan) -> Plan:
+        """The same runs after opening their data."""
+        return {label: self._sources.complete(record) for label, record in plan.items()}
+
+    def one(self, experiment: Experiment, cell: Cell, keys: Mapping[str, Any]) -> RunRecord:
+        """A run of one cell with some keys set, after opening its data."""
+        config = self._adapt(
+            resolved({**experiment.settings(cell), **keys}, scale=self._scale, device=self._device)
+        )
+        return self._sources.complete(waiting(config, self._known_code))
+
+    def _adapt(self, config: Any) -> Any:
+        return config if self._smoke is None else smoke_config(config, self._smoke / "data", self._world)
+
+
+# ------------------------------------------------------------------------------------- the study
+
+
+@final
+class _Running:
+    """One study at work: learning rates first where it tunes, then its runs."""
+
+    def __init__(self, prepared: Prepared, session: Session) -> None:
+        self._prepared, self._session = prepared, session
+        self._study, self._out, self._planner = prepared.study, prepared.out, prepared.planner
+        self._forms = FormsCheck(prepared.pool / "forms.json")  # measured once for all studies
+        self._tunings: dict[str, Tuning] = {}
+
+    def run(self, *, retune: bool) -> Ending:
         """Every run has a result in the end, unless a signal comes before."""
-        with _asked_to_stop() as stop:
-            try:
-                with self._view:
-                    self._work(stop)
-                if not stop:
-                    self._forms.wait(SECONDS_FOR_FORMS)
-            finally:
-                self._executor.close()
-                self._forms.close()
-        return Ending(self._write(), interrupted=bool(stop))
-
-    def _work(self, stop: list[int]) -> None:
-        self._take_results()
-        self._write()
-        while not stop and (self._waiting or self._running):
-            self._submit()
-            self._settle(self._executor.poll(SECONDS_BETWEEN_GLANCES))
-            self._news |= self._executor.progress()
-            self._view.show(self._glance())
-        if stop:
-            self._executor.stop(SECONDS_TO_SAVE)
-            self._settle(self._executor.poll(0.0), stopping=True)
-            while self._running and (results := self._executor.poll(1.0)):
-                self._settle(results, stopping=True)
-        self._view.show(self._glance())
-
-    # ------------------------------------------------------------------------------- step by step
-
-    def _take_results(self) -> None:
-        """What the pool has need not be trained."""
-        for key in list(self._waiting):
-            self._take_result(key)
-
-    def _take_result(self, key: str) -> bool:
-        record = self._entry(key).record()
-        if record is None:
-            return False
-        self._results[key] = record
-        self._reused.add(key)
-        self._waiting.remove(key)
-        return True
-
-    def _submit(self) -> None:
-        """Fill the free places; runs that another study is at are left to it."""
-        free = self._executor.free()
-        for key in list(self._waiting):
-            if free < 1:
-                return
-            if self._take_result(key):
-                self._write()
-            elif not self._entry(key).is_busy():
-                self._executor.submit(self._jobs[key])
-                self._waiting.remove(key)
-                self._running.add(key)
-                free -= 1
-
-    def _settle(self, results: list[Result], *, stopping: bool = False) -> None:
-        for result in results:
-            self._running.discard(result.key)
-            if result.record is not None:
-                self._results[result.key] = result.record
-            elif result.problem is None or stopping:
-                self._stopped.add(result.key)
-            else:
-                self._results[result.key] = self._crashed(result.key, result.problem)
-        if results:
-            self._write()
-
-    def _crashed(self, key: str, problem: str) -> RunRecord:
-        """A crash is a result as well, and kept like one."""
-        task = next(task for task in self._tasks if task.key == key)
-        entry = self._entry(key)
-        news = read_progress(entry.progress)
-        record = make_record(
-            task.job,
-            key,
-            "crashed",
-            folder=entry.path,
-            provenance=task.provenance,
-            step=news.step if news else 0,
-            seconds=news.seconds if news else None,
-            message=problem,
-        )
-        entry.write(record)
-        return record
-
-    def _entry(self, key: str) -> PoolEntry:
-        return self._pool.entry(key)
-
-    # ------------------------------------------------------------------------- what is written down
-
-    def _write(self) -> StudyRecord:
-        record = study_record(
-            self._study, self._scale, [self._run_record(task) for task in self._tasks], self._forms.result()
-        )
-        write_study(record, self._file)
-        return record
-
-    def _run_record(self, task: Task) -> RunRecord:
-        """The result under this cell's name, or that there is none yet."""
-        found = self._results.get(task.key)
-        if found is not None:
-            return relabelled(found, task.job)
-        news = read_progress(self._entry(task.key).progress)
-        return make_record(
-            task.job,
-            task.key,
-            "stopped" if news else "waiting",
-            folder=None,
-            provenance=task.provenance,
-            step=news.step if news else 0,
-        )
-
-    def _glance(self) -> Glance:
-        rows = tuple(self._row(task) for task in self._tasks)
-        timings = [
-            RunTiming(
-                row.experiment,
-                row.cell,
-                task.tokens,
-                row.state in ("waiting", "elsewhere"),
-                row.seconds,
-                row.seconds_left,
+        plan: Plan = {}
+        self._forms.start()
+        try:
+            study, self._tunings = learning_rates(
+                self._study, self._out, self._planner.one, self._train_trials, retune=retune
             )
-            for row, task in zip(rows, self._tasks, strict=True)
-        ]
-        left = seconds_to_end(timings, self._executor.workers) if self._running or self._waiting else None
-        return Glance(rows, time.monotonic() - self._begun, left)
+            plan = self._planner.with_keys(self._planner.plan(study))
+            metrics = {e.name: e.measure.name for e in study.experiments}
+            runs = self._session.train(plan, metrics, lambda runs: self._save(plan, runs))
+            if not self._session.interrupted:
+                self._forms.wait(SECONDS_FOR_FORMS)
+            record = self._save(plan, runs)
+        except Interrupted:  # while tuning: there are no runs to record yet
+            record = self._record(plan, {})
+        finally:
+            self._forms.close()
+        return Ending(record, self._out, self._session.interrupted)
 
-    def _row(self, task: Task) -> RunRow:
-        job, found = task.job, self._results.get(task.key)
-        if found is not None:
-            state: State = "reused" if task.key in self._reused else _state_of(found)
-            result = _result_text(found, task.metric)
-            return RunRow(
-                job.experiment, job.cell, job.seed, state, found.step, found.steps,
-                result=result, seconds=found.seconds,
-            )  # fmt: skip
-        news = self._news.get(task.key)
-        step, loss = (news.step, news.loss) if news else (0, None)
-        steps, left, seconds = job.config["steps"], None, None
-        if task.key in self._running:
-            state = "running"
-            left = news.seconds_left if news else None
-            seconds = None if news is None or left is None else news.seconds + left
-        elif task.key in self._stopped:
-            state = "stopped"
-        else:
-            state = "elsewhere" if self._entry(task.key).is_busy() else "waiting"
-        return RunRow(
-            job.experiment, job.cell, job.seed, state, step, steps,
-            loss=loss, seconds_left=left, seconds=seconds,
-        )  # fmt: skip
+    def _train_trials(self, plan: Plan) -> dict[str, RunRecord]:
+        metrics = {e.name: e.tune.metric for e in self._study.experiments if e.tune is not None}
+        found = self._session.train(plan, metrics, lambda runs: None)
+        if self._session.interrupted:
+            raise Interrupted
+        return found
+
+    def _save(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
+        record = self._record(plan, runs)
+        write_study(record, self._out / FILE)
+        self._link_tensorboard(plan)
+        return record
+
+    def _record(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
+        forms = self._forms.result()
+        return study_record(
+            self._study,
+            plan,
+            runs,
+            scale=self._prepared.scale,
+            added=self._prepared.added_seeds,
+            tunings=self._tunings,
+            forms=forms,
+        )
+
+    def _link_tensorboard(self, plan: Plan) -> None:
+        """OUT/tensorboard/EXPERIMENT/CELL-seed-N leads to the run: one --logdir shows the whole study."""
+        for label, record in plan.items():
+            target = self._session.pool.entry(record.key).path / "tensorboard"
+            name = f"{label.cell}-seed-{label.seed}".replace("/", "-")
+            link = self._out / "tensorboard" / label.experiment / name
+            if target.is_dir() and not link.is_symlink():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.relpath(target, link.parent))
 
 
 def study_record(
-    study: Study, scale: float, runs: Sequence[RunRecord], forms: FormsRecord | None
+    study: Study,
+    plan: Plan,
+    runs: Mapping[str, RunRecord],
+    *,
+    scale: float,
+    added: Mapping[str, tuple[int, ...]],
+    tunings: Mapping[str, Tuning],
+    forms: FormsRecord | None,
 ) -> StudyRecord:
-    """The study as one record."""
+    """The study as one record: its labels, the keys of the runs, and the runs."""
+    keys = {label: record.key for label, record in plan.items()}
+    experiments = tuple(
+        ExperimentRecord(
+            name=e.name,
+            title=e.title,
+            metric=e.measure.name,
+            metric_title=e.measure.title,
+            higher_is_better=e.measure.higher_is_better,
+            scale=e.measure.scale,
+            baseline=e.baseline,
+            seeds=e.seeds,
+            added_seeds=added.get(e.name, ()),
+            cells=tuple(
+                CellRecord(
+                    name=cell.name,
+                    levels=dict(cell.levels),
+                    runs={s: key for s in e.seeds if (key := keys.get(Label(e.name, cell.name, s)))},
+                )
+                for cell in e.cells
+            ),
+            axes=e.axes,
+            equal=e.equal,
+            tuning=tunings.get(e.name),
+        )
+        for e in study.experiments
+    )
     return StudyRecord(
         name=study.name,
         title=study.title,
         question=study.question,
         budget=study.budget,
+        source=source_name(study.file),
         scale=scale,
-        experiments=tuple(
-            ExperimentRecord(
-                name=e.name,
-                title=e.title,
-                metric=e.metric,
-                baseline=e.baseline,
-                cells=tuple(cell.name for cell in e.cells),
-                seeds=e.seeds,
-                axes=e.axes,
-            )
-            for e in study.experiments
-        ),
+        experiments=experiments,
         claims=study.claims,
-        runs=tuple(runs),
+        runs=dict(runs),
         forms=forms,
     )
-
-
-def relabelled(record: RunRecord, job: Job) -> RunRecord:
-    """A run of the pool under the name this study has for it."""
-    return dataclasses.replace(
-        record,
-        experiment=job.experiment,
-        cell=job.cell,
-        levels=dict(job.levels),
-        seed=job.seed,
-        config=dict(job.config),
-    )
-
-
-def _state_of(record: RunRecord) -> State:
-    states: dict[str, State] = {"finished": "finished", "diverged": "diverged", "crashed": "crashed"}
-    return states.get(record.status, "stopped")
-
-
-def _result_text(record: RunRecord, metric: str) -> str:
-    if record.status != "finished":
-        return f"{record.status} at step {record.step}"
-    if metric == "accuracy" and record.accuracy is not None:
-        return f"accuracy {record.accuracy:.3f}"
-    return "" if record.test_loss is None else f"test loss {record.test_loss:.4f}"
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
-    """Signals that came; a second Ctrl-C does not wait for runs to save."""
-    came: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if came and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, ask) for number in wanted}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,19 +1,16 @@
-"""`--smoke`: every run of a study for a few steps at tiny width, with stand-ins for data sets of the hub."""
+"""`--smoke`: a run for a few steps at tiny width, with a small local file in place of a hub's data set."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from maclaurin.data.errors import load_extra
 from maclaurin.data.named import PRESETS, is_task
 from maclaurin.models.sizes import size_named
-from maclaurin.study.attention_facts import attention_facts
-from maclaurin.study.plan import PlannedRun
 from maclaurin.training.config import TrainConfig
 
 STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300
@@ -36,17 +33,12 @@ COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def smoke_runs(runs: Sequence[PlannedRun], out: Path, world: int) -> list[PlannedRun]:
-    """The same runs, each over in seconds."""
-    return [_tiny(run, out / "data", world) for run in runs]
-
-
-def _tiny(run: PlannedRun, folder: Path, world: int) -> PlannedRun:
-    config = run.config
+def smoke_config(config: TrainConfig, folder: Path, world: int) -> TrainConfig:
+    """The same run, over in seconds; `folder` holds stand-ins for data, `world` counts the processes."""
     own = size_named(SIZE)
     heads = config.kv_heads if config.kv_heads and own.heads % config.kv_heads == 0 else None
     many = len(config.attention) > 1
-    small = config.replace(
+    return config.replace(
         attention=(config.attention * own.layers)[: own.layers] if many else config.attention,
         size=SIZE,
         kv_heads=heads,
@@ -64,7 +56,6 @@ def _tiny(run: PlannedRun, folder: Path, world: int) -> PlannedRun:
         trackers=(),
         **_small_data(config, folder),
     )
-    return dataclasses.replace(run, config=small, facts=attention_facts(small))
 
 
 def _small_data(config: TrainConfig, folder: Path) -> dict[str, Any]:

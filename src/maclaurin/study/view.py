@@ -1,18 +1,26 @@
-"""The study on a terminal: a table that lives; in a log: a line for each thing that happens."""
+"""A study while it runs: a live table on a terminal, one line per event in a log."""
 
 from __future__ import annotations
 
+import heapq
+import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, final
+from typing import Literal, Protocol, Self, final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.study.glance import SETTLED, Glance, RunRow, State
+from maclaurin.study.progress import RunProgress
+from maclaurin.study.run_record import Label, RunRecord
+
+#: reused: the pool had the result; elsewhere: another study trains it now
+State = Literal["waiting", "elsewhere", "running", "finished", "diverged", "crashed", "stopped", "reused"]
+DONE: tuple[State, ...] = ("finished", "diverged", "crashed", "stopped", "reused")
 
 SECONDS_BETWEEN_LINES = 30.0
 #: lines of the terminal that are not rows of the table
@@ -30,8 +38,97 @@ COLOURS: dict[State, str] = {
 }
 
 
+@final
+@dataclass(frozen=True)
+class Row:
+    """One run of the study as it stands."""
+
+    label: Label
+    record: RunRecord
+    state: State
+    progress: RunProgress | None = None
+    result: str = ""
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.progress.step if self.progress and self.state == "running" else self.record.step
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the whole run: as it took, or as it is expected to take."""
+        if self.state == "running":
+            left = self.seconds_left
+            return None if self.progress is None or left is None else self.progress.seconds + left
+        return self.record.seconds
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of a running run, where it is known."""
+        return self.progress.seconds_left if self.progress and self.state == "running" else None
+
+
+@final
+@dataclass(frozen=True)
+class Overview:
+    """All runs in their order, and the whole."""
+
+    rows: tuple[Row, ...]
+    elapsed: float
+    workers: int
+
+    @property
+    def done(self) -> int:
+        """Runs that need no more work."""
+        return sum(row.state in DONE for row in self.rows)
+
+    def count(self, state: State) -> int:
+        """Runs in a state."""
+        return sum(row.state == state for row in self.rows)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last run ends, from what was measured so far; None if nothing was."""
+        return seconds_to_end(self.rows, self.workers)
+
+
+def seconds_to_end(rows: Sequence[Row], workers: int) -> float | None:
+    """Running runs end when they say; waiting ones take the places as they become free."""
+    running = [
+        row.seconds_left if row.seconds_left is not None else _estimate(row, rows)
+        for row in rows
+        if row.state == "running"
+    ]
+    waiting = [_estimate(row, rows) for row in rows if row.state in ("waiting", "elsewhere")]
+    if not running and not waiting:
+        return 0.0
+    if any(seconds is None for seconds in (*running, *waiting)):
+        return None
+    places = [seconds or 0.0 for seconds in running]
+    places += [0.0] * max(0, workers - len(places))
+    heapq.heapify(places)
+    for seconds in waiting:
+        heapq.heappush(places, heapq.heappop(places) + (seconds or 0.0))
+    return max(places, default=0.0)
+
+
+def _estimate(row: Row, rows: Sequence[Row]) -> float | None:
+    """Tokens at the usual speed of the same cell, else of the same experiment, else of any run."""
+    measured = [other for other in rows if other.seconds is not None and other.state != "crashed"]
+    nearest = [
+        [other for other in measured if other.label[:2] == row.label[:2]],
+        [other for other in measured if other.label.experiment == row.label.experiment],
+        measured,
+    ]
+    for others in nearest:
+        if others:
+            speeds = [(other.seconds or 0.0) / other.record.run.tokens for other in others]
+            return row.record.run.tokens * statistics.median(speeds)
+    return None
+
+
 class View(Protocol):
-    """Shows glances."""
+    """Shows the study."""
 
     def __enter__(self) -> Self: ...
 
@@ -39,7 +136,7 @@ class View(Protocol):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, glance: Glance) -> None:
+    def show(self, overview: Overview) -> None:
         """The study as it stands now."""
         ...
 
@@ -47,6 +144,22 @@ class View(Protocol):
 def make_view(title: str, console: Console) -> View:
     """A table on a terminal, lines elsewhere."""
     return LiveTable(title, console) if console.is_terminal else Lines(console)
+
+
+@final
+class Silent:
+    """Shows nothing; for use as a library."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, overview: Overview) -> None:
+        """Nothing."""
 
 
 @final
@@ -66,10 +179,10 @@ class LiveTable:
     ) -> None:
         self._live.stop()
 
-    def show(self, glance: Glance) -> None:
+    def show(self, overview: Overview) -> None:
         """Draw it."""
         most = max(4, self._console.height - OTHER_LINES)
-        self._live.update(Group(_table(self._title, glance, most), _sum(glance)), refresh=True)
+        self._live.update(Group(_table(self._title, overview, most), _sum(overview)), refresh=True)
 
 
 @final
@@ -78,7 +191,7 @@ class Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._states: dict[int, State] = {}
+        self._states: dict[Label, State] = {}
         self._last = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -89,23 +202,24 @@ class Lines:
     ) -> None:
         pass
 
-    def show(self, glance: Glance) -> None:
-        """Say what changed."""
-        for number, row in enumerate(glance.rows):
-            if self._states.get(number, "waiting") != row.state:
-                self._states[number] = row.state
-                self._say(f"{glance.settled}/{len(glance.rows)} {_told(row)}")
+    def show(self, overview: Overview) -> None:
+        """Print what changed."""
+        for row in overview.rows:
+            if self._states.get(row.label, "waiting") != row.state:
+                self._states[row.label] = row.state
+                self._print(f"{overview.done}/{len(overview.rows)} {_line(row)}")
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_LINES:
             self._last = now
-            self._say(str(_sum(glance)))
+            self._print(str(_sum(overview)))
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _told(row: RunRow) -> str:
-    what = f"{row.state}: {row.experiment}, {row.cell}, seed {row.seed}"
+def _line(row: Row) -> str:
+    label = row.label
+    what = f"{row.state}: {label.experiment}, {label.cell}, seed {label.seed}"
     if row.result:
         what += f", {row.result}"
     if row.seconds is not None and row.state in ("finished", "diverged"):
@@ -113,7 +227,7 @@ def _told(row: RunRow) -> str:
     return what
 
 
-def _table(title: str, glance: Glance, most: int) -> Table:
+def _table(title: str, overview: Overview, most: int) -> Table:
     table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
     table.add_column("cell", overflow="ellipsis", no_wrap=True, max_width=40)
     table.add_column("seed", justify="right")
@@ -121,45 +235,42 @@ def _table(title: str, glance: Glance, most: int) -> Table:
     table.add_column("step", justify="right")
     table.add_column("loss", justify="right")
     table.add_column("time left", justify="right")
-    several = len({row.experiment for row in glance.rows}) > 1
-    for row in chosen_rows(glance.rows, most):
-        name = f"{row.experiment}: {row.cell}" if several else row.cell
-        loss = row.result or ("" if row.loss is None else f"{row.loss:.4f}")
+    several = len({row.label.experiment for row in overview.rows}) > 1
+    for row in chosen_rows(overview.rows, most):
+        name = f"{row.label.experiment}: {row.label.cell}" if several else row.label.cell
+        progress = row.progress
+        loss = row.result or ("" if progress is None or progress.loss is None else f"{progress.loss:.4f}")
         left = "" if row.seconds_left is None else duration(row.seconds_left)
-        step = f"{row.step}/{row.steps}"
-        table.add_row(Text(name), str(row.seed), Text(row.state, COLOURS[row.state]), step, Text(loss), left)
+        step = f"{row.step}/{row.record.run.steps}"
+        state = Text(row.state, COLOURS[row.state])
+        table.add_row(Text(name), str(row.label.seed), state, step, Text(loss), left)
     return table
 
 
-def chosen_rows(rows: Iterable[RunRow], most: int) -> list[RunRow]:
-    """All rows if they fit; else those at work, the last settled ones and the next waiting ones."""
+def chosen_rows(rows: Iterable[Row], most: int) -> list[Row]:
+    """All rows if they fit; else the running ones, the last done ones and the next waiting ones."""
     everything = list(rows)
     if len(everything) <= most:
         return everything
     places = {id(row): place for place, row in enumerate(everything)}
     running = [row for row in everything if row.state == "running"][:most]
-    settled = [row for row in everything if row.state in SETTLED]
+    done = [row for row in everything if row.state in DONE]
     waiting = [row for row in everything if row.state in ("waiting", "elsewhere")]
-    room = most - len(running)
-    next_ones = waiting[: max(room // 4, room - len(settled))]
-    last_ones = settled[len(settled) - (room - len(next_ones)) :] if room > len(next_ones) else []
+    space = most - len(running)
+    next_ones = waiting[: max(space // 4, space - len(done))]
+    last_ones = done[len(done) - (space - len(next_ones)) :] if space > len(next_ones) else []
     return sorted([*running, *next_ones, *last_ones], key=lambda row: places[id(row)])
 
 
-def _sum(glance: Glance) -> Text:
+def _sum(overview: Overview) -> Text:
     states: tuple[State, ...] = (
-        "running",
-        "finished",
-        "reused",
-        "diverged",
-        "crashed",
-        "waiting",
-        "elsewhere",
-    )
-    counts = ", ".join(f"{count} {state}" for state in states if (count := glance.count(state)))
-    left = "" if glance.seconds_left is None else f", about {duration(glance.seconds_left)} left"
-    whole = f"{glance.settled} of {len(glance.rows)} runs done"
-    return Text(f"{whole} ({counts}), {duration(glance.elapsed)} so far{left}")
+        "running", "finished", "reused", "diverged", "crashed", "waiting", "elsewhere",
+    )  # fmt: skip
+    counts = ", ".join(f"{count} {state}" for state in states if (count := overview.count(state)))
+    seconds = overview.seconds_left
+    left = "" if not seconds else f", about {duration(seconds)} left"
+    whole = f"{overview.done} of {len(overview.rows)} runs done"
+    return Text(f"{whole} ({counts}), {duration(overview.elapsed)} so far{left}")
 
 
 def duration(seconds: float) -> str:

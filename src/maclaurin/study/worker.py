@@ -1,158 +1,295 @@
-"""One run of a study in a process of its own, wherever that is.
+"""One run in a process of its own, wherever that is.
 
     python -m maclaurin.study.worker JOB.json
     python -m torch.distributed.run --nproc-per-node 8 -m maclaurin.study.worker JOB.json
 
-It ends with 0 and a record if the run has a result (finished or diverged), with 0 and no record if it was
-asked to stop and saved a checkpoint, and with another number if it crashed.
+The exit code is 0 with a record if the run has a result (finished or diverged), 0 without a record if it was
+asked to stop and saved a checkpoint, and another number if it crashed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from maclaurin.code_version import code_version
+from maclaurin.code_version import NUMERICS_VERSION, code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.study.job import Job
-from maclaurin.study.key import run_key
-from maclaurin.study.lifeline import end_with_study
-from maclaurin.study.pool import Pool, PoolEntry
-from maclaurin.study.progress import RunProgress, RunTeller, read_progress, write_progress
-from maclaurin.study.record import RunRecord
-from maclaurin.study.run_record import make_record, provenance_of, read_summary
+from maclaurin.files import write_file
+from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.study.find import load_code
+from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
+from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
+from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
 from maclaurin.training.batches import open_data
-from maclaurin.training.config import TrainConfig, config_from
+from maclaurin.training.config import config_from
 from maclaurin.training.optimizer_step import Diverged
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.run_folder import RunFolder
+from maclaurin.training.records import read_records
+from maclaurin.training.run_folder import RunFolder, machine_facts
 from maclaurin.training.trainer import Trainer
 
-Tell = Callable[[RunProgress], None]
+Report = Callable[[RunProgress], None]
 
 #: of the code as it was loaded; files may be edited while a study runs
 CODE = code_version()
+#: kind of a line in records.jsonl → prefix of its numbers
+CURVES = {"test": "", "validation": "validation_"}
+FINALS = {"final": "", "final-validation": "validation_"}
+#: keys of such a line that are no metrics
+NOT_METRICS = ("kind", "step", "loss_by_position")
 
 
-def work(job: Job, tell: Tell | None = None) -> RunRecord | None:
+@final
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a worker gets: a run that waits, and where to train it."""
+
+    record: RunRecord
+    place: Workplace
+    gpu: str | None = None
+
+    def write(self, path: Path) -> None:
+        """As a file for `python -m maclaurin.study.worker`."""
+        write_file(path, (json.dumps(to_plain(self), indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """The job of a file."""
+        return from_plain(cls, json.loads(path.read_text(encoding="utf-8")))
+
+
+def work(job: Job, report: Report | None = None) -> RunRecord | None:
     """Train the run in its pool; its record, or None if it was asked to stop.
 
-    Whoever else is at the same run is waited for, and their result is taken.
+    If another process is training the same run, wait for it and take its result.
     """
-    _refuse_other_code(job)
-    config = config_from(job.config)
-    if job.threads is not None:
-        torch.set_num_threads(job.threads)
+    place = job.place
+    _refuse_other_versions(job.record.run)
+    for code in place.code:
+        load_code(code)
+    if place.threads is not None:
+        torch.set_num_threads(place.threads)
+    if place.group:  # read by wandb.init
+        os.environ["WANDB_RUN_GROUP"] = place.group
+    config = config_from(job.record.run.config)
     processes = join(config.device)
     try:
         source = open_data(config, processes)
-        key = _checked_key(job, config, source)
-        entry = Pool(Path(job.pool)).entry(key)
+        record = _with_data(job.record, source)
+        entry = Pool(Path(place.pool)).entry(record.key)
         with entry.locked() if processes.is_first else contextlib.nullcontext():
             found = entry.record()
-            if _first_says(processes, found is not None):
+            if _first_sees(processes, found is not None):
                 return found
-            return _train(job, key, config, source, entry, processes, tell)
+            return _train(record, place, source, entry, processes, report)
     finally:
         leave()
 
 
 def _train(
-    job: Job,
-    key: str,
-    config: TrainConfig,
+    waiting: RunRecord,
+    place: Workplace,
     source: Source,
     entry: PoolEntry,
     processes: Processes,
-    tell: Tell | None,
+    report: Report | None,
 ) -> RunRecord | None:
+    config = config_from(waiting.run.config)
     before = read_progress(entry.progress)
-    seconds = before.seconds if before else 0.0
-    teller = RunTeller(config.steps, seconds, _telling(entry, processes, tell), says=processes.is_first)
-    facts = provenance_of(job.code, source.name, source.fingerprint)
+    reporter = RunReporter(
+        config.steps,
+        _reporting(entry, processes, report),
+        seconds_before=before.seconds if before else 0.0,
+        losses_before=[line["loss"] for line in _logged(entry.path, config.log_every)],
+        prints=processes.is_first,
+    )
 
-    def record(status: Any, **more: Any) -> RunRecord | None:
+    def settle(status: Status, step: int, message: str | None = None) -> RunRecord | None:
         if not processes.is_first:
             return None
-        made = make_record(
-            job, key, status, folder=entry.path, provenance=facts, seconds=teller.seconds, **more
+        made = from_folder(
+            waiting, entry.path, status, step=step, seconds=reporter.seconds, message=message, place=place
         )
-        if not job.keep_models:
+        if not place.keep_models:
             entry.drop_models()
         entry.write(made)
         return made
 
-    if _first_says(processes, read_summary(entry.path).get("step") == config.steps):
-        return record("finished", step=config.steps)  # killed between the end and the record
-    resume = _first_says(processes, RunFolder(entry.path).config.exists())
+    if _first_sees(processes, RunFolder(entry.path).read_summary().get("step") == config.steps):
+        return settle("finished", config.steps)  # killed between the end and the record
+    resume = _first_sees(processes, RunFolder(entry.path).config.exists())
     trainer = Trainer(config, source, entry.path, processes)
-    size = sum(p.numel() for p in trainer.plain_model.parameters())
     try:
-        outcome = trainer.run(resume=resume, display=teller)
-    except Diverged as problem:
-        return record("diverged", step=problem.step, parameters=size, message=str(problem))
-    return record("finished", step=outcome.step, parameters=size) if outcome.finished else None
+        outcome = trainer.run(resume=resume, display=reporter)
+    except (Diverged, GivenUp) as problem:
+        return settle("diverged", problem.step, str(problem))
+    return settle("finished", outcome.step) if outcome.finished else None
 
 
-def _telling(entry: PoolEntry, processes: Processes, tell: Tell | None) -> Tell:
-    """To the file in the pool, and to whom it is asked for, from the first process."""
+# ---------------------------------------------------------------------------- from folder to record
 
-    def pass_on(news: RunProgress) -> None:
+
+def from_folder(
+    waiting: RunRecord,
+    folder: Path,
+    status: Status,
+    *,
+    step: int,
+    seconds: float | None,
+    place: Workplace,
+    message: str | None = None,
+) -> RunRecord:
+    """The record of a run: what its folder holds, and how it ended."""
+    lines = _lines(folder)
+    finals = [line for line in lines if line["kind"] in FINALS] if status == "finished" else []
+    metrics = {name: value for line in finals for name, value in _metrics(line).items()}
+    if status == "finished":
+        metrics |= _summary_metrics(RunFolder(folder).read_summary(), waiting.run)
+    last = next((line for line in reversed(finals) if "loss_by_position" in line), {})
+    return dataclasses.replace(
+        waiting,
+        status=status,
+        message=message,
+        step=step,
+        metrics=metrics,
+        curves=_curves(lines),
+        loss_by_position=by_position(last.get("loss_by_position", ())),
+        seconds=seconds,
+        provenance={**waiting.provenance, **provenance(place)},
+    )
+
+
+def provenance(place: Workplace) -> dict[str, Any]:
+    """Where a number comes from."""
+    facts = machine_facts()
+    return {
+        "commit": facts["commit"],
+        "code": CODE,
+        "machine": {
+            "platform": facts["platform"],
+            "cores": os.cpu_count(),
+            "threads": facts["threads"],
+            "gpu": facts["gpu"],
+        },
+        "runs_at_once": place.runs_at_once,
+        "versions": {"python": facts["python"], **facts["versions"]},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _metrics(line: Mapping[str, Any]) -> dict[str, float]:
+    """Every finite number of a final evaluation; `tokens` is how many were scored."""
+    prefix = FINALS[line["kind"]]
+    found = {name: value for name, value in line.items() if name not in NOT_METRICS and _is_finite(value)}
+    if "tokens" in found:
+        found["scored_tokens"] = found.pop("tokens")
+    return {prefix + name: float(value) for name, value in found.items()}
+
+
+def _summary_metrics(summary: Mapping[str, Any], run: Run) -> dict[str, float]:
+    names = ("parameters", "tokens_per_second", "peak_gpu_bytes", "flops_per_token")
+    found = {name: float(summary[name]) for name in names if _is_finite(summary.get(name))}
+    if "flops_per_token" in found:
+        found["training_flops"] = found.pop("flops_per_token") * run.tokens
+    return found
+
+
+def _curves(lines: list[dict[str, Any]]) -> dict[str, tuple[tuple[int, float], ...]]:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        if line["kind"] == "train":
+            points.setdefault("train_loss", []).append((line["step"], line["loss"]))
+        elif line["kind"] in CURVES:
+            for name in ("loss", "accuracy"):
+                if _is_finite(line.get(name)):
+                    points.setdefault(CURVES[line["kind"]] + name, []).append((line["step"], line[name]))
+    return {name: thinned(found) for name, found in points.items()}
+
+
+def _logged(folder: Path, every: int) -> list[dict[str, Any]]:
+    """The training lines that were reported while the run was on its way."""
+    return [line for line in _lines(folder) if line["kind"] == "train" and line["step"] % every == 0]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    file = RunFolder(folder).records
+    return read_records(file) if file.is_file() else []
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ------------------------------------------------------------------------------------- small steps
+
+
+def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) -> Report:
+    """To the file in the pool, and to `report`, from the first process alone."""
+
+    def pass_on(progress: RunProgress) -> None:
         if processes.is_first:
-            write_progress(entry.progress, news)
-            if tell is not None:
-                tell(news)
+            write_progress(entry.progress, progress)
+            if report is not None:
+                report(progress)
 
     return pass_on
 
 
-def _first_says(processes: Processes, fact: bool) -> bool:
+def _first_sees(processes: Processes, fact: bool) -> bool:
     """What the first process sees: another may look a moment later, when the files are there already."""
     return processes.any(fact and processes.is_first)
 
 
-def _refuse_other_code(job: Job) -> None:
-    if job.code != CODE:
+def _refuse_other_versions(run: Run) -> None:
+    here = ".".join(torch.__version__.split(".")[:2])
+    if (run.numerics, run.torch) != (NUMERICS_VERSION, here):
         raise InputError(
-            f"the study was begun with version {job.code[:12]} of the code, and here is {CODE[:12]}: "
-            "install the same maclaurin everywhere, or start the study again."
+            f"the study was started with torch {run.torch} and numerics version {run.numerics}, and here are "
+            f"torch {here} and {NUMERICS_VERSION}: install the same versions everywhere."
         )
 
 
-def _checked_key(job: Job, config: TrainConfig, source: Source) -> str:
-    if job.data is not None and job.data != source.fingerprint:
+def _with_data(record: RunRecord, source: Source) -> RunRecord:
+    """The run with its data; a fingerprint that is known already must be the same here."""
+    if record.run.data and record.run.data != source.fingerprint:
         raise InputError(
             f"{source.name} is not the same here (fingerprint {source.fingerprint[:12]}) as where the study "
-            f"was started ({job.data[:12]}): give this machine the same files."
+            f"was started ({record.run.data[:12]}): give this machine the same files."
         )
-    return job.key or run_key(config, job.code, source.fingerprint)
+    run = dataclasses.replace(record.run, data=source.fingerprint)
+    return dataclasses.replace(record, run=run, provenance={**record.provenance, "data": source.name})
 
 
 # ------------------------------------------------------------------------------------ as a process
 
 
-def work_in_child(values: dict[str, Any]) -> None:
-    """A process of the local executor: alone in its session, speaking to its log, ending with its study."""
-    job = Job(**values)
-    os.setsid()  # Ctrl-C is for the study, which asks its runs to stop
+def work_in_child(job: Job) -> None:
+    """A process of the local executor: a session of its own, output to the log, ends with its study."""
+    os.setsid()  # Ctrl-C reaches the study, which asks its runs to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _speak_to(Pool(Path(job.pool)).entry(job.key or "").log)
-    sys.exit(_main(job))
+    _write_output_to(Pool(Path(job.place.pool)).entry(job.record.key).log)
+    sys.exit(main(job))
 
 
-def _main(job: Job) -> int:
+def main(job: Job) -> int:
+    """Train one job; the exit code says how it ended."""
     if job.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = job.gpu
-    if job.study_lock is not None:
-        end_with_study(Path(job.study_lock))
+    if job.place.study_lock is not None:
+        end_with_study(Path(job.place.study_lock))
     try:
         work(job)
     except MaclaurinError as problem:
@@ -161,9 +298,9 @@ def _main(job: Job) -> int:
     return 0
 
 
-def _speak_to(log: Path) -> None:
+def _write_output_to(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(descriptor, 1)
@@ -172,4 +309,4 @@ def _speak_to(log: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Job.read(Path(sys.argv[1]))))
+    sys.exit(main(Job.read(Path(sys.argv[1]))))

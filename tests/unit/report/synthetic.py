@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import math
 import random
 
-from maclaurin.study.claim import Behind, Ordered, Tied
-from maclaurin.study.record import ExperimentRecord, FormsRecord, RunRecord, StudyRecord
+from maclaurin.study import Alike, Behind, Ordered, Published
+from maclaurin.study.run_record import (
+    CellRecord,
+    CellTuning,
+    ExperimentRecord,
+    FormsRecord,
+    Label,
+    Run,
+    RunRecord,
+    StudyRecord,
+    Trial,
+    Tuning,
+)
 
 #: cell → (notation, order, bytes of state, final loss)
 PARTS = {
@@ -32,67 +43,69 @@ RECALL = {
 }
 PROVENANCE = {
     "commit": "eeb819b",
-    "code": "5f3c9a7d1b2e4c6f8a90b1c2d3e4f5a6b7c8d9e0f1a2b3c4d5e6f7a8b9c0d1e2",
-    "data": {
-        "name": "stdlib",
-        "fingerprint": "9c1185a5c5e9fc54612808977ee8f548b2258d31aa2f1a4c7d6d1b0f6c3f2a10",
-    },
+    "data": "stdlib",
     "machine": {"platform": "Linux x86_64", "gpu": None, "threads": 2},
     "versions": {"maclaurin": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6"},
     "date": "2025-09-01T10:00:00Z",
 }
 
 
-def run(experiment, cell, seed, value, *, metric="test_loss", status="finished", attention="exp/sum", **more):
-    """One run; its curves end where its metric does."""
+def run(experiment, cell, seed, value, *, metric="loss", status="finished", attention="exp/sum", **more):
+    """(label, record) of one run; its curves end where its metric does."""
     steps = more.pop("steps", 400)
-    last = more.pop("step", steps)
-    values = {"test_loss": value, "accuracy": None if value is None else math.exp(-value)}
-    if metric == "accuracy":
-        values = {"test_loss": None if value is None else 3.2 * (1 - value) + 0.02, "accuracy": value}
-    facts = {
-        "levels": {},
-        "order": None,
-        "state_bytes": None,
-        "message": None,
-        "parameters": 1_184_256,
-        "tokens_per_second": 11_250.0,
-        "seconds": 41.5,
-        "config": {"seed": seed},
-        "provenance": PROVENANCE,
-    }
-    return RunRecord(
-        key=hashlib.sha256(f"{experiment} {cell} {seed}".encode()).hexdigest(),
-        experiment=experiment,
-        cell=cell,
-        seed=seed,
-        attention=(attention,),
+    metrics = {} if value is None else {metric: value}
+    if metric == "accuracy" and value is not None:
+        metrics["loss"] = 3.2 * (1 - value) + 0.02
+    if status == "finished":
+        metrics |= {"parameters": 1_184_256.0, "tokens_per_second": 11_250.0, "training_flops": 3.1e12}
+    config = {
+        "attention": [attention], "seed": seed, "steps": steps, "batch_size": 16, "length": 128, "lr": 1e-3,
+        "data": f"{experiment} data", "size": "nano", "note": cell,
+    }  # fmt: skip
+    facts = {"step": steps, "seconds": 41.5, "provenance": PROVENANCE, "metrics": metrics}
+    facts["metrics"] = {**metrics, **more.pop("metrics", {})}
+    made = RunRecord(
+        run=Run(config=config, data="9c1185a5c5e9", torch="2.13", numerics=1),
         status=status,
-        steps=steps,
-        step=last,
-        **{**facts, **values, **more},
+        **{**facts, **more},
     )
+    return Label(experiment, cell, seed), made
 
 
-def experiment(values, *, name="lm", metric="test_loss", baseline=None, axes=(), levels=None, statuses=None):
-    """An experiment and its runs from cell → values by seed; None is a run that is not there."""
-    cells = tuple(values)
-    seeds = tuple(range(max(len(row) for row in values.values())))
-    record = ExperimentRecord(
+def experiment_record(name, title, metric, baseline, runs, *, axes=(), levels=None, seeds=None, tuning=None):
+    """An experiment from its labelled runs."""
+    cells = {}
+    for label, record in runs:
+        cells.setdefault(label.cell, {})[label.seed] = record.key
+    return ExperimentRecord(
         name=name,
-        title=name,
+        title=title,
         metric=metric,
-        baseline=baseline or cells[0],
-        cells=cells,
-        seeds=seeds,
+        metric_title={"loss": "test loss"}.get(metric, metric),
+        higher_is_better=metric == "accuracy",
+        scale="logit" if metric == "accuracy" else "linear",
+        baseline=baseline,
+        seeds=seeds or tuple(sorted({label.seed for label, _ in runs})),
+        cells=tuple(CellRecord(name=c, runs=r, levels=(levels or {}).get(c, {})) for c, r in cells.items()),
         axes=axes,
+        tuning=tuning,
     )
+
+
+def experiment(
+    values, *, name="lm", metric="loss", baseline=None, axes=(), levels=None, statuses=None, scale=None
+):
+    """An experiment and its runs from cell → values by seed; None is a run that waits."""
     runs = []
     for cell, row in values.items():
         for seed, value in enumerate(row):
             status = (statuses or {}).get((cell, seed), "waiting" if value is None else "finished")
-            place = (levels or {}).get(cell, {})
-            runs.append(run(name, cell, seed, value, metric=metric, status=status, levels=place))
+            runs.append(run(name, cell, seed, value, metric=metric, status=status))
+    record = experiment_record(
+        name, name, metric, baseline or next(iter(values)), runs, axes=axes, levels=levels
+    )
+    if scale is not None:
+        record = dataclasses.replace(record, scale=scale)
     return record, tuple(runs)
 
 
@@ -103,10 +116,11 @@ def study(*experiments, claims=(), forms=None, name="mini"):
         title="Which parts of softmax matter",
         question="What is lost when a part is replaced?",
         budget="8 minutes on 2 cores",
+        source="",
         scale=1.0,
         experiments=tuple(record for record, _ in experiments),
         claims=tuple(claims),
-        runs=tuple(run for _, runs in experiments for run in runs),
+        runs={record.key: record for _, runs in experiments for _, record in runs},
         forms=forms,
     )
 
@@ -125,60 +139,60 @@ def curve(rng, start, end, steps, points, spread=0.02):
 def realistic(seeds=3):
     """Language modelling, recall and a factorial, with one divergence, one crash and one run to come."""
     rng = random.Random(0)
-    lm = _listed(rng, "lm", "Language modelling on stdlib", "test_loss", PARTS, seeds)
+    lm = _listed(rng, "lm", "Language modelling on stdlib", "loss", PARTS, seeds, tuning=TUNING)
     recall = _listed(rng, "recall", "Recall of 8 pairs", "accuracy", RECALL, seeds)
     return study(lm, recall, _factorial(rng, seeds), claims=CLAIMS, forms=FORMS)
 
 
-def _listed(rng, name, title, metric, table, seeds):
+def _listed(rng, name, title, metric, table, seeds, tuning=None):
     shifts = [rng.gauss(0, 0.02) for _ in range(seeds)]
     runs = []
     for cell, (notation, order, size, value) in table.items():
         for seed in range(seeds):
-            noise = 0.006 if metric == "test_loss" else 0.012
-            end = value + shifts[seed] * (1 if metric == "test_loss" else 0.2) + rng.gauss(0, noise)
+            noise = 0.003 if metric == "loss" else 0.012
+            end = value + shifts[seed] * (1 if metric == "loss" else 0.2) + rng.gauss(0, noise)
             end = min(end, 0.999) if metric == "accuracy" else end
             facts = {"attention": notation, "order": order, "state_bytes": size, "metric": metric}
-            facts |= {"tokens_per_second": rng.uniform(6e3, 14e3), "seconds": rng.uniform(30, 55)}
+            facts |= {"seconds": rng.uniform(30, 55)}
             if cell == "gate" and seed == 1:
                 broken = curve(rng, 6.2, 3.1, 400, 20)[:9]
-                told = "loss is nan after a gradient of size 4e+07"
-                facts |= {"status": "diverged", "step": 184, "message": told, "train_curve": broken}
+                words = "loss is nan after a gradient of size 4e+07"
+                facts |= {
+                    "status": "diverged",
+                    "step": 184,
+                    "message": words,
+                    "curves": {"train_loss": broken},
+                }
                 runs.append(run(name, cell, seed, None, **facts))
                 continue
             if cell == "cosine" and seed == 2:
                 runs.append(run(name, cell, seed, None, status="crashed", message="out of memory", **facts))
                 continue
             runs.append(run(name, cell, seed, end, **facts, **_curves(rng, end, metric)))
-    record = ExperimentRecord(
-        name=name,
-        title=title,
-        metric=metric,
-        baseline="softmax",
-        cells=tuple(table),
-        seeds=tuple(range(seeds)),
-    )
-    return record, tuple(runs)
+    return experiment_record(name, title, metric, "softmax", runs, tuning=tuning), tuple(runs)
 
 
 def _curves(rng, end, metric):
-    test_loss = 3.2 * (1 - end) + 0.02 if metric == "accuracy" else end
-    losses = curve(rng, 5.5, test_loss, 400, 10, 0.01)
-    accuracies = curve(rng, 0.02, end, 400, 10, 0.01) if metric == "accuracy" else None
-    test = tuple((s, x, accuracies[i][1] if accuracies else 0.4) for i, (s, x) in enumerate(losses))
-    positions = tuple((8 * i, test_loss + 1.6 / (1 + i) + rng.gauss(0, 0.01)) for i in range(32))
-    return {
-        "test_curve": test,
-        "train_curve": curve(rng, 6.2, test_loss - 0.05, 400, 80, 0.03),
-        "loss_by_position": positions if metric == "test_loss" else (),
+    loss = 3.2 * (1 - end) + 0.02 if metric == "accuracy" else end
+    curves = {
+        "validation_loss": curve(rng, 5.5, loss, 400, 10, 0.01),
+        "train_loss": curve(rng, 6.2, loss - 0.05, 400, 80, 0.03),
     }
+    if metric == "accuracy":
+        curves["validation_accuracy"] = curve(rng, 0.02, end, 400, 10, 0.01)
+    # nothing is scored at every fourth stretch
+    positions = tuple(
+        (8 * i, None if i % 4 == 0 else loss + 1.6 / (1 + i) + rng.gauss(0, 0.01)) for i in range(32)
+    )
+    flops = {"training_flops": 3.1e12 * (1 + 0.1 * rng.random())}
+    return {"curves": curves, "loss_by_position": positions if metric == "loss" else (), "metrics": flops}
 
 
 def _factorial(rng, seeds):
     kernels = {"exp": ("exp", 0.0), "taylor 4": ("taylor(4)", 0.05), "taylor 2": ("taylor(2)", 0.21)}
     norms = {"sum": ("/sum", 0.0), "l2": ("/l2", 0.015), "rms": ("/rms", 0.004), "1/t": ("/len", 0.33)}
     gates = {"none": ("", 0.0), "out": ("*out", -0.004)}
-    values, runs, shifts = {}, [], [rng.gauss(0, 0.02) for _ in range(seeds)]
+    values, runs, levels_of, shifts = {}, [], {}, [rng.gauss(0, 0.02) for _ in range(seeds)]
     for k, (kernel, a) in kernels.items():
         for n, (norm, b) in norms.items():
             for g, (gate, c) in gates.items():
@@ -192,92 +206,99 @@ def _factorial(rng, seeds):
                     2.25 + a + b + c + twist,
                 )
     for cell, (notation, levels, value) in values.items():
+        levels_of[cell] = levels
         for seed in range(seeds):
             end = value + shifts[seed] + rng.gauss(0, 0.007)
             waiting = cell == "taylor 2 1/t out" and seed == seeds - 1
-            facts = {"status": "waiting", "step": 0} if waiting else _curves(rng, end, "test_loss")
+            facts = {"status": "waiting", "step": 0} if waiting else _curves(rng, end, "loss")
             if not waiting:
                 facts["loss_by_position"] = ()
-            runs.append(
-                run(
-                    "interactions",
-                    cell,
-                    seed,
-                    None if waiting else end,
-                    attention=notation,
-                    levels=levels,
-                    **facts,
-                )
-            )
-    record = ExperimentRecord(
-        name="interactions",
-        title="Kernel, norm and gate together",
-        metric="test_loss",
-        baseline="exp sum none",
-        cells=tuple(values),
-        seeds=tuple(range(seeds)),
+            value_ = None if waiting else end
+            runs.append(run("interactions", cell, seed, value_, attention=notation, **facts))
+    record = experiment_record(
+        "interactions",
+        "Kernel, norm and gate together",
+        "loss",
+        "exp sum none",
+        runs,
         axes=("kernel", "norm", "gate"),
+        levels=levels_of,
     )
     return record, tuple(runs)
 
 
+def _tuned(best, *rates):
+    trials = tuple(
+        Trial(
+            rate=rate, seed=1000, value=None if rate > 0.1 else 2.5 + 0.1 * math.log2(rate / best) ** 2,
+            status="diverged" if rate > 0.1 else "finished", key=f"{rate}", seconds=30.0, tokens=819_200,
+        )
+        for rate in rates
+    )  # fmt: skip
+    return CellTuning(rate=best, trials=trials, subject="x")
+
+
+TUNING = Tuning(
+    metric="validation_loss",
+    source="studies/mini/tuned.json",
+    cells={
+        "softmax": _tuned(4e-3, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3),
+        "l2": _tuned(8e-3, 2e-3, 4e-3, 8e-3, 16e-3, 0.2),
+    },
+)
+
+
 PAPER = "arXiv 2507.23632"
 CLAIMS = (
-    Tied(
+    Alike(
         says="A norm does the work of the denominator.",
         source=f"{PAPER}, figure 3",
-        paper="ln of test loss at 90k steps: softmax 0.945, norm 0.945",
+        published=(Published(where="90k steps", unit="ln CE", values={"softmax": 0.945, "norm": 0.945}),),
         experiment="lm",
         cells=("softmax", "rms", "l2"),
-        within=0.03,
+        within=0.05,
+        because="nobody would notice",
     ),
     Behind(
         says="A gate does not.",
         source=f"{PAPER}, figure 3",
-        paper="softmax 0.945, gate 0.962",
+        note="softmax 0.945, gate 0.962",
         experiment="lm",
         cells=("softmax", "gate", "1/t"),
     ),
     Behind(
         says="Linear attention is behind softmax.",
         source=f"{PAPER}, figure 1",
-        paper="elu, relu and cosine clearly behind on three data sets",
+        note="elu, relu and cosine clearly behind on three data sets",
         experiment="lm",
         cells=("softmax", "elu", "relu", "cosine"),
     ),
     Ordered(
         says="More orders come closer to softmax.",
         source=f"{PAPER}, figure 5",
-        paper="order 2 ≈ 1.345, 4 ≈ 1.245, 10 ≈ softmax ≈ 1.20",
+        note="order 2 ≈ 1.345, 4 ≈ 1.245, 10 ≈ softmax ≈ 1.20",
         experiment="lm",
         cells=("taylor 1", "taylor 2", "taylor 4", "taylor 8", "softmax"),
     ),
-    Tied(
+    Alike(
         says="Linear maps are all alike.",
         source=f"{PAPER}, figure 1",
-        paper="within 0.005 of each other",
+        note="within 0.005 of each other",
         experiment="lm",
         cells=("elu", "relu", "taylor 1"),
         within=0.005,
+        because="as published",
     ),
-    Behind(
-        says="L2 is behind RMS at short budgets.",
-        source="our own runs",
-        paper="not measured",
-        experiment="lm",
-        cells=("softmax", "rms"),
-    ),
+    Behind(says="RMS is behind softmax.", experiment="lm", cells=("softmax", "rms")),
     Ordered(
         says="Orders buy recall.",
-        source=PAPER,
-        paper="not measured",
         experiment="recall",
         cells=("taylor 1", "taylor 2", "taylor 3", "softmax"),
     ),
     Ordered(
         says="At 4,096 tokens the picture is the same.",
         source=f"{PAPER}, figure 4",
-        paper="softmax 1.151, norm 1.153, gate 1.170",
+        note="softmax 1.151, norm 1.153, gate 1.170",
         experiment="long",
         cells=("gate", "softmax"),
     ),

@@ -1,20 +1,23 @@
-"""Analysis of variance against textbook sums and against projections written another way."""
+"""Analysis of variance against textbook sums and against statsmodels."""
 
 import itertools
 
 import numpy as np
+import pandas
 import pytest
-from tests.unit.report.synthetic import experiment
+from scipy import stats
+from statsmodels.formula.api import ols
+from statsmodels.stats.anova import anova_lm
+from tests.unit.report.synthetic import experiment, study
 
-from maclaurin.report.anova import Factorial
-from maclaurin.report.distributions import f_tail
+from maclaurin.report.anova import Factorial, Fit
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import effect_sentence
 
 LEVELS = {"kernel": ("exp", "taylor", "linear"), "norm": ("sum", "l2"), "gate": ("none", "out")}
 
 
-def factorial(mean, seeds=3, noise=0.1, axes=("kernel", "norm"), drop=(), seed=0, metric="test_loss"):
+def factorial(mean, seeds=3, noise=0.1, axes=("kernel", "norm"), drop=(), seed=0, metric="loss", scale=None):
     """A factorial whose cells have the means that `mean(levels)` says."""
     rng = np.random.default_rng(seed)
     shifts = rng.normal(0, 1, seeds)
@@ -24,8 +27,8 @@ def factorial(mean, seeds=3, noise=0.1, axes=("kernel", "norm"), drop=(), seed=0
         levels[cell] = dict(zip(axes, combination, strict=True))
         row = mean(levels[cell]) + shifts + rng.normal(0, noise, seeds)
         values[cell] = [None if (cell, s) in drop else float(v) for s, v in enumerate(row)]
-    record, runs = experiment(values, axes=axes, levels=levels, metric=metric)
-    return Factorial(Outcome(record, runs))
+    made = experiment(values, axes=axes, levels=levels, metric=metric, scale=scale)
+    return Factorial(Outcome(study(made), made[0]))
 
 
 def main_only(levels):
@@ -63,41 +66,52 @@ def test_balanced_sums_of_squares_are_the_textbook_ones():
     assert [found[n].df for n in expected] == [2, 1, 2, 2, 10]
     f = (expected["kernel"] / 2) / (expected["noise"] / 10)
     assert found["kernel"].f == pytest.approx(f)
-    assert found["kernel"].p >= f_tail(f, 2, 10)
+    assert found["kernel"].p >= 0.999 * stats.f.sf(f, 2, 10)
 
 
-def contrasts(labels, levels):
-    """Sum-to-zero coding: another basis for the same space."""
-    basis = np.vstack([np.eye(len(levels) - 1), -np.ones(len(levels) - 1)])
-    return basis[[levels.index(label) for label in labels]]
-
-
-def residual(columns, y):
-    x = np.column_stack([np.ones(len(y)), *columns])
-    return float(((y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) ** 2).sum())
-
-
-def test_missing_runs_keep_the_definition():
-    """Type II, by least squares in another coding."""
-    analysis = factorial(twisted, drop={("exp sum", 0), ("linear l2", 2), ("linear l2", 1)})
-    points = [
-        (c.levels["kernel"], c.levels["norm"], s, v)
-        for c in analysis.outcome.cells.values()
-        for s, v in c.values.items()
+@pytest.mark.parametrize("drop", [set(), {("exp sum", 0), ("linear l2", 2), ("linear l2", 1)}])
+def test_sums_and_tests_are_those_of_statsmodels(drop):
+    """Type II, with and without runs that are missing."""
+    analysis = factorial(twisted, drop=drop)
+    rows = [
+        {**cell.levels, "seed": str(seed), "y": value}
+        for cell in analysis.outcome.cells.values()
+        for seed, value in cell.values.items()
     ]
-    kernels, norms, seeds, y = zip(*points, strict=True)
-    y = np.array(y)
-    k, n = contrasts(kernels, LEVELS["kernel"]), contrasts(norms, LEVELS["norm"])
-    s = contrasts(seeds, (0, 1, 2))
-    kn = np.einsum("pi,pj->pij", k, n).reshape(len(y), -1)
+    table = anova_lm(ols("y ~ C(seed) + C(kernel) * C(norm)", pandas.DataFrame(rows)).fit(), typ=2)
     expected = {
-        "kernel": residual([s, n], y) - residual([s, n, k], y),
-        "norm": residual([s, k], y) - residual([s, k, n], y),
-        "kernel × norm": residual([s, k, n], y) - residual([s, k, n, kn], y),
+        "kernel": table.loc["C(kernel)"],
+        "norm": table.loc["C(norm)"],
+        "kernel × norm": table.loc["C(kernel):C(norm)"],
     }
-    assert {effect.name: effect.sum for effect in analysis.effects} == pytest.approx(expected)
-    assert analysis.noise == pytest.approx(residual([s, k, n, kn], y) / (15 - 8))
-    assert not analysis.is_balanced
+    for effect in analysis.effects:
+        line = expected[effect.name]
+        assert effect.sum == pytest.approx(line["sum_sq"])
+        assert effect.df == line["df"]
+        assert effect.f == pytest.approx(line["F"])
+    assert analysis.noise == pytest.approx(table.loc["Residual", "sum_sq"] / table.loc["Residual", "df"])
+    assert analysis.is_balanced == (not drop)
+
+
+def test_contrasts_outside_the_row_space_are_not_estimated():
+    """Two cells of one factor, never seen apart from two of another."""
+    x = np.array([[1.0, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]])
+    fit = Fit(x, np.array([1.0, 2.0, 1.1, 2.1]))
+    assert fit.rank == 2
+    assert fit.can_estimate(np.array([1.0, -1, 1, -1]))
+    assert not fit.can_estimate(np.array([1.0, -1, 0, 0]))
+    assert fit.value(np.array([1.0, -1, 1, -1])) == pytest.approx(-1.0)
+
+
+def test_cells_with_different_spreads_are_noticed():
+    calm = factorial(main_only, seeds=5)
+    assert not calm.spreads_differ
+    record = calm.outcome.cells
+    values = {name: list(cell.values.values()) for name, cell in record.items()}
+    values["exp sum"] = [v + (-1) ** s * 3 for s, v in enumerate(values["exp sum"])]
+    levels = {name: dict(cell.levels) for name, cell in record.items()}
+    made = experiment(values, axes=("kernel", "norm"), levels=levels)
+    assert Factorial(Outcome(study(made), made[0])).spreads_differ
 
 
 def test_a_combination_that_never_ran_takes_a_degree_of_freedom():
@@ -153,8 +167,8 @@ def test_sentences_say_what_the_numbers_support():
     plain = factorial(main_only, noise=0.05)
     sentences = {effect.name: effect_sentence(plain, effect) for effect in plain.effects}
     assert "exp is best; linear is last, +" in sentences["kernel"]
-    assert "not distinguishable at this budget" in sentences["norm"]
-    assert "not distinguishable at this budget" in sentences["kernel × norm"]
+    assert "undecided" in sentences["norm"]
+    assert "undecided" in sentences["kernel × norm"]
 
 
 def test_levels_that_cannot_be_told_apart_lead_together():
@@ -163,11 +177,13 @@ def test_levels_that_cannot_be_told_apart_lead_together():
 
     analysis = factorial(two_good, noise=0.05)
     sentence = effect_sentence(analysis, analysis.effects[0])
-    assert "lead and are not distinguishable from each other; linear is last" in sentence
+    assert "lead, and which of them is better is undecided; linear is last" in sentence
 
 
 def test_higher_accuracy_is_better():
-    analysis = factorial(lambda levels: 0.2 * main_only(levels), noise=0.01, metric="accuracy")
+    analysis = factorial(
+        lambda levels: 0.2 * main_only(levels), noise=0.01, metric="accuracy", scale="linear"
+    )
     assert "linear is best; exp is last, −" in effect_sentence(analysis, analysis.effects[0])
 
 

@@ -11,16 +11,15 @@ import pytest
 from tests.unit.report import synthetic
 
 from maclaurin.errors import InputError
-from maclaurin.report import write_report
-from maclaurin.report.analysis import Analysis, families
-from maclaurin.report.documents import tables_md
-from maclaurin.report.html import embedded, tag
-from maclaurin.report.page import page
-from maclaurin.report.provenance import mixtures
-from maclaurin.report.reading import read_studies
-from maclaurin.report.sentences import findings, headline, status_sentence, trouble
-from maclaurin.study.claim import Behind
-from maclaurin.study.record import write_study
+from maclaurin.report import charts, write_report
+from maclaurin.report.analysis import analyse
+from maclaurin.report.charts import families
+from maclaurin.report.page import breakable, embedded, page
+from maclaurin.report.sentences import status_sentence, trouble
+from maclaurin.report.study_tables import good_range, mixtures, settings_table, tuning_table
+from maclaurin.report.write import read_studies, tables_md
+from maclaurin.study import Behind
+from maclaurin.study.run_record import write_study
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +37,14 @@ def small(**options):
     return synthetic.study(synthetic.experiment({"a": [1.0, 1.1], "b": [2.0, 2.1]}), **options)
 
 
+def analysis(study):
+    return analyse([(study, "")])[0]
+
+
+def page_of(*studies):
+    return page(analyse([(study, "") for study in studies]))
+
+
 # --------------------------------------------------------------------------------------- reading
 
 
@@ -48,20 +55,13 @@ def test_bad_input_is_refused_in_one_message(tmp_path):
         read_studies([tmp_path])
     with pytest.raises(InputError, match="at least one study"):
         read_studies([])
-    file = tmp_path / "records.json"
-    for text, words in (
-        ("{", "is not JSON"),
-        ("[]", "schema None"),
-        ('{"schema": 99}', "schema 99"),
-        ('{"schema": 1, "name": "x"}', "do not have the expected form"),
-    ):
-        file.write_text(text)
-        with pytest.raises(InputError, match=words):
-            read_studies([file])
+    (tmp_path / "records.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        read_studies([tmp_path])
 
 
 def test_a_study_without_runs_is_refused_and_nothing_is_written(tmp_path):
-    folder = saved(dataclasses.replace(small(), runs=()), tmp_path / "empty")
+    folder = saved(dataclasses.replace(small(), runs={}), tmp_path / "empty")
     with pytest.raises(InputError, match="nothing to report yet"):
         write_report([folder])
     assert [p.name for p in folder.iterdir()] == ["records.json"]
@@ -69,17 +69,51 @@ def test_a_study_without_runs_is_refused_and_nothing_is_written(tmp_path):
 
 def test_parts_of_one_study_are_put_together(tmp_path):
     whole = small()
-    halves = [
-        dataclasses.replace(whole, runs=tuple(run for run in whole.runs if run.seed == seed))
-        for seed in (0, 1)
-    ]
-    waiting = dataclasses.replace(whole.runs[1], status="waiting", test_loss=None)
-    halves[0] = dataclasses.replace(halves[0], runs=(*halves[0].runs, waiting))
-    (study,) = read_studies([saved(half, tmp_path / str(i)) for i, half in enumerate(halves)])
-    assert len(study.runs) == 4
-    assert all(run.status == "finished" for run in study.runs)
+    halves = []
+    for seed in (0, 1):
+        e = whole.experiments[0]
+        cells = tuple(
+            dataclasses.replace(c, runs={s: k for s, k in c.runs.items() if s == seed}) for c in e.cells
+        )
+        keys = {key for cell in cells for key in cell.runs.values()}
+        halves.append(
+            dataclasses.replace(
+                whole,
+                experiments=(dataclasses.replace(e, cells=cells, seeds=(seed,)),),
+                runs={key: record for key, record in whole.runs.items() if key in keys},
+            )
+        )
+    paths = [saved(half, tmp_path / str(i)) for i, half in enumerate(halves)]
+    ((_, study),) = read_studies(paths)
+    assert len(list(study.labelled())) == 4
+    assert study.experiments[0].seeds == (0, 1)
     other = dataclasses.replace(whole, scale=0.5)
     assert len(read_studies([saved(whole, tmp_path / "a"), saved(other, tmp_path / "b")])) == 2
+
+
+STUDY = """
+from maclaurin.study import Behind, Experiment, Study, cells_of
+e = Experiment("lm", "LM", "loss", {}, cells_of({"a": "exp/sum", "b": "exp/l2"}), (0, 1, 2), "a")
+study = Study("NAME", "T", "Q", "B", (e,), (Behind(says="SAYS", experiment="lm", cells=("CELLS")),))
+"""
+
+
+def test_claims_edited_afterwards_are_judged_again_from_the_records(tmp_path, monkeypatch):
+    values = {"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.201]}
+    old = Behind(says="as it was run", experiment="lm", cells=("a", "b"))
+    folder = saved(synthetic.study(synthetic.experiment(values), claims=[old]), tmp_path / "mini")
+    monkeypatch.setattr("maclaurin.report.write.write_figures", lambda *_, **__: None)
+    assert "1 agrees" in write_report([folder]).findings[0]
+    definition = STUDY.replace("NAME", "mini").replace("SAYS", "turned around").replace('"CELLS"', '"b", "a"')
+    (folder / "study.py").write_text(definition)
+    written = write_report([folder])
+    assert "1 disagrees" in written.findings[0]
+    text = written.page.read_text()
+    assert "turned around" in text
+    assert "as it was run" not in text
+    for other in (definition.replace('"mini"', '"another"'), "study = 1\n"):
+        (folder / "study.py").write_text(other)
+        assert "as it was run" in write_report([folder]).page.read_text()
 
 
 # --------------------------------------------------------------------------------------- writing
@@ -89,18 +123,20 @@ def test_everything_is_written(realistic, tmp_path):
     folder = saved(realistic, tmp_path / "mini")
     written = write_report([folder])
     assert written.page == folder / "report" / "index.html"
-    assert written.missing is None
     names = {
         p.relative_to(folder / "report").as_posix() for p in (folder / "report").rglob("*") if p.is_file()
     }
     assert {"index.html", "runs.csv", "summary.csv", "tables.md"} <= names
-    for stem in ("series", "lm-parts", "lm-curves", "lm-orders", "lm-positions", "interactions-interactions"):
+    for stem in (
+        "series", "lm-parts", "lm-curves", "lm-compute", "lm-orders", "lm-positions", "lm-learning-rates",
+        "interactions-interactions",
+    ):  # fmt: skip
         assert {f"figures/mini-{stem}.svg", f"figures/mini-{stem}.pdf"} <= names
     assert list(folder.glob(".report-*")) == []
-    assert written.page.stat().st_size < 600_000
+    assert written.page.stat().st_size < 1_600_000
     with (folder / "report" / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(realistic.runs)
+    assert len(rows) == len(list(realistic.labelled()))
     assert {row["status"] for row in rows} == {"finished", "diverged", "crashed", "waiting"}
     with (folder / "report" / "summary.csv").open() as file:
         by_cell = {(row["experiment"], row["cell"]): row for row in csv.DictReader(file)}
@@ -108,18 +144,39 @@ def test_everything_is_written(realistic, tmp_path):
     assert float(by_cell["lm", "elu"]["difference"]) == pytest.approx(0.517, abs=0.01)
 
 
-def test_without_matplotlib_everything_else_is_written(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "maclaurin.report.figures", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_figures_of_an_older_report_are_removed_and_other_files_are_kept(tmp_path):
     folder = saved(small(), tmp_path / "mini")
-    written = write_report([folder / "records.json"], tmp_path / "deep" / "out")
-    assert "pip install 'maclaurin[plot]'" in written.missing
-    assert sorted(p.name for p in (tmp_path / "deep" / "out").iterdir()) == [
-        "index.html",
-        "runs.csv",
-        "summary.csv",
-        "tables.md",
-    ]
+    figures = folder / "report" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("mini-gone.svg", "mini-gone.pdf", "mine.txt"):
+        (figures / name).write_text("old")
+    write_report([folder], pdf=False)
+    names = {file.name for file in figures.iterdir()}
+    assert "mini-lm-parts.svg" in names
+    assert {name for name in names if "gone" in name} == set()
+    assert "mine.txt" in names
+
+
+def test_without_the_extra_records_are_readable_and_a_report_says_what_is_missing(tmp_path):
+    """As on a machine without scipy: in a process of its own, where it cannot be imported."""
+    saved(small(), tmp_path / "mini")
+    code = (
+        "import sys\n"
+        "for name in ('scipy', 'statsmodels', 'altair', 'vl_convert', 'jinja2'): sys.modules[name] = None\n"
+        "from pathlib import Path\n"
+        "import maclaurin.report.tables, maclaurin.report.numbers, maclaurin.report.style\n"
+        "from maclaurin.study.run_record import read_study\n"
+        "print(len(read_study(Path('mini')).runs))\n"
+        "from maclaurin.errors import MaclaurinError\n"
+        "try:\n"
+        "    from maclaurin.report import write_report\n"
+        "except MaclaurinError as problem: print(problem)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.startswith("4\n")
+    assert "pip install 'maclaurin[report]'" in result.stdout
 
 
 def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
@@ -128,7 +185,7 @@ def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
     (out / "index.html").write_text("old")
     (out / "mine.txt").write_text("kept")
     monkeypatch.setattr("maclaurin.report.write.page", lambda _: 1 / 0)
-    monkeypatch.setattr("maclaurin.report.figures.draw_all", lambda *_: None)
+    monkeypatch.setattr("maclaurin.report.write.write_figures", lambda *_, **__: None)
     with pytest.raises(ZeroDivisionError):
         write_report([saved(small(), tmp_path / "mini")], out)
     assert sorted(p.name for p in out.iterdir()) == ["index.html", "mine.txt"]
@@ -179,7 +236,7 @@ class Checker(html.parser.HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing(realistic):
-    found = Checker(page([Analysis(realistic)]))
+    found = Checker(page_of(realistic))
     assert len(found.ids) == len(set(found.ids))
     assert all(link.startswith("#") or "/" not in link for link in found.links)
     assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
@@ -187,7 +244,7 @@ def test_the_page_is_whole_and_loads_nothing(realistic):
 
 def test_two_studies_stand_one_after_the_other(realistic):
     other = small(name="mini")
-    text = page([Analysis(realistic), Analysis(other)])
+    text = page_of(realistic, other)
     found = Checker(text)
     assert found.elements.count("article") == 2
     assert len(found.ids) == len(set(found.ids))
@@ -196,87 +253,184 @@ def test_two_studies_stand_one_after_the_other(realistic):
 def test_names_cannot_break_out_of_the_page():
     evil = "</script><script>alert(1)</script><b onclick='x' \"&"
     record, runs = synthetic.experiment(
-        {evil: [1.0, 1.1], "b": [2.0, 2.1]}, axes=(evil,), levels={evil: {evil: evil}}
+        {evil: [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.2]},
+        axes=(evil,),
+        levels={evil: {evil: evil}, "b": {evil: "x"}},
     )
     runs = tuple(
-        dataclasses.replace(run, message=evil, key=evil, test_curve=((1, 2.0, 0.1),)) for run in runs
+        (label, dataclasses.replace(run, message=evil, curves={"loss": ((1, 2.0), (2, 1.0))}))
+        for label, run in runs
     )
-    claim = Behind(says=evil, source=evil, paper=evil, experiment="lm", cells=(evil, "b"))
+    claim = Behind(says=evil, source=evil, note=evil, experiment="lm", cells=(evil, "b"))
     study = dataclasses.replace(
         synthetic.study((record, runs), claims=[claim]), title=evil, question=evil, name=evil
     )
-    text = page([Analysis(study)])
+    text = page_of(study)
     assert "alert(1)</script>" not in text
     assert "<b onclick" not in text
-    assert Checker(text).elements.count("script") == 2 + text.count('class="chart-data"')
+    assert Checker(text).elements.count("script") == 3 + text.count('class="spec"')
 
 
-def test_numbers_that_are_none_are_null_and_text_cannot_end_the_data():
-    text = embedded({"x": [float("nan"), float("inf"), 1.23456789], "y": "</script>"})
-    inner = text.removeprefix('<script type="application/json">').removesuffix("</script>")
+def test_text_cannot_end_the_data_of_a_chart():
+    inner = embedded({"x": [None, 1.2346], "y": "</script>"})
     assert "<" not in inner
-    assert json.loads(inner) == {"x": [None, None, 1.2346], "y": "</script>"}
+    assert json.loads(inner) == {"x": [None, 1.2346], "y": "</script>"}
+    assert breakable("a/<b>") == "a<wbr>/&lt;b&gt;"
 
 
-def test_tags_escape_text_and_attributes():
-    assert tag("p", "<&>", title='"', data_x=1, hidden=True, id=None) == (
-        '<p title="&quot;" data-x="1" hidden>&lt;&amp;&gt;</p>'
-    )
+def test_a_script_that_would_end_its_element_is_refused(monkeypatch):
+    monkeypatch.setattr("maclaurin.report.charts.script", lambda: "x = '</script>'")
+    with pytest.raises(ValueError, match="end its own element"):
+        page_of(small())
 
 
 def test_sections_appear_only_where_there_is_something_to_say(realistic):
-    full, bare = page([Analysis(realistic)]), page([Analysis(small())])
-    for words in ("The form", "The orders", "The interactions", "Loss by position", "The claims"):
+    full, bare = page_of(realistic), page_of(small())
+    for words in (
+        "The form", "The orders", "The interactions", "Loss by position", "The claims", "The learning rates",
+    ):  # fmt: skip
         assert f"<h2>{words}</h2>" in full
         assert f"<h2>{words}</h2>" not in bare
-    for words in ("The parts", "The cost", "Provenance"):
+    for words in ("The parts", "What was trained", "The cost", "Provenance"):
         assert f"<h2>{words}</h2>" in bare
 
 
 def test_a_study_that_has_only_begun_gives_a_page():
     study = synthetic.study(synthetic.experiment({"a": [None, None], "b": [None, None]}, axes=("k", "n")))
-    text = page([Analysis(study)])
+    text = page_of(study)
     assert "no run has finished yet" in text
-    assert "0 of 4 runs finished; 4 not there yet" in text
+    assert "0 of 4 runs finished; 4 without a result yet" in text
     half = synthetic.study(synthetic.experiment({"a": [1.0, None], "b": [2.0, None]}))
-    assert "one seed only" in page([Analysis(half)])
+    assert "one seed only" in page_of(half)
     lost = synthetic.study(synthetic.experiment({"a": [None, None], "b": [2.0, 2.1]}))
-    assert "has no finished run yet" in page([Analysis(lost)])
+    assert "has no finished run yet" in page_of(lost)
 
 
 # --------------------------------------------------------------------------------------- in words
 
 
 def test_status_and_trouble(realistic):
-    assert status_sentence(realistic) == "114 of 117 runs finished; 1 diverged, 1 crashed, 1 not there yet"
+    assert (
+        status_sentence(realistic)
+        == "114 of 117 runs finished; 1 diverged, 1 crashed, 1 without a result yet"
+    )
     assert trouble(realistic) == [
         "lm · gate · seed 1: diverged at step 184 of 400 (loss is nan after a gradient of size 4e+07)",
         "lm · cosine · seed 2: crashed at step 400 of 400 (out of memory)",
         "interactions · taylor 2 1/t out · seed 2: waiting",
     ]
-    short = dataclasses.replace(small(), runs=small().runs[:3])
+    e = small().experiments[0]
+    lost = dataclasses.replace(e.cells[1], runs={0: e.cells[1].runs[0]})
+    short = dataclasses.replace(small(), experiments=(dataclasses.replace(e, cells=(e.cells[0], lost)),))
     assert trouble(short) == ["lm · b · seed 1: no record"]
+    key = e.cells[0].runs[0]
     odd = dataclasses.replace(
-        small(), runs=(dataclasses.replace(small().runs[0], test_loss=None), *small().runs[1:])
+        small(), runs={**small().runs, key: dataclasses.replace(small().runs[key], metrics={"accuracy": 0.5})}
     )
     assert trouble(odd) == ["lm · a · seed 0: finished without test loss"]
 
 
-def test_findings(realistic):
-    analysis = Analysis(realistic)
-    found = findings(analysis)
-    assert found[0].startswith("The forms agree to 3.9e−15.")
-    assert "rms is not distinguishable from it" in found[1]
-    assert "are behind by 0.013 to 0.605" in found[1]
-    assert "norm explains 80 % of the variance" in found[3]
-    assert headline(realistic, analysis.judgements).endswith(
-        "Of 8 claims: 5 agree, 1 disagrees, 1 not distinguishable at this budget, 1 not run."
+def test_the_line_of_a_crash_that_says_most_is_shown():
+    made, runs = synthetic.experiment({"a": [1.0, 1.1], "b": [2.0, None]}, statuses={("b", 1): "crashed"})
+    message = "the process ended with exit code 2\nerror: there is no key 'x'\n    cosh\n    ^"
+    runs = tuple(
+        (label, dataclasses.replace(r, message=message if r.status == "crashed" else None))
+        for label, r in runs
     )
+    assert "error: there is no key 'x'" in trouble(synthetic.study((made, runs)))[0]
+
+
+def test_findings(realistic):
+    found = analysis(realistic)
+    assert found.findings[0].startswith("The forms agree to 3.9e−15.")
+    assert "taylor 8 is undecided" in found.findings[1]
+    assert "are behind by 0.007 to 0.618" in found.findings[1]
+    assert "each cell trains at its own learning rate (0.004 to 0.008)" in found.findings[2]
+    assert "norm explains 81 % of the variance" in found.findings[4]
+    assert found.headline.endswith("Of 8 claims: 4 agree, 1 disagrees, 2 undecided, 1 not run.")
+
+
+def test_published_numbers_stand_in_our_unit_and_margins_have_their_reason(realistic):
+    text = page_of(realistic)
+    assert "softmax 2.573, norm 2.573 nats per token, published as ln CE 0.945, 0.945" in text
+    assert "± 0.05: nobody would notice" in text
+
+
+def test_settings_that_differ_and_tokens_stand_in_a_table(realistic):
+    table = settings_table(analysis(realistic).outcomes["lm"])
+    assert [column.title for column in table.columns] == [
+        "cell", "attention", "note", "parameters", "training tokens", "training FLOPs",
+    ]  # fmt: skip
+    assert str(table.rows[0][4]) == "819k"
+
+
+def test_learning_rates_come_with_the_width_of_their_good_range(realistic):
+    table = tuning_table(analysis(realistic).outcomes["lm"])
+    softmax = {column.title: str(entry) for column, entry in zip(table.columns, table.rows[0], strict=True)}
+    assert softmax["learning rate"] == "0.004"
+    assert softmax["tried"] == "5 rates"
+    assert tuning_table(analysis(small()).outcomes["lm"]) is None
+
+
+def test_a_good_range_is_interpolated_and_bounded_by_divergence():
+    values = {1.0: 2.5, 2.0: 2.0, 4.0: 2.5}
+    low, high, is_open = good_range(values, 2.0, 1.0)
+    assert (low, high) == (pytest.approx(2 ** (1 - 0.04)), pytest.approx(2 ** (1 + 0.04)))
+    assert not is_open
+    assert good_range({1.0: 2.0, 2.0: 2.0, 4.0: float("inf")}, 2.0, 1.0) == (1.0, 2.0, True)
+    assert good_range({1.0: 0.9, 2.0: 0.95, 4.0: 0.2}, 2.0, -1.0)[1] < 2.1
+
+
+def test_loss_by_position_has_gaps_where_nothing_is_scored(realistic):
+    figure = charts.positions(analysis(realistic).outcomes["lm"])
+    rows = [row for rows in figure.sheet.datasets.values() for row in rows]
+    assert {row["x"] for row in rows if row["y"] is None} == {8.0 * i + 1 for i in range(0, 32, 4)}
+    assert 0 not in {row["y"] for row in rows}
+
+
+def test_one_cell_far_off_does_not_squash_the_figure():
+    values = {f"c{i}": [2.0 + 0.01 * i, 2.01 + 0.01 * i, 2.02 + 0.01 * i] for i in range(6)}
+    values["wild"] = [40.0, 2.0, 90.0]  # its two far seeds are drawn at the edge
+    figure = charts.cells(analysis(synthetic.study(synthetic.experiment(values))).outcomes["lm"])
+    means, differences = (
+        panel["layer"][1]["encoding"]["x"]["scale"]["domain"] for panel in figure.spec()["hconcat"]
+    )
+    assert differences[1] - differences[0] < 0.5
+    assert means[1] - means[0] < 0.5
+    (wild,) = (row for row in figure.sheet.datasets["data-3"] if row["name"] == "wild")
+    assert wild["outside"]
+    assert wild["cut_high"] is not None
+
+
+def test_bars_without_length_are_left_out():
+    """vl-convert ends the process with a panic where a PDF has one."""
+    one = synthetic.experiment({"a": [1.0], "b": [2.0]})
+    equal = synthetic.experiment({"a": [1.0, 1.0], "b": [2.0, 2.0]}, name="equal")
+    found = analysis(synthetic.study(one, equal))
+    for outcome in found.outcomes.values():
+        assert charts.cells(outcome).pdf().startswith(b"%PDF")
+
+
+def test_every_figure_is_drawn_as_svg_without_the_pointers_marks(realistic):
+    outcome = analysis(realistic).outcomes["lm"]
+    figure = charts.curves(outcome)
+    assert figure.svg().startswith("<svg")
+    assert len(json.dumps(figure.paper_spec())) < len(json.dumps(figure.spec()))
+    assert charts.across([outcome]) is None
+
+
+def test_the_same_cells_over_three_experiments_are_drawn_together():
+    made = [
+        synthetic.experiment({"a": [0.5, 0.6], "b": [0.7, 0.8]}, name=f"r{i}", metric="accuracy")
+        for i in range(3)
+    ]
+    found = analysis(synthetic.study(*made))
+    assert charts.across(list(found.outcomes.values())) is not None
 
 
 def test_markdown_tables_have_as_many_columns_as_their_heads(realistic):
-    record, runs = synthetic.experiment({"a|b": [1.0, 1.1], "c": [2.0, 2.1]})
-    for text in (tables_md([Analysis(realistic)]), tables_md([Analysis(synthetic.study((record, runs)))])):
+    odd = synthetic.study(synthetic.experiment({"a|b": [1.0, 1.1], "c": [2.0, 2.1]}))
+    for text in (tables_md([analysis(realistic)]), tables_md([analysis(odd)])):
         widths = []
         for line in text.splitlines():
             cells = line.replace("\\|", "").count("|")
@@ -285,19 +439,20 @@ def test_markdown_tables_have_as_many_columns_as_their_heads(realistic):
 
 
 def test_families_differ_in_order_only(realistic):
-    groups = {f.name: [c.order for c in f.cells] for f in families(Analysis(realistic).outcomes["lm"])}
+    groups = {f.name: [c.order for c in f.cells] for f in families(analysis(realistic).outcomes["lm"])}
     assert groups["taylor(N)/sum"] == [2, 4, 8]
-    assert families(Analysis(small()).outcomes["lm"]) == []
+    assert families(analysis(small()).outcomes["lm"]) == []
 
 
-def test_runs_of_several_versions_of_the_code_are_said():
-    runs = small().runs
-    assert mixtures(runs) == []
-    changed = dataclasses.replace(
-        runs[0],
-        provenance={**runs[0].provenance, "code": "other", "data": {"name": "stdlib", "fingerprint": "x"}},
-    )
-    assert mixtures((changed, *runs[1:])) == [
-        "These runs come from 2 versions of the code.",
+def test_runs_of_several_versions_are_reported():
+    outcome = analysis(small()).outcomes["lm"]
+    assert mixtures(outcome) == []
+    study = small()
+    key = study.experiments[0].cells[0].runs[0]
+    record = study.runs[key]
+    changed = dataclasses.replace(record, run=dataclasses.replace(record.run, torch="2.11", data="other"))
+    mixed = dataclasses.replace(study, runs={**study.runs, key: changed})
+    assert mixtures(analysis(mixed).outcomes["lm"]) == [
+        "These runs come from 2 versions of torch or of our numbers.",
         "Not all runs with one seed saw the same state of stdlib.",
     ]

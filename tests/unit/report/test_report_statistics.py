@@ -1,4 +1,4 @@
-"""The block model against sums done by hand."""
+"""Paired differences against scipy and statsmodels, and against what intervals promise."""
 
 import math
 
@@ -6,140 +6,136 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_paired
 
-from maclaurin.report.distributions import t_quantile
-from maclaurin.report.statistics import BlockFit
-
-
-def values_of(table):
-    return {(c, s): v for c, row in table.items() for s, v in enumerate(row) if v is not None}
-
-
-#: residuals by hand: cells 1, 3, 5 and seeds −0.5, 0.5 plus (0, 0), (+0.1, −0.1), (−0.1, +0.1)
-TABLE = {"a": [0.5, 1.5], "b": [2.6, 3.4], "c": [4.4, 5.6]}
-
-
-def test_pooled_noise_by_hand():
-    fit = BlockFit(values_of(TABLE))
-    assert fit.df == 2
-    assert fit.sigma == pytest.approx(math.sqrt(0.04 / 2))
-    assert fit.restless == frozenset()
-
-
-def test_mean_and_difference_by_hand():
-    fit = BlockFit(values_of(TABLE))
-    t, sigma = t_quantile(0.975, 2), math.sqrt(0.02)
-    mean, difference = fit.mean("b"), fit.difference("b", "a")
-    assert mean.value == pytest.approx(3.0)
-    assert mean.high - mean.value == pytest.approx(t * sigma / math.sqrt(2))
-    assert difference.value == pytest.approx(2.0)
-    assert difference.value - difference.low == pytest.approx(t * sigma)
-    assert (mean.n, difference.n) == (2, 2)
-
-
-def test_a_missing_run_is_made_good_by_its_seed():
-    """Without noise, the mean of a cell that lacks a seed is the mean it would have had."""
-    table = {"a": [1.0, 2.0, 3.0], "b": [2.0, 3.0, 4.0], "c": [5.0, None, 7.0]}
-    fit = BlockFit(values_of(table))
-    assert fit.df == 8 - 5
-    assert fit.mean("c").value == pytest.approx(6.0)
-    assert fit.difference("c", "a").value == pytest.approx(4.0)
-    assert fit.mean("c").half_width > fit.mean("a").half_width
-
-
-def test_one_seed_gives_numbers_and_no_interval():
-    fit = BlockFit(values_of({"a": [1.0], "b": [2.0]}))
-    assert fit.sigma is None
-    assert (fit.mean("a").value, fit.mean("a").low) == (1.0, None)
-    assert (fit.difference("b", "a").value, fit.difference("b", "a").high) == (1.0, None)
-
-
-def test_one_seed_of_a_cell_gives_no_interval_though_others_have_two():
-    fit = BlockFit(values_of({"a": [1.0, 1.1], "b": [2.0, 2.3], "c": [3.0, None]}))
-    assert fit.mean("a").has_interval
-    assert not fit.mean("c").has_interval
-    assert not fit.difference("c", "a").has_interval
-
-
-def test_cells_that_share_no_seed_and_no_neighbour_cannot_be_compared():
-    fit = BlockFit(values_of({"a": [1.0, 1.2, None, None], "b": [None, None, 2.0, 2.1]}))
-    assert fit.difference("a", "b") is None
-    assert fit.mean("a").value == pytest.approx(1.1)
-
-
-def test_a_cell_that_jumps_about_does_not_hide_in_the_pool():
-    rng = np.random.default_rng(0)
-    table = {f"c{i}": list(i + rng.normal(0, 0.01, 3)) for i in range(8)}
-    table["wild"] = [3.0, 4.5, 2.0]
-    fit = BlockFit(values_of(table))
-    assert fit.restless == {"wild"}
-    assert fit.sigma < 0.02
-    own = np.array(table["wild"]) - np.array(table["c0"])
-    expected = t_quantile(0.975, 2) * own.std(ddof=1) / math.sqrt(3)
-    assert fit.difference("wild", "c0").half_width == pytest.approx(expected)
-    assert fit.mean("wild").half_width > 1
-
-
-def test_steady_cells_are_seldom_called_restless():
-    rng = np.random.default_rng(1)
-    calls = sum(
-        bool(BlockFit(values_of({str(c): rng.normal(0, 1, 3) for c in range(8)})).restless)
-        for _ in range(200)
-    )
-    assert calls <= 8
-
-
-def test_intervals_hold_what_they_say():
-    """95 % intervals of a difference hold the truth in 95 % of 800 made-up experiments."""
-    rng, held = np.random.default_rng(2), 0
-    for _ in range(800):
-        seeds = rng.normal(0, 5, 2)
-        table = {
-            c: list(m + seeds + rng.normal(0, 0.3, 2))
-            for c, m in (("a", 0.0), ("b", 1.0), ("c", 1.0), ("d", 2.0))
-        }
-        difference = BlockFit(values_of(table)).difference("b", "a")
-        held += difference.low <= 1.0 <= difference.high
-    assert 0.93 <= held / 800 <= 0.97
-
+from maclaurin.report.statistics import (
+    Difference,
+    Spread,
+    holm,
+    margin_on_scale,
+    paired,
+    spreads_differ,
+    to_scale,
+)
 
 numbers = st.integers(-400, 400).map(lambda n: n / 64)
+samples = st.lists(numbers, min_size=3, max_size=6)
 
 
-@st.composite
-def tables(draw, missing=False):
-    cells, seeds = draw(st.integers(2, 5)), draw(st.integers(2, 4))
-    entry = st.one_of(numbers, st.none()) if missing else numbers
-    return {f"c{i}": draw(st.lists(entry, min_size=seeds, max_size=seeds)) for i in range(cells)}
+def by_seed(values):
+    return dict(enumerate(values))
 
 
-@given(table=tables(), shifts=st.lists(numbers, min_size=4, max_size=4))
-def test_what_a_seed_adds_to_all_cells_changes_no_difference(table, shifts):
-    before = BlockFit(values_of(table))
-    moved = {c: [v + shifts[s] for s, v in enumerate(row)] for c, row in table.items()}
-    after = BlockFit(values_of(moved))
-    for cell in table:
-        one, two = before.difference(cell, "c0"), after.difference(cell, "c0")
-        assert two.value == pytest.approx(one.value, abs=1e-7)
-        assert two.low == one.low if one.low is None else two.low == pytest.approx(one.low, abs=1e-6)
+@given(samples, st.data())
+def test_a_difference_is_the_paired_t_test(first, data):
+    second = data.draw(st.lists(numbers, min_size=len(first), max_size=len(first)))
+    if np.std(np.subtract(first, second)) < 1e-6:
+        return
+    found = paired(by_seed(first), by_seed(second))
+    test = stats.ttest_rel(first, second)
+    assert found.value == pytest.approx(np.mean(np.subtract(first, second)))
+    assert found.bounds == pytest.approx(tuple(test.confidence_interval(0.95)))
+    assert 2 * min(found.p_above(0), found.p_below(0)) == pytest.approx(test.pvalue, abs=1e-9)
 
 
-@given(table=tables())
-def test_complete_designs_give_plain_means(table):
-    fit = BlockFit(values_of(table))
-    for cell, row in table.items():
-        assert fit.mean(cell).value == pytest.approx(np.mean(row), abs=1e-9)
-        assert fit.difference(cell, "c0").value == pytest.approx(
-            np.mean(row) - np.mean(table["c0"]), abs=1e-9
-        )
+@given(samples, st.data(), st.sampled_from([0.1, 1.0, 5.0]))
+def test_equivalence_is_two_one_sided_tests(first, data, margin):
+    second = data.draw(st.lists(numbers, min_size=len(first), max_size=len(first)))
+    if np.std(np.subtract(first, second)) < 1e-6:
+        return
+    found = paired(by_seed(first), by_seed(second))
+    p, _, _ = ttost_paired(np.array(first), np.array(second), -margin, margin)
+    assert max(found.p_above(-margin), found.p_below(margin)) == pytest.approx(p, abs=1e-9)
 
 
-@given(table=tables(missing=True))
-def test_differences_turn_around_and_never_fail(table):
-    fit = BlockFit(values_of(table))
-    for cell in fit.cells:
-        there, back = fit.difference(cell, fit.cells[0]), fit.difference(fit.cells[0], cell)
-        assert (there is None) == (back is None)
-        if there is not None:
-            assert there.value == pytest.approx(-back.value, abs=1e-7)
-            assert there.n == back.n
+def test_only_shared_seeds_count():
+    assert paired({0: 1.0, 1: 2.0}, {2: 1.0}) is None
+    found = paired({0: 1.0, 1: 3.0, 7: 9.0}, {0: 0.5, 1: 2.0, 8: 5.0})
+    assert (found.value, found.n, found.df) == (0.75, 2, 1)
+
+
+def test_one_seed_gives_a_number_and_no_interval():
+    found = paired({0: 2.0}, {0: 1.0})
+    assert (found.value, found.bounds, found.p_above(0), found.p_below(0)) == (1.0, None, 1.0, 1.0)
+
+
+def test_runs_that_are_equal_are_surely_alike():
+    found = paired({0: 2.5, 1: 2.6, 2: 2.4}, {0: 2.5, 1: 2.6, 2: 2.4})
+    assert found.value == 0
+    assert found.p_above(-0.01) < 1e-9
+
+
+def test_a_difference_without_a_bound_is_never_surely_on_the_other_side():
+    run_away = Difference(0.5, 0.01, 2, 3, runaway=1)
+    assert run_away.bounds[1] == math.inf
+    assert run_away.p_below(1e9) == 1.0
+    assert run_away.p_above(0) < 0.001
+    assert (-run_away).p_above(-1e9) == 1.0
+    assert Difference(math.inf, 0.0, 2, 3, runaway=1).p_above(1e9) == 0.0
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0])
+def test_intervals_hold_what_they_say_whatever_the_spread_of_the_cell(spread):
+    """95 % intervals hold the truth in 95 % of 2,000 made-up experiments."""
+    rng, held = np.random.default_rng(2), 0
+    for _ in range(2000):
+        seeds = rng.normal(0, 5, 3)
+        a, b = seeds + rng.normal(0, 0.3, 3), 1 + seeds + rng.normal(0, 0.3 * spread, 3)
+        low, high = paired(by_seed(b), by_seed(a)).bounds
+        held += low <= 1.0 <= high
+    assert 0.94 <= held / 2000 <= 0.96
+
+
+@given(samples, samples, st.lists(numbers, min_size=6, max_size=6))
+def test_what_a_seed_adds_to_both_cells_changes_nothing(first, second, shifts):
+    moved = [[v + shifts[s] for s, v in enumerate(row)] for row in (first, second)]
+    before, after = paired(by_seed(first), by_seed(second)), paired(*map(by_seed, moved))
+    assert after.value == pytest.approx(before.value, abs=1e-9)
+    assert after.bounds == pytest.approx(before.bounds, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ scales
+
+
+def test_shares_are_compared_by_their_log_odds():
+    assert to_scale(0.5, "logit") == 0
+    assert to_scale(0.9, "logit") == pytest.approx(math.log(9))
+    assert to_scale(1.0, "logit", answers=100) == pytest.approx(math.log(199))
+    assert to_scale(0.0, "logit", answers=100) == pytest.approx(-math.log(199))
+    assert to_scale(8.0, "log") == pytest.approx(math.log(8))
+    assert to_scale(-3.0, "linear") == -3.0
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.001, 0.2))
+def test_a_margin_in_points_of_accuracy_is_the_same_margin_in_log_odds(reference, within):
+    low, high = margin_on_scale(reference, within, "logit")
+    assert low < 0 < high
+    if reference + within < 1:
+        assert to_scale(reference + within, "logit", 1e9) - to_scale(
+            reference, "logit", 1e9
+        ) == pytest.approx(high)
+    assert margin_on_scale(reference, within, "linear") == (-within, within)
+
+
+# ------------------------------------------------------------------------------------------ others
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_is_that_of_statsmodels(ps):
+    assert holm(ps) == (pytest.approx(list(multipletests(ps, method="holm")[1])) if ps else [])
+
+
+def test_means_come_with_their_standard_deviation():
+    assert Spread.of([]) is None
+    assert Spread.of([2.0]) == Spread(2.0, None, 1)
+    found = Spread.of([1.0, 2.0, 4.0])
+    assert (found.mean, found.deviation) == (pytest.approx(7 / 3), pytest.approx(np.std([1, 2, 4], ddof=1)))
+
+
+def test_different_spreads_are_noticed():
+    rng = np.random.default_rng(0)
+    assert spreads_differ([rng.normal(0, 1, 20), rng.normal(0, 20, 20)]) < 0.001
+    assert spreads_differ([rng.normal(0, 1, 20), rng.normal(0, 1, 20)]) > 0.05
+    assert spreads_differ([[1.0], [2.0]]) is None

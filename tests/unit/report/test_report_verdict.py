@@ -1,24 +1,30 @@
 """Claims held against runs."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.unit.report.synthetic import experiment
+from tests.unit.report.synthetic import experiment, study
 
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNCLEAR, judge
-from maclaurin.study.claim import Behind, Ordered, Tied
+from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, judge
+from maclaurin.study import Alike, Behind, Ordered
 
-WORDS = {"says": "so", "source": "here", "paper": "1.0", "experiment": "lm"}
-
-
-def verdict(claim, values, **options):
-    record, runs = experiment(values, **options)
-    return judge(claim, {"lm": Outcome(record, runs)})
+WORDS = {"says": "so", "experiment": "lm"}
 
 
-def tied(*cells, within=0.05):
-    return Tied(cells=cells, within=within, **WORDS)
+def outcomes(values, **options):
+    made = experiment(values, **options)
+    return {made[0].name: Outcome(study(made), made[0])}
+
+
+def verdict(claim, values, *others, **options):
+    """The judgement of a claim on a page where `others` stand too."""
+    found = outcomes(values, **options)
+    return judge([(claim, found), *((other, found) for other in others)])[0]
+
+
+def alike(*cells, within=0.05):
+    return Alike(cells=cells, within=within, because="test", **WORDS)
 
 
 def behind(*cells):
@@ -29,58 +35,86 @@ def ordered(*cells):
     return Ordered(cells=cells, **WORDS)
 
 
-#: noise of about 0.01 around means of a 1.0, b 1.01, c 2.0, d 3.0
+#: paired noise of about 0.003 around means of a 1.0, b 1.01, c 2.0, d 3.0
 TABLE = {
-    "a": [1.00, 1.21, 0.89],
-    "b": [1.02, 1.20, 0.91],
-    "c": [2.01, 2.20, 1.90],
-    "d": [3.00, 3.21, 2.89],
+    "a": [1.000, 1.210, 0.890],
+    "b": [1.012, 1.217, 0.901],
+    "c": [2.003, 2.208, 1.892],
+    "d": [3.001, 3.213, 2.889],
 }
 
 
 @pytest.mark.parametrize(
     ("claim", "expected"),
     [
-        (tied("a", "b"), AGREES),
-        (tied("a", "c"), DISAGREES),
-        (tied("a", "b", "c"), DISAGREES),
-        (tied("a", "c", within=1.0), UNCLEAR),
+        (alike("a", "b"), AGREES),
+        (alike("a", "c"), DISAGREES),
+        (alike("a", "b", "c"), DISAGREES),
+        (alike("a", "b", within=0.011), UNDECIDED),
+        (alike("a", "c", within=1.0), UNDECIDED),
         (behind("a", "c", "d"), AGREES),
         (behind("c", "a"), DISAGREES),
-        (behind("a", "b", "c"), UNCLEAR),
+        (behind("c", "d", "a"), DISAGREES),
         (ordered("d", "c", "a"), AGREES),
         (ordered("a", "c", "d"), DISAGREES),
-        (ordered("b", "a"), UNCLEAR),
     ],
 )
 def test_verdicts(claim, expected):
     assert verdict(claim, TABLE).verdict == expected
 
 
-def test_a_step_within_the_noise_is_allowed_and_said():
-    found = verdict(ordered("d", "a", "b"), TABLE)
-    assert found.verdict == AGREES
-    assert found.notes == ("b has the worse mean than a, within the noise",)
-    assert found.ours == "d 3.033 → a 1.033 → b 1.043"
+def test_an_interval_around_zero_is_no_proof_of_likeness():
+    """What was called a tie before: wide intervals that contain zero."""
+    noisy = {"a": [1.0, 1.2, 0.8], "b": [1.1, 1.0, 0.9]}
+    found = verdict(alike("a", "b"), noisy)
+    assert found.verdict == UNDECIDED
+    assert "undecided: b" in found.notes
 
 
-def test_a_tie_by_wide_intervals_is_called_weak():
-    found = verdict(tied("a", "b", within=0.02), TABLE)
-    assert found.verdict == AGREES
-    assert "weak: the interval of b reaches beyond ±0.02" in found.notes
+def test_an_order_says_which_neighbours_are_undecided():
+    close = {**TABLE, "e": [1.03, 1.20, 0.86]}
+    found = verdict(ordered("d", "a", "e"), close)
+    assert found.verdict == UNDECIDED
+    assert "undecided: a → e (1 of 2 comparisons)" in found.notes
+    assert found.ours == "d 3.034 ± 0.165 → a 1.033 ± 0.163 → e 1.030 ± 0.170"
 
 
-def test_higher_accuracies_are_better():
+def test_a_claim_holds_only_if_every_pair_does():
+    close = {**TABLE, "e": [1.03, 1.20, 0.86]}
+    assert verdict(behind("a", "c", "e"), close).verdict == UNDECIDED
+    assert verdict(behind("a", "c"), close).verdict == AGREES
+
+
+def test_more_claims_on_a_page_ask_for_more():
+    slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
+    assert verdict(behind("a", "b"), slight).verdict == AGREES
+    found = verdict(behind("a", "b"), slight, *[alike("a", "b", within=0.02)] * 9)
+    assert found.verdict == UNDECIDED
+    assert "every comparison is decided alone, but not after correction for 10 claims" in found.notes
+
+
+def test_a_claim_without_data_counts_in_the_correction():
+    slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
+    absent = Behind(says="x", experiment="elsewhere", cells=("a", "b"))
+    alone, beside = verdict(behind("a", "b"), slight), verdict(behind("a", "b"), slight, *[absent] * 9)
+    assert beside.p == pytest.approx(10 * alone.p)
+
+
+def test_higher_accuracies_are_better_and_compared_by_log_odds():
     values = {name: [1 - v / 4 for v in row] for name, row in TABLE.items()}
     assert verdict(behind("a", "c"), values, metric="accuracy").verdict == AGREES
     assert verdict(ordered("d", "c", "a"), values, metric="accuracy").verdict == AGREES
     assert verdict(ordered("a", "d"), values, metric="accuracy").verdict == DISAGREES
+    assert "log-odds" in verdict(behind("a", "c"), values, metric="accuracy").ours
+    near = {"a": [0.990, 0.992, 0.991], "b": [0.991, 0.992, 0.9905]}
+    assert verdict(alike("a", "b", within=0.005), near, metric="accuracy").verdict == AGREES
+    assert verdict(alike("a", "b", within=0.0005), near, metric="accuracy").verdict == UNDECIDED
 
 
 def test_one_seed_concludes_nothing():
     found = verdict(behind("a", "d"), {"a": [1.0], "d": [9.0]})
-    assert found.verdict == UNCLEAR
-    assert "one seed only for d: no interval, so no conclusion" in found.notes
+    assert found.verdict == UNDECIDED
+    assert "one seed for d: no interval, so no conclusion" in found.notes
 
 
 def test_cells_without_results_were_not_run():
@@ -92,8 +126,8 @@ def test_cells_without_results_were_not_run():
 
 
 def test_an_experiment_that_is_not_there_was_not_run():
-    record, runs = experiment(TABLE, name="other")
-    assert judge(tied("a", "b"), {"other": Outcome(record, runs)}).verdict == NOT_RUN
+    found = judge([(alike("a", "b"), outcomes(TABLE, name="other"))])[0]
+    assert (found.verdict, found.p) == (NOT_RUN, None)
 
 
 def all_diverged(cell):
@@ -108,28 +142,27 @@ def test_a_cell_that_diverged_is_the_worst():
     assert "e diverged in 3 of 3 runs, which counts as worst" in found.notes
     assert "e diverged" in found.ours
     assert verdict(behind("e", "a"), values, **options).verdict == DISAGREES
-    assert verdict(tied("a", "e"), values, **options).verdict == DISAGREES
+    assert verdict(alike("a", "e"), values, **options).verdict == DISAGREES
     assert verdict(ordered("e", "a"), values, **options).verdict == AGREES
     assert verdict(ordered("a", "e"), values, **options).verdict == DISAGREES
 
 
-def test_one_divergence_spoils_a_tie_but_proves_nothing_alone():
-    values = {**TABLE, "b": [1.01, None, 0.88]}
-    options = {"statuses": {("b", 1): "diverged"}}
-    assert verdict(tied("a", "b"), values, **options).verdict == UNCLEAR
-    assert verdict(behind("a", "b"), values, **options).verdict == UNCLEAR
-    values = {**TABLE, "d": [3.0, None, 2.89]}
-    assert verdict(behind("a", "d"), values, statuses={("d", 1): "diverged"}).verdict == AGREES
+def test_one_divergence_spoils_likeness_but_proves_nothing_alone():
+    values = {**TABLE, "b": [1.0, None, 0.89], "d": [3.0, None, 2.89]}
+    options = {"statuses": {("b", 1): "diverged", ("d", 1): "diverged"}}
+    assert verdict(alike("a", "b"), values, **options).verdict == UNDECIDED
+    assert verdict(behind("a", "b"), values, **options).verdict == UNDECIDED
+    assert verdict(behind("a", "d"), values, **options).verdict == AGREES
 
 
 def test_two_cells_that_diverged_cannot_be_told_apart():
     values = {**TABLE, "e": [None] * 3, "f": [None] * 3}
     found = verdict(behind("e", "f"), values, statuses=all_diverged("e") | all_diverged("f"))
-    assert found.verdict == UNCLEAR
+    assert found.verdict == UNDECIDED
 
 
-def test_a_crash_is_said_and_is_no_number():
-    values = {**TABLE, "d": [3.0, None, 2.89]}
+def test_a_crash_is_reported_and_is_no_number():
+    values = {**TABLE, "d": [3.001, None, 2.889]}
     found = verdict(behind("a", "d"), values, statuses={("d", 1): "crashed"})
     assert found.verdict == AGREES
     assert "d crashed in 1 of 3 runs" in found.notes
@@ -137,23 +170,46 @@ def test_a_crash_is_said_and_is_no_number():
 
 numbers = st.integers(-64, 64).map(lambda n: n / 16)
 rows = st.lists(numbers, min_size=3, max_size=3)
-claims = st.sampled_from([tied("a", "b", "c", within=0.51), behind("a", "b", "c"), ordered("a", "b", "c")])
+tables = st.fixed_dictionaries(dict.fromkeys("abcd", rows))
+claims = st.sampled_from([alike("a", "b", "c", within=0.51), behind("a", "b", "c"), ordered("a", "b", "c")])
 
 
-@given(table=st.fixed_dictionaries(dict.fromkeys("abcd", rows)), shifts=rows, claim=claims)
+@given(table=tables, shifts=rows, claim=claims)
 def test_what_a_seed_adds_to_all_cells_changes_no_verdict(table, shifts, claim):
     moved = {name: [v + shifts[s] for s, v in enumerate(row)] for name, row in table.items()}
     assert verdict(claim, table).verdict == verdict(claim, moved).verdict
 
 
-@given(table=st.fixed_dictionaries(dict.fromkeys("abcd", rows)), claim=claims)
+@given(table=tables, claim=claims)
 def test_the_order_of_the_cells_in_the_experiment_changes_no_verdict(table, claim):
-    backwards = dict(reversed(table.items()))
-    assert verdict(claim, table).verdict == verdict(claim, backwards).verdict
+    assert verdict(claim, table).verdict == verdict(claim, dict(reversed(table.items()))).verdict
 
 
-@given(table=st.fixed_dictionaries(dict.fromkeys("abcd", rows)))
+@given(table=tables)
 def test_losses_and_their_negatives_as_accuracies_are_judged_alike(table):
     turned = {name: [-v for v in row] for name, row in table.items()}
     for claim in (behind("a", "b", "c"), ordered("a", "b", "c")):
-        assert verdict(claim, table).verdict == verdict(claim, turned, metric="accuracy").verdict
+        found = verdict(claim, turned, metric="accuracy", scale="linear")
+        assert verdict(claim, table).verdict == found.verdict
+
+
+@given(table=tables, claim=claims, factor=st.floats(1.5, 20))
+def test_more_noise_never_helps_a_claim(table, claim, factor):
+    """The same means with a wider spread: what was undecided stays undecided."""
+    means = {name: sum(row) / 3 for name, row in table.items()}
+    wider = {name: [means[name] + factor * (v - means[name]) for v in row] for name, row in table.items()}
+    if verdict(claim, wider).verdict in (AGREES, DISAGREES):
+        assert verdict(claim, table).verdict == verdict(claim, wider).verdict
+
+
+@given(table=tables, claim=claims)
+def test_a_single_seed_never_decides(table, claim):
+    assert verdict(claim, {name: row[:1] for name, row in table.items()}).verdict == UNDECIDED
+
+
+@given(table=tables, claim=claims)
+def test_losing_a_cell_never_helps_a_claim(table, claim):
+    """A cell that is not there can take a verdict away, and give none but the contradiction of the others."""
+    full, part = verdict(claim, table).verdict, verdict(claim, {**table, "c": [None] * 3}).verdict
+    assume(full != AGREES)
+    assert part != AGREES

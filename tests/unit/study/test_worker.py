@@ -7,16 +7,17 @@ import sys
 
 import pytest
 
+from maclaurin import InputError
 from maclaurin.models import SIZES, Size
-from maclaurin.study.design import Cell, Experiment, Study
-from maclaurin.study.plan import plan_runs
-from maclaurin.study.pool import Pool
-from maclaurin.study.prepare import make_job, make_tasks
-from maclaurin.study.worker import work
+from maclaurin.study.find import OwnCode
+from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.worker import Job, work
 
 COMMON = {
-    "size": "tiny", "data": "mqar:pairs=2,vocab=16,length=12", "steps": 4, "batch_size": 2, "warmup": 0,
-    "eval_every": 2, "eval_rows": 4, "checkpoint_every": 2, "log_every": 1, "device": "cpu",
+    "attention": "exp/sum", "size": "tiny", "data": "mqar:pairs=2,vocab=16,length=12", "steps": 4,
+    "batch_size": 2, "warmup": 0, "eval_every": 2, "eval_rows": 4, "checkpoint_every": 2, "log_every": 1,
+    "device": "cpu",
 }  # fmt: skip
 
 
@@ -26,70 +27,145 @@ def pool(tmp_path, monkeypatch):
     return Pool(tmp_path / "pool")
 
 
-def tasks(pool, *, keep_models=False, **settings):
-    cell = Cell("softmax", {"attention": "exp/sum", **settings})
-    study = Study(
-        "s", "S", "?", "none", (Experiment("e", "E", "accuracy", COMMON, (cell,), (0,), "softmax"),)
+def job(pool, *, code=(), keep_models=False, opened=True, **settings):
+    record = waiting(resolved({**COMMON, **settings}), code)
+    place = Workplace(
+        pool=str(pool.root), threads=1, keep_models=keep_models, code=tuple(code), group="study-s"
     )
-    runs = plan_runs(study)
-    lock = pool.root.parent / "lock"
-    made = make_tasks(study, runs, pool, study_lock=lock, threads=1, keep_models=keep_models)
-    return runs[0], made[0]
+    return Job(record=Sources().complete(record) if opened else record, place=place)
 
 
 def test_a_run_leaves_its_record_and_no_weights(pool):
-    _, task = tasks(pool)
-    record = work(task.job)
-    entry = pool.entry(task.key)
+    asked = job(pool)
+    record = work(asked)
+    entry = pool.entry(asked.record.key)
     assert entry.record() == record
-    assert (record.status, record.step, record.key) == ("finished", 4, task.key)
-    assert [step for step, *_ in record.test_curve] == [2, 4]
-    assert [position for position, _ in record.loss_by_position] == [4, 6, 8, 10]  # where an answer is scored
+    assert (record.status, record.step, record.key) == ("finished", 4, asked.record.key)
+    held_out = record.curves.get("validation_loss") or record.curves["loss"]
+    assert [step for step, _ in held_out] == [2, 4]
+    assert [step for step, _ in record.curves["train_loss"]] == [1, 2, 3, 4]
+    assert len(record.loss_by_position) == 12
+    assert None in dict(record.loss_by_position).values(), "keys and values of a recall task are not scored"
+    assert {"loss", "accuracy", "parameters", "tokens_per_second", "training_flops", "scored_tokens"} <= set(
+        record.metrics
+    )
+    assert {"data", "commit", "machine", "versions", "date", "runs_at_once"} <= set(record.provenance)
     assert json.loads(entry.progress.read_text())["step"] == 4
     assert not (entry.path / "checkpoints").exists()
-    assert work(dataclasses.replace(task.job, cell="another")) == record  # not trained again
+    assert work(asked) == record  # not trained again
+
+
+def test_runs_in_the_pool_have_no_labels(pool):
+    work(job(pool))
+    texts = [file.read_text() for file in pool.root.rglob("*.json")]
+    assert texts
+    assert not any("study-s" in text for text in texts)
 
 
 def test_models_are_kept_where_asked_for(pool):
-    _, task = tasks(pool, keep_models=True)
-    work(task.job)
-    assert (pool.entry(task.key).path / "model" / "model.safetensors").exists()
+    asked = job(pool, keep_models=True)
+    work(asked)
+    assert (pool.entry(asked.record.key).path / "model" / "model.safetensors").exists()
 
 
 def test_a_run_killed_before_its_record_is_not_trained_again(pool):
-    _, task = tasks(pool)
-    record = work(task.job)
-    entry = pool.entry(task.key)
+    asked = job(pool)
+    record = work(asked)
+    entry = pool.entry(asked.record.key)
     entry.record_file.unlink()
     before = (entry.path / "records.jsonl").stat().st_mtime_ns
-    again = work(task.job)
+    again = work(asked)
     assert (entry.path / "records.jsonl").stat().st_mtime_ns == before
-    assert again.test_curve == record.test_curve
-    assert again.parameters == record.parameters
+    assert again.curves == record.curves
+    assert again.metrics == record.metrics
 
 
 def test_divergence_is_a_record_with_the_curve_so_far(pool):
-    _, task = tasks(pool, lr=1e5, largest_loss=4.0, clip=None)
-    record = work(task.job)
+    record = work(job(pool, lr=1e5, largest_loss=4.0, clip=None))
     assert record.status == "diverged"
-    assert "is not finite" in record.message
-    assert len(record.train_curve) == record.step - 1
-    assert record.parameters > 0
-    assert record.test_loss is None
+    assert record.message.startswith(f"step {record.step}: ")
+    assert len(record.curves["train_loss"]) == record.step - 1
+    assert record.value("loss") is None
 
 
-def test_a_job_without_a_key_finds_the_place_a_study_looks_at(pool):
-    run, task = tasks(pool)
-    job = make_job(run, pool)
-    assert job.key is None
-    assert work(job).key == task.key
-    assert pool.entry(task.key).record().status == "finished"
+def test_a_run_that_stays_far_above_its_start_ends_early_and_counts_as_diverged(pool, monkeypatch):
+    monkeypatch.setattr("maclaurin.study.progress.REPORTS_ABOVE_START", 2)
+    monkeypatch.setattr("maclaurin.study.progress.NATS_ABOVE_START", -100.0)
+    record = work(job(pool, steps=40))
+    assert (record.status, record.step) == ("diverged", 5)
+    assert "stopped early" in record.message
+
+
+def test_a_job_whose_data_were_not_opened_finds_the_place_a_study_looks_at(pool):
+    key = job(pool).record.key
+    record = work(job(pool, opened=False))
+    assert record.key == key
+    assert pool.entry(key).record().status == "finished"
 
 
 def test_a_job_travels_in_a_file(pool, tmp_path):
-    _, task = tasks(pool)
-    task.job.write(tmp_path / "job.json")
-    assert type(task.job).read(tmp_path / "job.json") == task.job
+    code = OwnCode(name="x", source="y = 1\n")
+    asked = dataclasses.replace(job(pool, code=[code]), gpu="3")
+    asked.write(tmp_path / "job.json")
+    assert Job.read(tmp_path / "job.json") == asked
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"torch": "1.0"}, "same versions"), ({"data": "x"}, "is not the same here")]
+)
+def test_other_versions_and_other_data_are_refused(pool, change, words):
+    asked = job(pool)
+    run = dataclasses.replace(asked.record.run, **change)
+    with pytest.raises(InputError, match=words):
+        work(dataclasses.replace(asked, record=dataclasses.replace(asked.record, run=run)))
+
+
+OWN_PART = '''
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+from maclaurin.spec import Polynomial, register, whole
+
+@register
+@dataclass(frozen=True, slots=True)
+class {name}(Polynomial):
+    """κ = Σ_(n≤N, n even) xⁿ/n!"""
+
+    notation: ClassVar[str] = "{name}"
+    order: int = whole(at_least=0)
+
+    @property
+    def series(self):
+        return tuple((n % 2 == 0) * {scale} / math.factorial(n) for n in range(self.order + 1))
+'''
+
+
+def test_a_part_of_ones_own_reaches_the_worker_and_its_code_is_part_of_the_key(pool, tmp_path):
+    """In a process that has never seen the part, as every worker is."""
+    code = [OwnCode(name="own_cosh", source=OWN_PART.format(name="owncosh", scale=s)) for s in (1.0, 0.5)]
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "from maclaurin.models import SIZES, Size\n"
+        "SIZES['tiny'] = Size('tiny', 16, 24, 2, 1, 12)\n"
+        "from maclaurin.study.worker import Job, main\n"
+        "sys.exit(main(Job.read(Path(sys.argv[1]))))\n"
+    )
+    from maclaurin.study.find import load_code
+
+    keys = []
+    for own in code:
+        load_code(own)
+        asked = job(pool, code=[own], attention="owncosh(4)/sum")
+        keys.append(asked.record.key)
+    asked.write(tmp_path / "job.json")
+    assert len(set(keys)) == 2, "an edited part is another run"
+    assert job(pool, code=code[:1]).record.run.parts is None, "runs without it are shared with everybody"
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "job.json")], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert pool.entry(keys[1]).record().status == "finished"
 
 
 def test_loading_the_worker_leaves_cuda_alone():

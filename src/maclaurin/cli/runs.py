@@ -1,0 +1,103 @@
+"""`maclaurin runs`: the training runs in folders, as a table; a few of them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from maclaurin.study.compare import RunSummary
+
+#: number in a run's summary → heading and format
+NUMBERS = {
+    "validation_loss": ("validation loss", ".4f"),
+    "loss": ("test loss", ".4f"),
+    "accuracy": ("accuracy", ".3f"),
+    "train_loss": ("training loss", ".4f"),
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "parameters": ("parameters", ",.0f"),
+}
+#: up to so many runs are compared key by key
+MOST_COMPARED = 6
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold some; runs by default.")
+    ] = None,
+    sort: Annotated[str, typer.Option(help="newest, or a number such as loss.")] = "newest",
+) -> None:
+    """List training runs, of `maclaurin train`, of sweeps and of the pool of studies.
+
+    Up to six folders of single runs are compared: the settings that differ, and the numbers of each.
+
+    [bold]Examples[/]
+
+        maclaurin runs
+
+        maclaurin runs runs/pool --sort loss
+
+        maclaurin runs runs/softmax runs/norm
+    """
+    from maclaurin.errors import InputError
+    from maclaurin.study.compare import find_runs, read_summary
+
+    given = folders or [Path("runs")]
+    console = Console(highlight=False)
+    single = [run for folder in given if (run := read_summary(folder)) is not None]
+    if 2 <= len(single) == len(given) <= MOST_COMPARED:
+        _compare(single, console)
+        return
+    if sort != "newest" and sort not in NUMBERS:
+        raise InputError(f"--sort takes newest, {', '.join(NUMBERS)}; got {sort!r}.")
+    found = find_runs(given)
+    if sort != "newest":
+        found.sort(key=lambda run: run.numbers.get(sort, float("inf")))
+    shown = [name for name in NUMBERS if any(name in run.numbers for run in found)]
+    table = Table(title=f"{len(found)} runs", title_justify="left")
+    for heading in ("run", "attention"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("size", "data", "lr", "step", "status"):
+        table.add_column(heading, no_wrap=heading != "data")
+    for name in shown:
+        table.add_column(NUMBERS[name][0], justify="right")
+    for run in found:
+        config = run.config
+        table.add_row(
+            str(run.path), Text(run.attention), str(config.get("size")), Text(str(config.get("data"))),
+            f"{config.get('lr', 0):g}", f"{run.step}/{config['steps']}", run.status,
+            *(_number(run.numbers.get(name), NUMBERS[name][1]) for name in shown),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _compare(single: list[RunSummary], console: Console) -> None:
+    from maclaurin.study.compare import differing_keys
+
+    table = Table(title="settings that differ, and results", title_justify="left")
+    table.add_column("")
+    for run in single:
+        table.add_column(str(run.path), overflow="fold")
+    for key in differing_keys(single):
+        table.add_row(key, *(Text(_shown(run.config.get(key))) for run in single))
+    table.add_section()
+    table.add_row("status", *(run.status for run in single))
+    table.add_row("step", *(f"{run.step}/{run.config['steps']}" for run in single))
+    for name, (heading, form) in NUMBERS.items():
+        if any(name in run.numbers for run in single):
+            table.add_row(heading, *(_number(run.numbers.get(name), form) for run in single))
+    table.add_row("commit", *(run.commit or "–" for run in single))
+    console.print(table)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

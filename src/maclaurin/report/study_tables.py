@@ -1,0 +1,527 @@
+"""The tables of a study, as data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from maclaurin.report.anova import Factorial
+from maclaurin.report.numbers import (
+    NOTHING,
+    chance,
+    counted,
+    duration,
+    in_one_line,
+    interval,
+    many,
+    plain,
+    power,
+    ratio,
+    share,
+    signed,
+    size,
+)
+from maclaurin.report.outcome import CellOutcome, Outcome
+from maclaurin.report.statistics import Difference
+from maclaurin.report.tables import Column, Entry, Table, Tone
+from maclaurin.report.verdict import Judgement
+from maclaurin.study.claims import Alike, Published
+from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord
+
+#: a rate is good if its value is within this share of the best
+GOOD = 0.01
+TONES: dict[str, Tone] = {"agrees": "good", "disagrees": "bad", "undecided": "unsure", "not run": "muted"}
+
+
+# ------------------------------------------------------------------------------------- the parts
+
+
+def parts_table(outcome: Outcome) -> Table:
+    """Mean, difference to the baseline and standing of every cell, best first."""
+    unit = f" in {outcome.difference_unit}" if outcome.difference_unit else ""
+    columns = (
+        Column("cell", "named"),
+        Column(outcome.metric, "number", "mean ± standard deviation over the seeds"),
+        Column(
+            f"minus {outcome.experiment.baseline}{unit}", "number", "seed by seed, with its 95 % interval"
+        ),
+        Column("against it"),
+        Column("seeds", "number"),
+    )
+    rows = tuple(_parts_row(outcome, outcome.cells[name]) for name in outcome.best_first())
+    return Table(f"{outcome.metric} by cell", columns, rows)
+
+
+def _parts_row(outcome: Outcome, cell: CellOutcome) -> tuple[Entry, ...]:
+    decimals = decimals_of(outcome)
+    is_baseline = cell.name == outcome.experiment.baseline
+    return (
+        Entry(cell.name, cell.name, ", ".join(cell.attention)),
+        spread_entry(cell, decimals),
+        Entry(NOTHING) if is_baseline else difference_entry(outcome.differences[cell.name], decimals),
+        standing_entry(outcome, cell),
+        Entry(str(len(cell.values)), len(cell.values)),
+    )
+
+
+def decimals_of(outcome: Outcome) -> int:
+    """Digits after the point that the noise leaves a meaning."""
+    known = [
+        c.spread.deviation for c in outcome.cells.values() if c.spread and c.spread.deviation is not None
+    ]
+    means = [abs(c.spread.mean) for c in outcome.cells.values() if c.spread]
+    if means and min(means) >= 1000:
+        return 0
+    return 4 if known and max(known) < 5e-4 else 3
+
+
+def spread_entry(cell: CellOutcome, decimals: int) -> Entry:
+    """2.521 ± 0.011."""
+    if cell.spread is None:
+        return Entry(NOTHING)
+    deviation = cell.spread.deviation
+    sd = "" if deviation is None else f"± {plain(deviation, decimals)}"
+    return Entry(plain(cell.spread.mean, decimals), cell.spread.mean, sd)
+
+
+def difference_entry(difference: Difference | None, decimals: int) -> Entry:
+    """+0.104 [0.081, 0.127]."""
+    if difference is None:
+        return Entry(NOTHING)
+    if math.isinf(difference.value):
+        return Entry("diverged", difference.value, tone="bad")
+    return Entry(signed(difference.value, decimals), difference.value, interval(difference.bounds, decimals))
+
+
+def standing_entry(outcome: Outcome, cell: CellOutcome) -> Entry:
+    """Where a cell stands, and what became of runs that did not finish."""
+    standing = outcome.standing(cell.name)
+    tones: dict[str, Tone] = {"behind": "bad", "ahead": "good", "undecided": "unsure"}
+    words = {"one seed": "one seed: no conclusion", "not run": "no finished run"}
+    planned = len(outcome.experiment.seeds)
+    asides = []
+    if cell.diverged:
+        asides.append(f"diverged in {len(cell.diverged)} of {planned}")
+    if cell.crashed:
+        asides.append(f"crashed in {len(cell.crashed)} of {planned}")
+    text = words.get(standing, standing)
+    return Entry(text, text, f"({'; '.join(asides)})" if asides else "", tones.get(standing, "muted"))
+
+
+# ------------------------------------------------------------------------------ how it was trained
+
+#: config key → its name in the table; others are shown under their own
+_NAMES = {"lr": "learning rate", "batch_size": "rows per step", "length": "tokens per row"}
+#: keys that are the run's identity, or say where and how it was computed
+_HIDDEN = ("attention", "seed", "device", "keep", "trackers", "checkpoint_every", "log_every", "eval_every")
+#: keys that are worth a line even where they have their default
+_ALWAYS = (
+    "size", "data", "tokenizer", "length", "steps", "batch_size", "lr", "schedule", "warmup", "final_lr",
+    "weight_decay", "beta1", "beta2", "clip", "precision", "initialization",
+)  # fmt: skip
+
+
+def common_settings(outcome: Outcome) -> list[tuple[str, str]]:
+    """What all cells were trained with: (name, value)."""
+    configs = [cell.first.run.config for cell in outcome.cells.values() if cell.first]
+    if not configs:
+        return []
+    differing = _differing(configs)
+    names = [name for name in _ALWAYS if name in configs[0] and name not in differing]
+    found = [(_NAMES.get(name, name.replace("_", " ")), _setting(configs[0][name])) for name in names]
+    tokens = {cell.first.run.tokens for cell in outcome.cells.values() if cell.first}
+    if len(tokens) == 1:
+        found.append(("training tokens", f"{tokens.pop():,}"))
+    prints = {cell.first.run.data[:12] for cell in outcome.cells.values() if cell.first}
+    found.append(("data fingerprint", ", ".join(sorted(prints))))
+    return found
+
+
+def settings_table(outcome: Outcome) -> Table:
+    """What differs between the cells, with parameters and tokens of each."""
+    cells = [cell for cell in outcome.cells.values() if cell.first]
+    configs = [cell.first.run.config for cell in cells if cell.first]
+    differing = _differing(configs)
+    columns = (
+        Column("cell"),
+        Column("attention", "code"),
+        *(Column(_NAMES.get(name, name.replace("_", " ")), "number") for name in differing),
+        Column("parameters", "number"),
+        Column("training tokens", "number"),
+        Column("training FLOPs", "number", "forward and backward, all steps"),
+    )
+    rows = []
+    for cell, config in zip(cells, configs, strict=True):
+        first = cell.first
+        tokens = first.run.tokens if first else 0
+        flops, parameters = cell.average("training_flops"), cell.average("parameters")
+        rows.append(
+            (
+                Entry(cell.name, cell.name),
+                Entry(", ".join(cell.attention)),
+                *(Entry(_setting(config.get(name)), _sortable(config.get(name))) for name in differing),
+                Entry(many(parameters), parameters),
+                Entry(many(tokens), tokens),
+                Entry(NOTHING if flops is None else f"{flops:.2e}", flops),
+            )
+        )
+    return Table("settings by cell", columns, tuple(rows))
+
+
+def _differing(configs: Sequence[Any]) -> list[str]:
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [
+        name
+        for name in names
+        if name not in _HIDDEN and len({_setting(config.get(name)) for config in configs}) > 1
+    ]
+
+
+def _setting(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else in_one_line(value)
+
+
+def _sortable(value: Any) -> float | str | None:
+    return value if isinstance(value, int | float | str) else None
+
+
+def tuning_table(outcome: Outcome) -> Table | None:
+    """The learning rate of each cell, how wide the good range is, and what was tried."""
+    tuning = outcome.experiment.tuning
+    if tuning is None:
+        return None
+    sign = -1.0 if tuning.metric.endswith("accuracy") else 1.0
+    columns = (
+        Column("cell"),
+        Column("learning rate", "number"),
+        Column(tuning.metric.replace("_", " "), "number", "at that rate, on the tuning seeds"),
+        Column(
+            "good range", "number", f"rates whose value is within {share(GOOD)} of the best, interpolated"
+        ),
+        Column("width", "number", "largest over smallest good rate"),
+        Column("tried", "number"),
+        Column("time", "number", "of all its tuning runs"),
+    )
+    rows = []
+    for name, cell in tuning.cells.items():
+        values = trial_means(cell)
+        best = values.get(cell.rate)
+        low, high, is_open = good_range(values, cell.rate, sign)
+        width = high / low if low else None
+        seconds = sum(trial.seconds or 0.0 for trial in cell.trials)
+        rows.append(
+            (
+                Entry(name, name),
+                Entry(f"{cell.rate:g}", cell.rate, "on the edge of what was tried" if cell.on_edge else ""),
+                Entry(plain(best), best),
+                Entry(f"{low:.2g} – {high:.2g}{' or more' if is_open else ''}", low),
+                Entry(NOTHING if width is None else f"× {width:.1f}", width),
+                Entry(counted(len({trial.rate for trial in cell.trials}), "rate"), len(cell.trials)),
+                Entry(duration(seconds), seconds),
+            )
+        )
+    return Table("learning rates", columns, tuple(rows))
+
+
+def trial_means(cell: CellTuning) -> dict[float, float]:
+    """Rate → mean value over the tuning seeds; infinite where a run diverged or crashed."""
+    found: dict[float, list[float]] = {}
+    for trial in cell.trials:
+        found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)
+    return {rate: sum(values) / len(values) for rate, values in sorted(found.items())}
+
+
+def good_range(values: dict[float, float], best: float, sign: float) -> tuple[float, float, bool]:
+    """(smallest, largest good rate, whether a side never got bad), between the rates that were tried.
+
+    Interpolated on the logarithm of the rate; a rate that diverged bounds the range at its neighbour.
+    """
+    if math.isinf(values[best]):
+        return best, best, False
+    rates = sorted(values)
+    limit = sign * values[best] + GOOD * abs(values[best])
+    ends, is_open = [], False
+    for step in (-1, 1):
+        place, end = rates.index(best), best
+        while 0 <= place + step < len(rates):
+            inner, outer = rates[place], rates[place + step]
+            here, there = sign * values[inner], sign * values[outer]
+            if there <= limit:
+                place, end = place + step, outer
+                continue
+            part = 0.0 if math.isinf(there) else (limit - here) / (there - here)
+            end = inner * (outer / inner) ** part
+            break
+        else:
+            is_open = True
+        ends.append(end)
+    return ends[0], ends[1], is_open
+
+
+# -------------------------------------------------------------------------------------- the rest
+
+
+def cost_table(outcome: Outcome) -> Table:
+    """What each cell takes: means over its finished runs."""
+    columns = (
+        Column("cell"),
+        Column("tokens/s", "number", "of runs that had the machine to themselves"),
+        Column("state", "number", "recurrent state of all layers in fp32"),
+        Column("parameters", "number"),
+        Column("training FLOPs", "number"),
+        Column("time of a run", "number", "evaluation included, beside the other runs"),
+        Column("peak GPU memory", "number"),
+    )
+    rows = []
+    for cell in outcome.cells.values():
+        if not cell.finished():
+            continue
+        speeds = [
+            r.value("tokens_per_second") for r in cell.finished() if r.provenance.get("runs_at_once") == 1
+        ]
+        known = [speed for speed in speeds if speed is not None]
+        speed = sum(known) / len(known) if known else None
+        memory, seconds = cell.average("peak_gpu_bytes"), cell.average("seconds")
+        parameters, flops = cell.average("parameters"), cell.average("training_flops")
+        state = cell.state_bytes
+        rows.append(
+            (
+                Entry(cell.name, cell.name),
+                Entry(many(speed), speed),
+                Entry(
+                    "grows with the text" if state is None else size(state),
+                    math.inf if state is None else state,
+                ),
+                Entry(many(parameters), parameters),
+                Entry(NOTHING if flops is None else f"{flops:.2e}", flops),
+                Entry(duration(seconds), seconds),
+                Entry(size(memory), memory),
+            )
+        )
+    return Table("cost by cell", columns, tuple(rows))
+
+
+def effects_table(factorial: Factorial) -> Table:
+    """Main effects and interactions, then what is left over."""
+    columns = (
+        Column("effect"),
+        Column("share of variance", "number"),
+        Column("df", "number"),
+        Column("F", "number"),
+        Column("p (Holm)", "number"),
+        Column("verdict"),
+    )
+    rows = []
+    for effect in (*factorial.effects, *factorial.left_over):
+        left = effect in factorial.left_over
+        verdict = "" if left else "supported" if effect.supported else "undecided"
+        tone: Tone = "muted" if left else "good" if effect.supported else "unsure"
+        p = NOTHING if effect.p is None else chance(effect.p).removeprefix("p ").removeprefix("= ")
+        rows.append(
+            (
+                Entry(effect.name, effect.name),
+                Entry(share(effect.share), effect.share),
+                Entry(str(effect.df), effect.df),
+                Entry(ratio(effect.f), effect.f),
+                Entry(p, effect.p),
+                Entry(verdict, verdict, tone=tone),
+            )
+        )
+    return Table("effects", columns, tuple(rows))
+
+
+def claims_table(judgements: list[Judgement]) -> Table:
+    """Each claim beside our numbers."""
+    columns = (
+        Column("claim", "prose"),
+        Column("experiment"),
+        Column("verdict"),
+        Column("published", "prose"),
+        Column("ours", "prose"),
+    )
+    rows = tuple(
+        (
+            Entry(j.claim.says, j.claim.says),
+            Entry(j.claim.experiment),
+            Entry(j.verdict, j.verdict, f"({'; '.join(j.notes)})" if j.notes else "", TONES[j.verdict]),
+            Entry(published_text(j) or NOTHING),
+            Entry(j.ours),
+        )
+        for j in judgements
+    )
+    return Table("claims", columns, rows)
+
+
+def published_text(judgement: Judgement) -> str:
+    """What was published, in our unit, with the source."""
+    claim = judgement.claim
+    parts = [_published(found) for found in claim.published]
+    parts += [claim.note] if claim.note else []
+    text = "; ".join(parts)
+    return f"{text} ({claim.source})" if text and claim.source else text or claim.source
+
+
+def _published(found: Published) -> str:
+    ours = ", ".join(f"{cell} {plain(value)}" for cell, value in found.converted.items())
+    theirs = ", ".join(f"{value:g}" for value in found.values.values())
+    unit = {"loss": "nats per token", "accuracy": "accuracy"}[found.metric]
+    same = found.unit in ("nats", "accuracy")
+    return f"{found.where}: {ours} {unit}" + ("" if same else f", published as {found.unit} {theirs}")
+
+
+def margin_text(judgement: Judgement) -> str:
+    """± 0.02: why."""
+    claim = judgement.claim
+    return f"± {claim.within:g}: {claim.because}" if isinstance(claim, Alike) else ""
+
+
+def forms_table(forms: FormsRecord) -> Table:
+    """The largest error of each form, and where."""
+    columns = (
+        Column("form"),
+        Column("largest error", "number"),
+        Column("at", "code"),
+        Column("specs", "number"),
+    )
+    by_form: dict[str, list[tuple[float, str]]] = {}
+    for row in forms.agreement:
+        if row.get("error") is not None:
+            by_form.setdefault(str(row["form"]), []).append((float(row["error"]), str(row["spec"])))
+    rows = []
+    for form, errors in by_form.items():
+        error, spec = max(errors)
+        rows.append(
+            (Entry(form, form), Entry(power(error), error), Entry(spec), Entry(str(len(errors)), len(errors)))
+        )
+    return Table("agreement of the forms", columns, tuple(rows))
+
+
+def agreement_table(forms: FormsRecord) -> Table:
+    """Every comparison."""
+    columns = (Column("spec", "code"), Column("form"), Column("error", "number"))
+    rows = tuple(
+        (
+            Entry(str(row["spec"]), str(row["spec"])),
+            Entry(str(row["form"]), str(row["form"])),
+            Entry(power(row.get("error")), row.get("error")),
+        )
+        for row in forms.agreement
+    )
+    return Table("every comparison", columns, rows)
+
+
+# ------------------------------------------------------------------------------------- provenance
+
+FACTS = ("commit", "data", "machine", "versions", "date")
+
+
+@final
+@dataclass
+class Register:
+    """Numbers figures and tables as they appear, and remembers the runs behind each."""
+
+    items: list[tuple[str, str, tuple[RunRecord, ...]]] = field(default_factory=list)
+
+    def figure(self, title: str, records: Iterable[RunRecord]) -> str:
+        """Figure 3."""
+        return self._add("Figure", title, records)
+
+    def table(self, title: str, records: Iterable[RunRecord]) -> str:
+        """Table 2."""
+        return self._add("Table", title, records)
+
+    def _add(self, kind: str, title: str, records: Iterable[RunRecord]) -> str:
+        label = f"{kind} {1 + sum(name.startswith(kind) for name, *_ in self.items)}"
+        self.items.append((label, title, tuple(records)))
+        return label
+
+
+def figures_table(register: Register) -> Table:
+    """One line per figure and table of the page."""
+    columns = (
+        Column("what"),
+        Column("title", "prose"),
+        Column("runs", "number"),
+        Column("seeds"),
+        *(Column(name, "prose") for name in FACTS),
+        Column("keys", "folded"),
+    )
+    rows = []
+    for label, title, records in register.items:
+        seeds = sorted({record.run.seed for record in records})
+        keys = list(dict.fromkeys(record.key[:12] for record in records))
+        rows.append(
+            (
+                Entry(label),
+                Entry(title),
+                Entry(str(len(records)), len(records)),
+                Entry(", ".join(map(str, seeds)) or NOTHING),
+                *(Entry(_all(name, records)) for name in FACTS),
+                Entry(" ".join(keys), len(keys), f"{len(keys)} keys" if keys else ""),
+            )
+        )
+    return Table("where each figure and table comes from", columns, tuple(rows))
+
+
+def _all(name: str, records: tuple[RunRecord, ...]) -> str:
+    found = sorted({in_one_line(record.provenance.get(name)) for record in records} - {NOTHING})
+    if name == "date" and len(found) > 1:
+        return f"{found[0]} – {found[-1]}"
+    return "; ".join(found) or NOTHING
+
+
+def runs_table(study: StudyRecord) -> Table:
+    """Every run with all that is known of where it came from."""
+    columns = (
+        Column("run", "code"),
+        Column("experiment"),
+        Column("cell"),
+        Column("seed", "number"),
+        Column("status"),
+        Column("torch"),
+        Column("numerics", "number"),
+        *(Column(name, "prose") for name in FACTS),
+    )
+    rows = tuple(
+        (
+            Entry(record.key[:16], record.key),
+            Entry(label.experiment, label.experiment),
+            Entry(label.cell, label.cell),
+            Entry(str(label.seed), label.seed),
+            Entry(record.status, record.status),
+            Entry(record.run.torch),
+            Entry(str(record.run.numerics), record.run.numerics),
+            *(Entry(in_one_line(record.provenance.get(name))) for name in FACTS),
+        )
+        for label, record in study.labelled()
+    )
+    return Table("every run", columns, rows)
+
+
+def mixtures(outcome: Outcome) -> list[str]:
+    """Sentences on finished runs of one experiment that differ in more than their cell and seed."""
+    done = [record for record in outcome.records if record.status == "finished"]
+    readers: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
+        ("versions of torch or of our numbers", lambda r: f"{r.run.torch} {r.run.numerics}"),
+        ("machines", lambda r: in_one_line(r.provenance.get("machine"))),
+    )
+    sentences = []
+    for what, read in readers:
+        found = {read(record) for record in done} - {NOTHING}
+        if len(found) > 1:
+            sentences.append(f"These runs come from {len(found)} {what}.")
+    by_seed: dict[int, set[str]] = {}
+    for record in done:
+        by_seed.setdefault(record.run.seed, set()).add(record.run.data)
+    if any(len(found) > 1 for found in by_seed.values()):
+        names = sorted({in_one_line(record.provenance.get("data")) for record in done})
+        sentences.append(f"Not all runs with one seed saw the same state of {', '.join(names)}.")
+    return sentences
+
+
+def planned_runs(study: StudyRecord) -> int:
+    """Cells × seeds of all experiments."""
+    return sum(len(list(itertools.product(e.cells, e.seeds))) for e in study.experiments)

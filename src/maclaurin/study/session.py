@@ -1,0 +1,229 @@
+"""Trains the runs of a plan in an executor, until all have results or a signal asks to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import final
+
+from maclaurin.study.executors import Executor, Result
+from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.progress import RunProgress, read_progress
+from maclaurin.study.run_record import SETTLED, Label, RunRecord, Status
+from maclaurin.study.view import Overview, Row, State, View
+from maclaurin.study.worker import from_folder
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_SAVE = 60.0
+
+Plan = Mapping[Label, RunRecord]
+Changed = Callable[[dict[str, RunRecord]], object]
+
+
+class Interrupted(Exception):
+    """A signal asked the study to stop."""
+
+
+@final
+class Session:
+    """One executor and one pool, for one or several plans."""
+
+    def __init__(self, executor: Executor, place: Workplace, view: View, *, retry: bool = False) -> None:
+        self._executor, self._place, self._view, self._retry = executor, place, view, retry
+        self.pool = Pool(Path(place.pool))
+        self._begun = time.monotonic()
+        self._signals: list[int] = []
+
+    def __enter__(self) -> Session:
+        self._handlers = _send_signals_to(self._signals)
+        self._handlers.__enter__()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._handlers.__exit__(None, None, None)
+        self._executor.close()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal came."""
+        return bool(self._signals)
+
+    def train(self, plan: Plan, metrics: Mapping[str, str], changed: Changed) -> dict[str, RunRecord]:
+        """Key → record as it stands at the end; `changed` gets the same whenever a run begins or ends.
+
+        `metrics` says for each experiment which number the view shows.
+        """
+        state = _State(plan, self.pool, metrics)
+        if self._retry:
+            state.forget_failures()
+        state.take_results()
+        changed(state.records())
+        with self._view:
+            while state.has_work and not self.interrupted:
+                begun = self._submit(state)
+                ended = state.settle(self._executor.poll(SECONDS_BETWEEN_LOOKS))
+                state.progress |= self._executor.progress()
+                if begun or ended:
+                    changed(state.records())
+                self._show(state)
+            if self.interrupted:
+                self._stop(state)
+            self._show(state)
+        changed(state.records())
+        return state.records()
+
+    def _submit(self, state: _State) -> bool:
+        """Fill the free places; runs that another study trains are left to it."""
+        free, changed = self._executor.free(), False
+        for key in list(state.waiting):
+            if free < 1:
+                break
+            if state.take_result(key):
+                changed = True
+            elif not self.pool.entry(key).is_busy():
+                self._executor.submit(state.waiting.pop(key), self._place)
+                state.running.add(key)
+                free, changed = free - 1, True
+        return changed
+
+    def _stop(self, state: _State) -> None:
+        self._executor.stop(SECONDS_TO_SAVE)
+        results = self._executor.poll(0.0)
+        while results:
+            state.settle(results, stopping=True)
+            results = self._executor.poll(1.0) if state.running else []
+        state.running.clear()
+
+    def _show(self, state: _State) -> None:
+        elapsed = time.monotonic() - self._begun
+        self._view.show(Overview(state.rows(), elapsed, self._executor.workers))
+
+
+@final
+class _State:
+    """What has become of the runs of a plan."""
+
+    def __init__(self, plan: Plan, pool: Pool, metrics: Mapping[str, str]) -> None:
+        self._plan, self._pool, self._metrics = plan, pool, metrics
+        self._asked = {record.key: record for record in plan.values()}  # two cells may ask for one run
+        self.waiting = dict(self._asked)
+        self.running: set[str] = set()
+        self.progress: dict[str, RunProgress] = {}
+        self._results: dict[str, RunRecord] = {}
+        self._reused: set[str] = set()
+        self._stopped: set[str] = set()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def forget_failures(self) -> None:
+        for key in self._asked:
+            record = self._pool.entry(key).record()
+            if record is not None and record.status != "finished":
+                self._pool.entry(key).forget()
+
+    def take_results(self) -> None:
+        """What the pool has need not be trained."""
+        for key in list(self.waiting):
+            self.take_result(key)
+
+    def take_result(self, key: str) -> bool:
+        record = self._pool.entry(key).record()
+        if record is None:
+            return False
+        self._results[key] = record
+        self._reused.add(key)
+        self.waiting.pop(key, None)
+        return True
+
+    def settle(self, results: list[Result], *, stopping: bool = False) -> bool:
+        for result in results:
+            self.running.discard(result.key)
+            if result.record is not None:
+                self._results[result.key] = result.record
+            elif result.problem is None or stopping:
+                self._stopped.add(result.key)
+            else:
+                self._results[result.key] = self._crashed(result.key, result.problem)
+        return bool(results)
+
+    def records(self) -> dict[str, RunRecord]:
+        return {key: self._record(key) for key in self._asked}
+
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(self._row(label, record.key) for label, record in self._plan.items())
+
+    def _record(self, key: str) -> RunRecord:
+        """The result, or how far the run is."""
+        if key in self._results:
+            return self._results[key]
+        progress = self.progress.get(key) or read_progress(self._pool.entry(key).progress)
+        step = progress.step if progress else 0
+        status: Status = "running" if key in self.running else "stopped" if step > 0 else "waiting"
+        return dataclasses.replace(self._asked[key], status=status, step=step)
+
+    def _row(self, label: Label, key: str) -> Row:
+        record = self._record(key)
+        result = _result_text(record, self._metrics.get(label.experiment, "loss"))
+        return Row(label, record, self._state(key, record), self.progress.get(key), result)
+
+    def _state(self, key: str, record: RunRecord) -> State:
+        if key in self._results:
+            return "reused" if key in self._reused else record.status
+        if key in self.running:
+            return "running"
+        if key in self._stopped:
+            return "stopped"
+        return "elsewhere" if self._pool.entry(key).is_busy() else "waiting"
+
+    def _crashed(self, key: str, problem: str) -> RunRecord:
+        """A crash is a result as well, and kept like one."""
+        entry = self._pool.entry(key)
+        progress = read_progress(entry.progress)
+        record = from_folder(
+            self._asked[key],
+            entry.path,
+            "crashed",
+            step=progress.step if progress else 0,
+            seconds=progress.seconds if progress else None,
+            message=problem,
+            place=Workplace(pool=str(self._pool.root)),
+        )
+        entry.write(record)
+        return record
+
+
+def _result_text(record: RunRecord, metric: str) -> str:
+    if record.status not in SETTLED:
+        return ""
+    if record.status != "finished":
+        return f"{record.status} at step {record.step}"
+    value = record.value(metric)
+    return "" if value is None else f"{metric.replace('_', ' ')} {value:.4g}"
+
+
+@contextmanager
+def _send_signals_to(came: list[int]) -> Iterator[None]:
+    """Signals that ask to stop are collected; a second Ctrl-C does not wait for runs to save."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    in_main = threading.current_thread() is threading.main_thread()  # others may set no handlers
+    names = ("SIGINT", "SIGTERM", "SIGHUP") if in_main else ()
+    wanted = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, note) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,304 @@
+"""A learning rate of its own for every cell, chosen on validation data.
+
+The grid is in factors of two. While the best rate of a cell lies on the edge of what was tried, the next rate
+beyond that edge is tried too. Tuning runs have seeds that no final run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.files import write_file
+from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.study.design import Cell, Experiment, Study, Tune
+from maclaurin.study.find import source_name
+from maclaurin.study.metrics import metric_named
+from maclaurin.study.plan import resolved
+from maclaurin.study.run_record import (
+    FREE_KEYS,
+    CellTuning,
+    Label,
+    RunRecord,
+    Trial,
+    Tuning,
+    digest,
+)
+
+FILE = "tuned.json"
+SCHEMA = 1
+#: keys that do not decide which learning rate is best, or that belong to the search itself
+NOT_TUNED = (
+    *FREE_KEYS,
+    "lr",
+    "seed",
+    "device",
+    "steps",
+    "warmup",
+    "decay_steps",
+    "eval_every",
+    "eval_rows",
+    "largest_loss",
+)
+
+Train = Callable[[dict[Label, RunRecord]], dict[str, RunRecord]]
+MakeRun = Callable[[Experiment, Cell, Mapping[str, Any]], RunRecord]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TunedFile:
+    """tuned.json: the rates of a study, and the runs they were chosen from (without their curves)."""
+
+    study: str
+    experiments: Mapping[str, Tuning]
+    runs: Mapping[str, RunRecord] = field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        """Write it atomically."""
+        data = {"schema": SCHEMA, **to_plain(self)}
+        write_file(path, (json.dumps(data, indent=1) + "\n").encode())
+
+    @classmethod
+    def read(cls, path: Path) -> TunedFile | None:
+        """The file, if there is one."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as problem:
+            raise InputError(f"{path} cannot be read as tuned learning rates: {problem}.") from None
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise InputError(f"{path} was not written by `maclaurin study --tune` of this version.")
+        try:
+            return from_plain(cls, data)
+        except (KeyError, TypeError, AttributeError, ValueError) as problem:
+            raise InputError(f"{path} does not have the form of tuned learning rates: {problem!r}.") from None
+
+
+@final
+@dataclass(frozen=True)
+class KnownRates:
+    """Learning rates that were tuned before, for the same subject.
+
+    cells     experiment → cell → how it was tuned
+    sources   experiment → the file the rates come from
+    missing   experiment → cell → subject, for cells without a rate
+    """
+
+    cells: dict[str, dict[str, CellTuning]]
+    sources: dict[str, str]
+    missing: dict[str, dict[str, str]]
+
+
+def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
+    """From OUT/tuned.json, then from the tuned.json beside study.py; none with `retune`."""
+    wanted = [e for e in study.experiments if e.tune is not None]
+    known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
+    sources: dict[str, str] = {}
+    if not retune:
+        for file in (out / FILE, _beside(study)):
+            _take_known(wanted, file, known, sources)
+    missing = {
+        e.name: {cell.name: subject(e, cell) for cell in e.cells if cell.name not in known[e.name]}
+        for e in wanted
+    }
+    return KnownRates(known, sources, {name: cells for name, cells in missing.items() if cells})
+
+
+def learning_rates(
+    study: Study, out: Path, make_run: MakeRun, train: Train, *, retune: bool = False
+) -> tuple[Study, dict[str, Tuning]]:
+    """The study with a learning rate in every cell, and where each rate comes from.
+
+    Cells whose rate is not known are tuned now. With `retune` all are, and kept beside study.py.
+    """
+    wanted = [e for e in study.experiments if e.tune is not None]
+    if retune and not wanted:
+        raise InputError(f"study {study.name!r} has tune=… in no experiment: there is nothing to tune.")
+    rates = known_rates(study, out, retune=retune)
+    known, sources = rates.cells, rates.sources
+    if rates.missing:
+        beside = _beside(study)
+        target = beside if retune and beside is not None and os.access(beside.parent, os.W_OK) else out / FILE
+        fresh = tune_study(study, rates.missing, make_run, train)
+        _merged(TunedFile.read(target), fresh).write(target)
+        for name, tuning in fresh.experiments.items():
+            known[name] |= tuning.cells
+            sources[name] = f"{sources[name]} and this study" if name in sources else "this study"
+    tunings = {
+        e.name: Tuning(metric=_tune_of(e).metric, source=sources[e.name], cells=known[e.name]) for e in wanted
+    }
+    experiments = tuple(
+        e.with_rates({name: cell.rate for name, cell in known[e.name].items()}) if e.tune is not None else e
+        for e in study.experiments
+    )
+    return dataclasses.replace(study, experiments=experiments), tunings
+
+
+def _beside(study: Study) -> Path | None:
+    return None if study.file is None else study.file.parent / FILE
+
+
+def _take_known(
+    wanted: list[Experiment],
+    file: Path | None,
+    known: dict[str, dict[str, CellTuning]],
+    sources: dict[str, str],
+) -> None:
+    """Add the rates of a file to what is known, where they were tuned for the same subject."""
+    found = TunedFile.read(file) if file is not None else None
+    for e in wanted:
+        tuning = found.experiments.get(e.name) if found is not None else None
+        if tuning is None or tuning.metric != _tune_of(e).metric:
+            continue
+        for cell in e.cells:
+            old = tuning.cells.get(cell.name)
+            if cell.name not in known[e.name] and old is not None and old.subject == subject(e, cell):
+                known[e.name][cell.name] = old
+                sources.setdefault(e.name, source_name(file))
+
+
+def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
+    """The file with what is new; cells that were not tuned now keep their entry."""
+    if before is None:
+        return fresh
+    experiments = dict(before.experiments)
+    for name, tuning in fresh.experiments.items():
+        old = experiments[name].cells if name in experiments else {}
+        experiments[name] = dataclasses.replace(tuning, cells={**old, **tuning.cells})
+    keys = {t.key for e in experiments.values() for cell in e.cells.values() for t in cell.trials}
+    runs = {key: record for key, record in {**before.runs, **fresh.runs}.items() if key in keys}
+    return TunedFile(study=fresh.study, experiments=experiments, runs=runs)
+
+
+def subject(experiment: Experiment, cell: Cell) -> str:
+    """What a rate is tuned for: the config without rate, seed and length of training."""
+    config = resolved(experiment.settings(cell)).to_dict()
+    return digest({name: value for name, value in config.items() if name not in NOT_TUNED})
+
+
+@final
+class Search:
+    """The rates of one cell: what was tried, what is best, what to try next."""
+
+    def __init__(self, tune: Tune) -> None:
+        self._tune = tune
+        self._sign = -1.0 if metric_named(tune.metric).higher_is_better else 1.0
+        self.trials: dict[float, list[Trial]] = {}
+
+    def add(self, trial: Trial) -> None:
+        """One more result."""
+        self.trials.setdefault(trial.rate, []).append(trial)
+
+    def badness(self, rate: float) -> float:
+        """Mean value over the seeds, so that less is better; infinite where a run diverged or crashed."""
+        values = [trial.value for trial in self.trials[rate]]
+        if any(value is None for value in values):
+            return math.inf
+        return self._sign * statistics.fmean(value for value in values if value is not None)
+
+    @property
+    def best(self) -> float:
+        """The best rate; the smallest where all diverged."""
+        return min(sorted(self.trials), key=self.badness)
+
+    @property
+    def is_on_edge(self) -> bool:
+        """Whether the best rate is the largest or smallest that was tried."""
+        return self.best in (min(self.trials), max(self.trials))
+
+    def next_rates(self) -> list[float]:
+        """What is still to be tried: the grid, then beyond the edge the best lies on."""
+        if not self.trials:
+            return list(self._tune.rates)
+        if not self.is_on_edge or len(self.trials) >= self._tune.most:
+            return []
+        best = self.best
+        return [_tidy(best * 2)] if best == max(self.trials) else [_tidy(best / 2)]
+
+    def tuning(self, subject: str) -> CellTuning:
+        """The outcome."""
+        trials = tuple(trial for rate in sorted(self.trials) for trial in self.trials[rate])
+        return CellTuning(rate=self.best, trials=trials, subject=subject, on_edge=self.is_on_edge)
+
+
+def _tidy(rate: float) -> float:
+    """Without the dust of binary fractions."""
+    return float(f"{rate:.6g}")
+
+
+def tune_study(
+    study: Study, missing: Mapping[str, Mapping[str, str]], make_run: MakeRun, train: Train
+) -> TunedFile:
+    """Tune the cells in `missing` (experiment → cell → subject); all cells are searched side by side."""
+    experiments = {e.name: e for e in study.experiments}
+    searches = {
+        (name, cell): Search(_tune_of(experiments[name])) for name, cells in missing.items() for cell in cells
+    }
+    runs: dict[str, RunRecord] = {}
+    while True:
+        plan, owners = _round(experiments, searches, make_run)
+        if not plan:
+            break
+        results = train(plan)
+        for label, waiting in plan.items():
+            search, rate = owners[label]
+            record = results[waiting.key]
+            search.add(_trial(record, rate, _tune_of(experiments[label.experiment])))
+            runs[record.key] = dataclasses.replace(record, curves={}, loss_by_position=())
+    tunings = {
+        name: Tuning(
+            metric=_tune_of(experiments[name]).metric,
+            source="",
+            cells={cell: searches[name, cell].tuning(subject) for cell, subject in cells.items()},
+        )
+        for name, cells in missing.items()
+    }
+    return TunedFile(study=study.name, experiments=tunings, runs=runs)
+
+
+def _round(
+    experiments: Mapping[str, Experiment], searches: Mapping[tuple[str, str], Search], make_run: MakeRun
+) -> tuple[dict[Label, RunRecord], dict[Label, tuple[Search, float]]]:
+    """The runs of the next round, and whose they are."""
+    plan: dict[Label, RunRecord] = {}
+    owners: dict[Label, tuple[Search, float]] = {}
+    for (name, cell_name), search in searches.items():
+        experiment = experiments[name]
+        cell = next(cell for cell in experiment.cells if cell.name == cell_name)
+        for rate in search.next_rates():
+            for seed in _tune_of(experiment).seeds:
+                label = Label(name, f"{cell_name}, lr {rate:g}", seed)
+                plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed})
+                owners[label] = (search, rate)
+    return plan, owners
+
+
+def _tune_of(experiment: Experiment) -> Tune:
+    if experiment.tune is None:
+        raise MaclaurinError(f"experiment {experiment.name!r} does not tune.")
+    return experiment.tune
+
+
+def _trial(record: RunRecord, rate: float, tune: Tune) -> Trial:
+    value = record.value(tune.metric) if record.status == "finished" else None
+    if record.status == "finished" and value is None:
+        raise MaclaurinError(f"a tuning run finished without {tune.metric}, so no rate can be chosen by it.")
+    return Trial(
+        rate=rate,
+        seed=record.run.seed,
+        value=value,
+        status=record.status,
+        key=record.key,
+        seconds=record.seconds,
+        tokens=record.run.tokens,
+    )

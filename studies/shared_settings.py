@@ -1,0 +1,30 @@
+"""Settings that several studies share, so that they share runs too."""
+
+from maclaurin.study import Tune
+
+#: learning rates to begin a search with
+RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3))
+
+#: text at pico size: 300 steps of 16 × 128 tokens, about twenty seconds on one core
+PICO_TEXT = {
+    "size": "pico",
+    "data": "stdlib",
+    "tokenizer": "bpe:512",
+    "steps": 300,
+    "batch_size": 16,
+    "eval_every": 100,
+    "eval_rows": 128,
+    "final_rows": 0,
+    "checkpoint_every": 0,
+}
+PICO_TEXT_TITLE = "Next token of Python's standard library, 0.6M tokens of training"
+
+#: recall at pico size: from torch's initialisation it is learned many times sooner (docs/LOG.md)
+PICO_RECALL = {
+    "size": "pico",
+    "initialization": "torch",
+    "batch_size": 64,
+    "eval_rows": 128,
+    "final_rows": 0,
+    "checkpoint_every": 0,
+}

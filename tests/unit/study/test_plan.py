@@ -1,0 +1,175 @@
+"""From a study to runs: budgets, choices of cells and seeds, spellings, facts, data."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.study.making import make_study
+
+from maclaurin import InputError
+from maclaurin.study import Behind, Cell, Experiment, Study, cells_of
+from maclaurin.study.plan import (
+    Sources,
+    attention_facts,
+    canonical_attention,
+    cost_of,
+    plan_study,
+    read_scale,
+    resolved,
+    scaled,
+    select,
+    waiting,
+    with_seeds,
+)
+from maclaurin.training.config import TrainConfig
+
+KEYS = {"data": "mqar:pairs=3,vocab=32,length=24", "device": "cpu"}
+
+# ------------------------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize(("text", "scale"), [("0.5x", 0.5), ("2x", 2.0), ("0.1", 0.1), (" 1x ", 1.0)])
+def test_a_budget_is_a_factor(text, scale):
+    assert read_scale(text) == scale
+
+
+@pytest.mark.parametrize("text", ["", "x", "0x", "-1x", "nan", "inf", "half", "2xx"])
+def test_what_is_no_factor_is_an_error(text):
+    with pytest.raises(InputError, match=r"0\.5x or 2x"):
+        read_scale(text)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**4), st.floats(1e-6, 100))
+def test_a_scaled_run_keeps_its_shape(steps, warmup, scale):
+    config = scaled(TrainConfig(steps=steps, warmup=warmup), scale)
+    assert config.steps == max(1, round(steps * scale))
+    assert (config.warmup == 0) == (warmup == 0)
+
+
+# ----------------------------------------------------------------------------- cells and seeds
+
+
+def two_experiments():
+    cells = cells_of({"softmax": "exp/sum", "norm": "exp/l2", "second": "taylor(2)/sum"})
+    return Study(
+        "s", "S", "?", "none",
+        (
+            Experiment("text", "Text", "loss", {}, cells, (0,), "softmax"),
+            Experiment("recall", "Recall", "accuracy", {}, cells[:2], (0,), "softmax"),
+        ),
+        (
+            Behind(says="?", experiment="text", cells=("softmax", "norm")),
+            Behind(says="?", experiment="text", cells=("softmax", "second")),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", ["second", "taylor(2)/sum"])
+def test_cells_are_chosen_by_name_or_notation_with_their_baseline(wanted):
+    chosen = select(two_experiments(), [wanted])
+    assert [e.name for e in chosen.experiments] == ["text"]
+    assert [cell.name for cell in chosen.experiments[0].cells] == ["softmax", "second"]
+    assert [claim.cells for claim in chosen.claims] == [("softmax", "second")]
+
+
+def test_a_catalogue_name_chooses_its_notation():
+    study = two_experiments()
+    assert select(study, ["softmax"]).experiments == select(study, ["exp/sum"]).experiments
+    assert select(study, []) == study
+
+
+def test_a_choice_that_meets_nothing_is_an_error_with_suggestions():
+    with pytest.raises(InputError, match=r"it has softmax, norm, second\. Did you mean"):
+        select(two_experiments(), ["norm", "secnd"])
+
+
+def test_seeds_are_added_and_never_taken_away():
+    study = make_study(seeds=(0, 5))
+    assert with_seeds(study, 4).experiments[0].seeds == (0, 5, 1, 2)
+    with pytest.raises(InputError, match="added, not taken away"):
+        with_seeds(study, 1)
+
+
+def test_a_study_becomes_runs_seed_by_seed():
+    plan = plan_study(make_study(seeds=(0, 1)), scale=0.5)
+    assert [(label.cell, label.seed) for label in plan] == [
+        ("softmax", 0), ("norm", 0), ("softmax", 1), ("norm", 1),
+    ]  # fmt: skip
+    assert {record.run.steps for record in plan.values()} == {200}
+    assert {record.status for record in plan.values()} == {"waiting"}
+
+
+def test_at_equal_flops_a_dearer_cell_takes_fewer_steps():
+    cells = (*cells_of({"softmax": "exp/sum"}), Cell("wide", {"attention": ("exp/sum",), "size": "micro"}))
+    study = Study(
+        "s", "S", "?", "b", (Experiment("e", "E", "loss", dict(KEYS), cells, (0,), "softmax", equal="flops"),)
+    )
+    costs = {
+        label.cell: (record.run.steps, cost_of(record.run)) for label, record in plan_study(study).items()
+    }
+    assert costs["wide"][0] < costs["softmax"][0] == 400
+    assert costs["wide"][1].flops == pytest.approx(costs["softmax"][1].flops, rel=0.02)
+
+
+# ------------------------------------------------------------------------------------ spellings
+
+
+def key(**changes):
+    return waiting(resolved({**KEYS, **changes})).run.key
+
+
+def test_spellings_of_one_run_are_one():
+    spelled = [
+        {"attention": "softmax"},
+        {"attention": ("exp/sum",) * 4},
+        {"length": 256},  # a task's own length goes before it
+        {"decay_steps": 400},
+        {"clip": 1.0},
+    ]
+    assert {key(**changes) for changes in spelled} == {key()}
+    assert key(attention="exp/l2") != key()
+
+
+def test_a_catalogue_name_that_stands_for_more_than_a_notation_stays():
+    assert canonical_attention("mamba-2") == "mamba-2"
+    assert canonical_attention("softmax") == "exp/sum"
+    assert canonical_attention("no such thing", strict=False) == "no such thing"
+
+
+def test_tokens_are_those_of_the_tasks_own_rows():
+    assert waiting(resolved({**KEYS, "steps": 10, "batch_size": 2})).run.tokens == 10 * 2 * 24
+
+
+def test_data_are_opened_once_for_all_seeds_and_each_seed_has_its_fingerprint():
+    from maclaurin.data.config import open_source
+    from maclaurin.training.batches import data_config
+
+    sources = Sources()
+    for seed in (0, 3):
+        config = resolved({**KEYS, "seed": seed})
+        completed = sources.complete(waiting(config))
+        assert completed.run.data == open_source(data_config(config)).fingerprint
+        assert completed.provenance["data"].startswith("mqar")
+    assert len(sources._opened) == 1
+
+
+# ------------------------------------------------------------------------------------------ facts
+
+
+@pytest.mark.parametrize(
+    ("attention", "order"),
+    [("exp/sum", None), ("taylor(4)/sum", 4), ("linear(elu1)/sum", 1), ("taylor(0)/sum", 0), ("based", 2)],
+)
+def test_order_and_state_are_those_of_the_spec(attention, order):
+    import torch
+
+    from maclaurin.models import MaclaurinConfig, size_named
+    from maclaurin.training.estimate import estimate
+
+    config = TrainConfig(attention=(attention,))
+    found = attention_facts(config)
+    model = MaclaurinConfig.of_size(size_named("nano"), attention, 64)
+    assert found == (order, estimate(config, model, 8, torch.device("cpu")).state_bytes)
+
+
+def test_one_layer_without_a_finite_state_leaves_none():
+    assert attention_facts(TrainConfig(attention=("exp/sum", *("taylor(2)/sum",) * 3))) == (None, None)

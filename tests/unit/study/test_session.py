@@ -1,0 +1,249 @@
+"""Runs from waiting to their end with an executor that trains nothing; what is shown; locks."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.study.making import make_record
+
+from maclaurin import InputError
+from maclaurin.study.executors import Result, processes_of
+from maclaurin.study.pool import Pool, Workplace, is_locked, living_study
+from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
+from maclaurin.study.run_record import Label
+from maclaurin.study.session import Session
+from maclaurin.study.view import Overview, Row, Silent, chosen_rows, duration, seconds_to_end
+
+
+class Scripted:
+    """An executor that ends each run as a script says: a record, a problem, or None for stopped."""
+
+    workers, threads = 2, 1
+
+    def __init__(self, script, empty_polls=0):
+        self._script, self.submitted, self._running, self._empty = script, [], [], empty_polls
+
+    def free(self):
+        return self.workers - len(self._running)
+
+    def submit(self, record, place):
+        self.submitted.append(record.key)
+        self._running.append(record.key)
+
+    def poll(self, seconds):
+        if self._empty:
+            self._empty -= 1
+            return []
+        ended, self._running = self._running, []
+        return [self._script(key) for key in ended]
+
+    def progress(self):
+        return {key: RunProgress(3, 20, 1.5, 2.0, 8.0) for key in self._running}
+
+    def stop(self, seconds):
+        pass
+
+    def close(self):
+        pass
+
+
+def plan_of(*records):
+    return {Label("e", f"c{i}", r.run.seed): r for i, r in enumerate(records)}
+
+
+def train(tmp_path, plan, script, **options):
+    pool, seen = Pool(tmp_path / "pool"), []
+    executor = Scripted(script)
+    with Session(executor, Workplace(pool=str(pool.root)), Silent(), **options) as session:
+        found = session.train(plan, {"e": "loss"}, seen.append)
+    return found, executor, seen
+
+
+def test_a_run_that_crashes_has_a_record_and_the_others_go_on(tmp_path):
+    good, bad = make_record("waiting", seed=0), make_record("waiting", seed=1)
+
+    def script(key):
+        done = make_record("finished", seed=0, metrics={"loss": 1.0})
+        return Result(key, done) if key == good.key else Result(key, problem="error: no such thing")
+
+    found, _, seen = train(tmp_path, plan_of(good, bad), script)
+    assert {key: record.status for key, record in found.items()} == {good.key: "finished", bad.key: "crashed"}
+    assert found[bad.key].message == "error: no such thing"
+    assert Pool(tmp_path / "pool").entry(bad.key).record().status == "crashed"
+    during = [record.status for record in seen[1].values()]
+    assert "stopped" not in during, "a running run is recorded as running"
+
+
+def test_a_running_run_is_recorded_as_running(tmp_path):
+    waiting, snapshots = make_record("waiting"), []
+    entry = Pool(tmp_path).entry(waiting.key)
+    entry.path.mkdir(parents=True)
+    write_progress(entry.progress, RunProgress(5, 20))
+    executor = Scripted(lambda key: Result(key, make_record("finished")), empty_polls=1)
+    with Session(executor, Workplace(pool=str(tmp_path)), Silent()) as session:
+        session.train(plan_of(waiting), {}, snapshots.append)
+    statuses = [found[waiting.key].status for found in snapshots]
+    assert statuses[0] == "stopped", "it was begun before"
+    assert statuses[1] == "running"
+    assert statuses[-1] == "finished"
+
+
+def test_results_of_the_pool_are_taken_and_failures_only_with_retry_done_again(tmp_path):
+    done, failed = make_record("finished", seed=0), make_record("crashed", seed=1)
+    pool = Pool(tmp_path / "pool")
+    for record in (done, failed):
+        pool.entry(record.key).write(record)
+    plan = plan_of(make_record("waiting", seed=0), make_record("waiting", seed=1))
+    _, executor, _ = train(tmp_path, plan, lambda key: Result(key, done))
+    assert executor.submitted == []
+    _, executor, _ = train(tmp_path, plan, lambda key: Result(key, make_record(seed=1)), retry=True)
+    assert executor.submitted == [failed.key]
+
+
+def test_two_cells_that_ask_for_one_run_train_it_once(tmp_path):
+    one = make_record("waiting")
+    plan = {Label("e", "a", 0): one, Label("e", "b", 0): one}
+    _, executor, _ = train(tmp_path, plan, lambda key: Result(key, make_record()))
+    assert executor.submitted == [one.key]
+
+
+# --------------------------------------------------------------------------------- time to the end
+
+
+def row(state, cell="a", *, tokens=320, seconds=None, left=None):
+    steps = tokens // 16
+    progress = RunProgress(1, steps, 1.0, (seconds or 0) - left, left) if left is not None else None
+    record = make_record("waiting", steps=steps, seconds=None if left is not None else seconds)
+    return Row(Label("e", cell, 0), record, state, progress)
+
+
+def test_waiting_runs_take_the_time_of_their_like():
+    done, other = row("finished", seconds=10.0), row("finished", "b", seconds=30.0)
+    assert seconds_to_end([done, other, row("waiting", tokens=640)], 1) == pytest.approx(20.0)
+    assert seconds_to_end([done, other, *[row("waiting", tokens=640)] * 2], 2) == pytest.approx(20.0)
+    assert seconds_to_end([done, other, row("waiting", "c")], 1) == pytest.approx(20.0)
+
+
+def test_nothing_measured_is_unknown_and_nothing_left_is_zero():
+    assert seconds_to_end([row("waiting")], 1) is None
+    assert seconds_to_end([row("finished", seconds=1.0)], 2) == 0.0
+
+
+def test_running_ones_end_when_they_say_and_free_a_place():
+    running = row("running", seconds=10.0, left=4.0)
+    assert seconds_to_end([running, row("waiting")], 1) == pytest.approx(14.0)
+
+
+def test_a_run_that_crashed_before_any_progress_is_not_counted_as_running():
+    done, crashed = row("finished", seconds=10.0), row("crashed", "b")
+    assert seconds_to_end([done, crashed], 1) == 0.0
+    assert Overview((done, crashed), 1.0, 1).count("running") == 0
+
+
+# --------------------------------------------------------------------------------- the live table
+
+
+@given(
+    st.lists(st.sampled_from(["waiting", "running", "finished", "crashed"]), max_size=60), st.integers(4, 30)
+)
+def test_the_table_fits_and_shows_what_runs(states, most):
+    rows = [row(state, f"c{i}") for i, state in enumerate(states)]
+    shown = chosen_rows(rows, most)
+    assert len(shown) == min(most, len(rows))
+    running = [r for r in rows if r.state == "running"]
+    assert running[:most] == [r for r in shown if r.state == "running"]
+    places = [next(i for i, r in enumerate(rows) if r is s) for s in shown]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.2, "3 s"), (185, "3:05 min"), (7800, "2:10 h"), (864_000, "10 days")]
+)
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+# ----------------------------------------------------------------------------------- progress
+
+
+def test_progress_travels_through_a_file(tmp_path):
+    file = tmp_path / "progress.json"
+    assert read_progress(file) is None
+    with RunReporter(10, lambda progress: write_progress(file, progress), seconds_before=5.0) as reporter:
+        reporter.step(3, 1.5, 100.0)
+    found = read_progress(file)
+    assert (found.step, found.steps, found.loss) == (3, 10, 1.5)
+    assert found.seconds >= 5.0
+
+
+def run_through(losses, before=()):
+    reporter = RunReporter(1000, lambda _: None, losses_before=before)
+    for step, loss in enumerate(losses, 1):
+        reporter.step(step, loss, 1.0)
+
+
+def test_a_run_whose_loss_stays_far_above_its_start_is_given_up():
+    with pytest.raises(GivenUp, match="stopped early") as caught:
+        run_through([6.0, 6.1, 5.9, 5.0, *[8.0] * 30])
+    assert caught.value.step == 14
+    run_through([6.0, 6.1, 5.9, *[8.0] * 9, 5.0, *[8.0] * 9])  # a spike that comes back
+    run_through([6.0, 6.1, 5.9, *[6.8] * 50])  # learns nothing, but has not diverged
+
+
+def test_a_resumed_run_is_judged_by_where_it_first_began():
+    run_through([5.0] * 20, before=[6.0, 6.1, 5.9, 3.0])
+    with pytest.raises(GivenUp):
+        run_through([8.0] * 4, before=[6.0, 6.1, 5.9, *[8.0] * 6])
+
+
+# ------------------------------------------------------------------------------------------ locks
+
+HOLD = """
+import sys, time
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_is_held_as_long_as_its_process_lives(tmp_path):
+    path = tmp_path / "lock"
+    assert not is_locked(path)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    assert is_locked(path)
+    process.kill()
+    process.wait()
+    assert not is_locked(path)
+
+
+def test_two_studies_in_one_folder_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("maclaurin.study.pool.SECONDS_BETWEEN_CHECKS", 0.01)
+    with (
+        living_study(tmp_path / "lock"),
+        pytest.raises(InputError, match="another study is at work"),
+        living_study(tmp_path / "lock"),
+    ):
+        pass
+    with living_study(tmp_path / "lock"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match="cannot be written"),
+        living_study(tmp_path / "file" / "out" / "lock"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [("", 1), ("--nproc-per-node 8", 8), ("--standalone --nproc_per_node=2 --nnodes=3", 6)],
+)
+def test_torchrun_arguments_say_how_many_processes(arguments, count):
+    assert processes_of(arguments) == count
