@@ -10,7 +10,7 @@ from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
-from tests.kernels.judging import ROUNDING, SLACK, outputs_and_gradients, plain
+from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, outputs_and_gradients, plain
 
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
@@ -42,7 +42,8 @@ def assert_right(notation, shape, dtype, device, *, causal=True, chunk=16):
         / max(float(reference.norm()), 1e-3 if name == "output" else largest / 10)
         for name, reference in gold.items()
     }
-    assert max(errors.values()) < SLACK * ROUNDING[dtype], errors
+    # features are rounded to the dtype of products, which the plain form does not do
+    assert max(errors.values()) < SLACK * ROUNDED_ROWS * ROUNDING[dtype], errors
 
 
 SPECS = [
@@ -61,7 +62,8 @@ SPECS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("notation", SPECS)
 def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
-    shape = Shape(batch=1, tokens=300 if ON_GPU else 37, kv_heads=2, group=2, d=12, e=20)
+    tokens, d, e = (300, 24, 40) if ON_GPU else (70, 24, 40) if dtype is torch.bfloat16 else (37, 12, 20)
+    shape = Shape(batch=1, tokens=tokens, kv_heads=2, group=2, d=d, e=e)
     assert_right(notation, shape, dtype, device)
 
 

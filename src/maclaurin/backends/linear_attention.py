@@ -48,7 +48,7 @@ def linear_rows(
         q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         name = "identity"
     length = _length_inside(spec, inputs.v.shape[3])
-    by_sum = isinstance(spec.denominator, RowSum)
+    sums_cancel = isinstance(spec.denominator, RowSum) and feature_map.sign is Sign.INDEFINITE
     final = length > 0 or (spec.norm is None and not spec.output_gate)
     y, _, _, state, *_ = first_order(
         dense(q),
@@ -66,7 +66,7 @@ def linear_rows(
         length > 0 and spec.norm is not None and spec.norm.centred,
         causal,
         final,
-        by_sum and final and feature_map.sign is Sign.INDEFINITE and q.dtype != torch.float32,
+        final and q.dtype != torch.float32 and (length > 0 or sums_cancel),
         chunk,
         0,
         return_state,

@@ -68,14 +68,18 @@ class _NoGPU:
 
 
 @contextlib.contextmanager
-def compiled_for(capability: int) -> Iterator[list[CompiledProgram]]:
-    """Launches inside compile only; the list fills with what they would have run."""
+def compiled_for(capability: int, *, describe: bool = True) -> Iterator[list[CompiledProgram]]:
+    """Launches inside compile only; the list fills with what they would have run.
+
+    Without `describe` they only go into triton's cache, which a later process on a GPU finds them in.
+    """
     found: list[CompiledProgram] = []
     launch, active = JITFunction.run, driver._active
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
-        found.append(_described(self.__name__, kernel, capability))
+        if describe:
+            found.append(_described(self.__name__, kernel, capability))
         return kernel
 
     driver.set_active(_NoGPU(capability))  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ from maclaurin.backends.triton.tiles import cdiv, operand, operand_options, widt
 _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
 #: programs that walk through segments at the same time: enough to fill a large GPU several times
 WALKERS = 1024
+#: tokens per chunk in bf16; products of fp32 take more registers, so half of it there
+CHUNK = 64
 #: chunks that a segment has at least
 LEAST_CHUNKS = 4
 #: feature maps that are computed in registers
@@ -370,17 +372,47 @@ def _scale_of_rows(BEFORE, b, chunk, i, T, scale, C: tl.constexpr, DIVISOR: tl.c
 # --------------------------------------------------------------------------------- gradients
 
 
+@triton.jit
+def _gradient_of_rows(
+    DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+    E: tl.constexpr, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr,
+    CENTRED: tl.constexpr, RESTS: tl.constexpr, CAUSAL: tl.constexpr, READS: tl.constexpr,
+):  # fmt: skip
+    """dn of a chunk of rows in fp32, and y as exactly as it is known (if READS, or under a norm)."""
+    dn = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, E).to(tl.float32)
+    y = dn
+    if NORM or READS:
+        at = b * y_b + h * y_h
+        y = _tile(Y + at, first, y_t, i, e, left, E).to(tl.float32)
+        if RESTS:
+            y += _tile(REST + at, first, y_t, i, e, left, E).to(tl.float32)
+    if NORM:  # of rows without their scale
+        gain = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=0.0)
+        squared = tl.sum(y * y, 1)
+        share = tl.sum(y * dn, 1) / tl.where(squared == 0, 1.0, squared)
+        dn = (dn - y * share[:, None]) * gain[:, None]
+        if CENTRED:
+            inside = (i < left)[:, None] & (e < E)[None, :]
+            dn = tl.where(inside, dn - tl.sum(dn, 1)[:, None] / E, 0.0)
+    elif DIVISOR == "sum":
+        divisor = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=1.0)
+        dn = dn * (scale / divisor)[:, None]
+    else:
+        dn = dn * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+    return dn, y
+
+
 @triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
 def _gradient_states(
-    Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DN, DZ, CHUNK_LOG, SEGMENT_LOG,
+    Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
     q_b, q_t, q_h, o_b, o_t, o_h, y_b, y_t, y_h, l_b, l_t, l_h,
     T, heads, chunks, segments, per_segment, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
     RESTS: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr, TOTALS: tl.constexpr,
-    WRITES: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R after each chunk of one segment of one key-value head, from its end; dn and dz of its rows."""
+    """R after each chunk of one segment of one key-value head, from its end; dz of its rows."""
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
     H = heads * GROUP
@@ -394,7 +426,6 @@ def _gradient_states(
         chunk = end_of_segment - 1 - step
         first = _first_token(chunk, C)
         left = T - chunk * C
-        inside = (i < left)[:, None] & (e < E)[None, :]
         if CAUSAL:
             _store_state(R, Z, row * chunks + chunk, state, sums, d, e, D, E, SUMS)
         if DECAY:
@@ -409,29 +440,12 @@ def _gradient_states(
             x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D), i, d, left, D, PHI).to(
                 OPERAND
             )
-            dy = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, E).to(tl.float32)
-            if NORM or DIVISOR == "sum":
-                y_at = b * y_b + h * y_h
-                y = _tile(Y + y_at, first, y_t, i, e, left, E).to(tl.float32)
-            if NORM:
-                gain = tl.load(STAT + rows + i, mask=i < left, other=0.0)
-                squared = tl.sum(y * y, 1)  # of the answer as it was rounded: dn is to be orthogonal to that
-                share = tl.sum(y * dy, 1) / tl.where(squared == 0, 1.0, squared)
-                dn = (dy - y * share[:, None]) * gain[:, None]  # of rows without their scale
-                if CENTRED:
-                    dn = tl.where(inside, dn - tl.sum(dn, 1)[:, None] / E, 0.0)
-            elif DIVISOR == "sum":
-                divisor = tl.load(STAT + rows + i, mask=i < left, other=1.0)
-                dn = dy * (scale / divisor)[:, None]
-            else:
-                dn = dy * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+            dn, y = _gradient_of_rows(
+                DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+                E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, SUMS,
+            )  # fmt: skip
             dn = dn.to(OPERAND)
-            if WRITES:
-                at = DN + rows_of(b, h, H, T, first) * E + i[:, None] * (H * E) + e[None, :]
-                tl.store(at, dn, mask=inside)
             if SUMS:
-                if RESTS:
-                    y += _tile(REST + y_at, first, y_t, i, e, left, E).to(tl.float32)
                 dz = -tl.sum(dn.to(tl.float32) * y, 1)
                 tl.store(DZ + rows + i, dz, mask=i < left)
                 if DECAY:
@@ -454,15 +468,20 @@ def rows_of(b, h, H, T, first):
 
 @triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
 def _gradients(
-    Q, K, V, DN, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
+    Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
     DQ, DK, DV, DGATE, DLOG,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, g_b, g_t, g_h, l_b, l_t, l_h,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, g_b, g_t, g_h, l_b, l_t, l_h,
     T, heads, chunks, segments, per_segment, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
-    PHI: tl.constexpr, SUMS: tl.constexpr, READY: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr,
-    CAUSAL: tl.constexpr, JOINED: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
+    RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads."""
+    """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads.
+
+    Under a norm dn is orthogonal to the row. Rows of few or small weights are sensitive to that, so what rounding takes
+    from dn is multiplied too.
+    """
+    SUMS: tl.constexpr = DIVISOR == "sum"
     chunk, row = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
     b, g = row // heads, row % heads
     H = heads * GROUP
@@ -508,20 +527,29 @@ def _gradients(
         h = g * GROUP + member
         q_raw = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D)
         q = _features(q_raw, i, d, left, D, PHI).to(OPERAND)
-        dn = _tile(DN + b * n_b + h * n_h, first, n_t, i, e, left, E)
-        if not READY:
-            dn = dn.to(tl.float32) * scale
-        dn = dn.to(OPERAND)
+        wide, _ = _gradient_of_rows(
+            DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+            E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, False,
+        )  # fmt: skip
+        dn = wide.to(OPERAND)
+        if NORM:
+            low = (wide - dn.to(tl.float32)).to(OPERAND)
         dz = _column(DZ, (b * H + h) * T + first, 1, i, left, SUMS, 0.0)
         dq = tl.zeros((C, BD), tl.float32)
         if JOINED:
-            dq = tl.dot(dn, tl.trans(_state_at(PAST, past, d, e, D, E)), dq, input_precision=PRECISION)
+            state = tl.trans(_state_at(PAST, past, d, e, D, E))
+            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+            if NORM:
+                dq = tl.dot(low, state, dq, input_precision=PRECISION)
             if SUMS:
                 dq += dz[:, None] * _sums_at(PAST_Z, past, d, D)[None, :]
             if DECAY:
                 dq *= before
         if CAUSAL:
-            dq = tl.dot(dn, tl.trans(_state_at(S, place, d, e, D, E)), dq, input_precision=PRECISION)
+            state = tl.trans(_state_at(S, place, d, e, D, E))
+            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+            if NORM:
+                dq = tl.dot(low, state, dq, input_precision=PRECISION)
             if SUMS:
                 dq += dz[:, None] * _sums_at(Z, place, d, D)[None, :]
             if DECAY:
@@ -529,6 +557,8 @@ def _gradients(
                 of_rows += tl.sum(q.to(tl.float32) * dq, 1)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
+            if NORM:
+                ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
             if SUMS:
                 ds += dz[:, None]
             visible = i[None, :] <= i[:, None]
@@ -557,12 +587,12 @@ def _gradients(
     at = DV + rows_of(b, g, heads, T, first) * E + i[:, None] * (heads * E) + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
     if DECAY:
-        state = _state_at(S, place, d, e, D, E).to(tl.float32)
+        one = _state_at(S, place, d, e, D, E).to(tl.float32)
         other = _state_at(R, place, d, e, D, E).to(tl.float32)
         if JOINED:
-            state += before * _state_at(PAST, past, d, e, D, E).to(tl.float32)
+            one += before * _state_at(PAST, past, d, e, D, E).to(tl.float32)
             other += after * _state_at(LATER, past, d, e, D, E).to(tl.float32)
-        across = tl.sum(tl.sum(state * other, 1), 0)
+        across = tl.sum(tl.sum(one * other, 1), 0)
         if SUMS:
             state_z, other_z = _sums_at(Z, place, d, D), _sums_at(RZ, place, d, D)
             if JOINED:
@@ -594,7 +624,7 @@ class Call:
     length        the length a norm gives each row (over rows as they are, so divisor is "one"); 0 for no norm
     centred       whether that norm takes the row's mean off first
     final         y in the dtype of q; else in fp32
-    rests         keep what rounding takes from y: where weights of both signs make row sums small
+    rests         keep what rounding takes from y: under a norm, or where row sums of both signs can be small
     chunk, segments   tokens per chunk (a power of two from 16 on) and segments of a text; 0 for those that suit it
     """
 
@@ -723,8 +753,6 @@ def backward(
     plan = _Plan.of(q, k, v, call)
     dy = dense(dy)
     wide = torch.float32
-    written = call.divisor != "one" or call.length > 0 or dy.dtype != operand(q)
-    dn = q.new_empty(*q.shape[:3], plan.e, dtype=operand(q)) if written else dy
     dz = q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if call.sums else 0, dtype=wide)
     later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
     d_initial = q.new_empty(
@@ -736,10 +764,10 @@ def backward(
     segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
     sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
     _gradient_states[(plan.rows, plan.segments)](
-        q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dn, dz, logs, segment_logs,
+        q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dz, logs, segment_logs,
         *q.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(log_forget), *plan.text, call.scale,
         **_without(sizes, "GATED"), **_of_rows(call, before), STARTED=d_state is not None,
-        TOTALS=plan.joined or started, WRITES=written, **_warps("gradient states", plan),
+        TOTALS=plan.joined or started, **_warps("gradient states", plan),
     )  # fmt: skip
     _join_segments(
         total, segment_logs, ahead, ahead_sums, d_initial, plan, call, log_forget is not None, reverse=True
@@ -748,10 +776,10 @@ def backward(
     d_gate = None if input_gate is None else input_gate.new_empty(input_gate.shape)
     d_log = None if log_forget is None else log_forget.new_empty(log_forget.shape)
     _gradients[(plan.chunks * plan.rows,)](
-        q, k, v, dn, dz, input_gate, log_forget, *states, later, later_sums, ahead, ahead_sums, logs,
+        q, k, v, dy, y, rest, stat, before, dz, input_gate, log_forget, *states, later, later_sums, ahead, ahead_sums, logs,
         dq, dk, dv, d_gate, d_log,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3], *_strides(input_gate), *_strides(log_forget),
-        *plan.text, call.scale, **sizes, SUMS=call.sums, READY=written, JOINED=plan.joined, **_warps("gradients", plan),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(input_gate),
+        *_strides(log_forget), *plan.text, call.scale, **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("gradients", plan),
     )  # fmt: skip
     return Gradients(dq, dk, dv, d_gate, d_log, d_initial if started else None)
 
