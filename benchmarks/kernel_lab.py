@@ -146,7 +146,7 @@ def check(subject: Subject, dtype: torch.dtype, shape: Shape) -> dict[str, float
     spec = parse(subject.spec)
     case = random_tensors(spec, shape, 0, dtype, device=DEVICE)
     direction = torch.randn(
-        shape.batch, shape.tokens, shape.heads, shape.e, dtype=torch.float64, device="cuda"
+        shape.batch, shape.tokens, shape.heads, shape.e, dtype=torch.float64, device=DEVICE
     )
     wide = {n: u.double().requires_grad_() for n, u in case.tensors.items()}
     causal = subject.run is not not_causal
