@@ -138,11 +138,11 @@ def _high(
 
 @triton.jit
 def _small(
-    X, G, WEIGHTS, OMEGA, OUT,
+    X, G, WEIGHTS, OMEGA, EXTRA, OUT,
     x_b, x_t, x_h, g_b, g_t, g_h, T, heads, chunks, all_rows,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
-    OMEGAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The small moments of one chunk of one key-value head."""
     c = tl.program_id(0)
@@ -172,7 +172,10 @@ def _small(
             if SUMS:
                 omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
-                z_first += tl.sum(x.to(tl.float32) * (w1 * omega)[:, None], 0)
+                of_first = w1 * omega
+                if EXTRAS:
+                    of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
+                z_first += tl.sum(x.to(tl.float32) * of_first[:, None], 0)
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
@@ -257,6 +260,7 @@ class Side:
     x, g        [B, T, H, d], [B, T, H, e]
     weights     [3 or 4, B, H, T] fp32, one factor per order and token, or None for ones
     omega       [B, H, T] fp32, what the row sum weighs a token with, or None for ones
+    extra       [B, H, T] fp32, a further weight in Σ ω x alone, or None for zeros
     carry       [B, K, chunks] fp32, what is left of the past at the end of each chunk, or None for ones
     group       heads of x and g per key-value head; their moments are added
     """
@@ -267,6 +271,7 @@ class Side:
     omega: Tensor | None = None
     carry: Tensor | None = None
     group: int = 1
+    extra: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -334,9 +339,9 @@ def _small_moments(
         out[:, :, d * e + e :].zero_()
     wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
     _small[(chunks, batch * heads)](
-        x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
+        x, g, side.weights, side.omega, side.extra, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
-        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
+        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None, EXTRAS=side.extra is not None,
         **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
