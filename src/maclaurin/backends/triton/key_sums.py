@@ -19,7 +19,9 @@ TILE = 64
 
 
 @triton.jit(do_not_specialize=["T", "tiles"])
-def _tile_sums(K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr):
+def _tile_sums(
+    K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr
+):
     tile, row = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     b, g = row // heads, row % heads
     i, d = tl.arange(0, TILE), tl.arange(0, BD)
@@ -31,7 +33,9 @@ def _tile_sums(K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.
 
 
 @triton.jit(do_not_specialize=["tiles"])
-def _scan(SUMS, INITIAL, OUT, tiles, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, STARTED: tl.constexpr):
+def _scan(
+    SUMS, INITIAL, OUT, tiles, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, STARTED: tl.constexpr
+):
     """Sums up to each tile, written where the next one begins: no row may depend on later keys, rounding included."""
     row = tl.program_id(0).to(tl.int64)
     d, j = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BT)

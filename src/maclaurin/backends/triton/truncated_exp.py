@@ -105,8 +105,12 @@ def _mean_keys(K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS: tl.constex
 
 
 @triton.jit
-def _add_exact(acc, z, largest, x, v, PRECISION: tl.constexpr):
-    """A tile of exact scores into running maximum, sum and rows."""
+def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+               OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of keys of exact weight into running maximum, sum and rows."""
+    k, v = _rows(K, k_t, first, n, d, T, D).to(OPERAND), _rows(V, v_t, first, n, e, T, E).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
+    x = tl.where(seen, x, float("-inf"))
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink = tl.exp(largest - safe)
@@ -131,7 +135,9 @@ def _forward(
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
     SHIFT: tl.constexpr = WINDOW + SINKS
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM  # the longest rows first
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
+        SHIFT + BM - 1
+    ) // BM * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     row = b * (H // GROUP) + g
@@ -142,7 +148,9 @@ def _forward(
     q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, D).to(OPERAND)
     c = tl.zeros((BM,), tl.float32)
     if ABOUT_MEAN:
-        mean_key, _ = _mean_keys(K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION)
+        mean_key, _ = _mean_keys(
+            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
+        )
         c = tl.sum(q.to(tl.float32) * mean_key, 1) * scale
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
@@ -151,15 +159,13 @@ def _forward(
         largest = tl.full((BM,), float("-inf"), tl.float32)
         if SINKS > 0:
             s = tl.arange(0, SB)
-            k, v = _rows(K, k_t, 0, s, d, T, D).to(OPERAND), _rows(V, v_t, 0, s, e, T, E).to(OPERAND)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
-            x = tl.where((s < SINKS)[None, :] & (s[None, :] <= t[:, None]), x, float("-inf"))
-            acc, z, largest = _add_exact(acc, z, largest, x, v, PRECISION)
+            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
+            acc, z, largest = _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
+                                         OPERAND, PRECISION)  # fmt: skip
         for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            k, v = _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND), _rows(V, v_t, start + SINKS, n, e, T, E).to(OPERAND)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
-            x = tl.where(_is_exact(i0 + i, start + n, WINDOW), x, float("-inf"))
-            acc, z, largest = _add_exact(acc, z, largest, x, v, PRECISION)
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            acc, z, largest = _add_exact(acc, z, largest, q, c, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
+                                         scale, D, E, OPERAND, PRECISION)  # fmt: skip
         if STARTED:
             unit = tl.maximum(largest, 0.0)
         else:  # rows without a tail may have small weights only
@@ -237,7 +243,10 @@ def _add_tail(acc, z, q, c, of_tail, i, K, V, k_t, v_t, start, n, d, e, T, scale
               N: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys of the tail into the sums of a tile of queries."""
-    k, v = _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND), _rows(V, v_t, start + SINKS, n, e, T, E).to(OPERAND)
+    k, v = (
+        _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND),
+        _rows(V, v_t, start + SINKS, n, e, T, E).to(OPERAND),
+    )
     w = _series(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None], N)
     if WINDOW > 0:
         w *= of_tail[:, None]
@@ -267,6 +276,26 @@ def _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, first, n, d, e
         dx = tl.where(seen, dx, 0.0)
     dx = dx.to(OPERAND)
     return tl.dot(dx, k, dq, input_precision=PRECISION), r + tl.sum(dx.to(tl.float32), 1)
+
+
+@triton.jit
+def _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+               SB: tl.constexpr, SINKS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
+    s = tl.arange(0, SB)
+    k, v = _rows(K, k_t, 0, s, d, T, D).to(OPERAND), _rows(V, v_t, 0, s, e, T, E).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None] - log[:, None]
+    p = tl.exp(tl.where((s < SINKS)[None, :] & (s[None, :] <= t[:, None]), x, float("-inf")))
+    dx = p * (tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    dx = dx.to(OPERAND)
+    dq = tl.dot(dx, k, dq, input_precision=PRECISION)
+    r += tl.sum(dx.to(tl.float32), 1)
+    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * scale
+    dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
+    at = PARTS + s[:, None] * (D + E)
+    tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
+    tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
+    return dq, r
 
 
 @triton.jit(do_not_specialize=["T", "tiles", "chunks", "tail_tokens"])
@@ -315,7 +344,9 @@ def _backward_queries(
         at = small + D * E + E
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, N, D)
         inverse = tl.exp(-log)
-        one = tl.dot(dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION)
+        one = tl.dot(
+            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
+        )
         one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
         sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
@@ -350,32 +381,24 @@ def _backward_queries(
                            D, E, N, False, True, OPERAND, PRECISION)  # fmt: skip
     if WINDOW > 0:
         for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen = _is_exact(i0 + i, start + n, WINDOW)
-            dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
                                D, E, N, True, True, OPERAND, PRECISION)  # fmt: skip
         if SINKS > 0:
-            s = tl.arange(0, SB)
-            k, v = _rows(K, k_t, 0, s, d, T, D).to(OPERAND), _rows(V, v_t, 0, s, e, T, E).to(OPERAND)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None] - log[:, None]
-            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None]) & there_rows[:, None]
-            p = tl.exp(tl.where(seen, x, float("-inf")))
-            dx = p * (tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-            dx = dx.to(OPERAND)
-            dq = tl.dot(dx, k, dq, input_precision=PRECISION)
-            r += tl.sum(dx.to(tl.float32), 1)
-            dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * scale
-            dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
             part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
-            at = SINK_PARTS + (part + s)[:, None] * (D + E)
-            tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
-            tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
+            dq, r = _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
+                               D, E, SB, SINKS, OPERAND, PRECISION)  # fmt: skip
     if ABOUT_MEAN:
-        mean_key, inverse_count = _mean_keys(K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION)
+        mean_key, inverse_count = _mean_keys(
+            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
+        )
         dq -= r[:, None] * mean_key
         edge = -r * inverse_count
         tl.store(EDGE + rows + t, edge, mask=there_rows)
         if FAR:
-            tl.store(EXTRA + at_tail(b, h, H, tail_tokens, i0) + i, edge * scale, mask=there_rows & (i0 + i >= 0))
+            tl.store(
+                EXTRA + at_tail(b, h, H, tail_tokens, i0) + i, edge * scale, mask=there_rows & (i0 + i >= 0)
+            )
     at = DQ + b * dq_b + h * dq_h + (tl.zeros((), tl.int64) + t0) * dq_t + i[:, None] * dq_t + d[None, :]
     tl.store(at, (dq * scale).to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < D)[None, :])
 
@@ -450,7 +473,9 @@ def _backward_keys(
     if FAR:
         chunk = j0 // CHUNK
         end = tl.minimum(end, (chunk + 1) * CHUNK)
-        there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # a branch would part wgmma's accumulators
+        there = (
+            1 if STARTED else (chunk < chunks - 1).to(tl.int32)
+        )  # a branch would part wgmma's accumulators
         later = (b * heads + g) * chunks + tl.minimum(chunk, chunks - 1)
         known = tl.where(chunk < chunks, 1.0, 0.0)  # keys at the end of the text are in no tail
         small = SMALL + later * (D * E + E + D * D + D + 1)
