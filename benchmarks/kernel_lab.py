@@ -32,8 +32,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.linear_attention import linear_rows
-from maclaurin.backends.triton import first_order
+from maclaurin.programs.linear_attention import linear_rows
+from maclaurin.programs.triton import first_order
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, random_tensors
@@ -342,7 +342,7 @@ def print_row(name: str, found: dict[str, Any]) -> None:
 
 def compile_ahead(group: str, name: str) -> str | None:
     """All programs of a subject into triton's cache, in a process that has no GPU."""
-    from maclaurin.backends.triton.compile_only import compiled_for
+    from maclaurin.programs.triton.compile_only import compiled_for
 
     subject = next(s for s in GROUPS[group] if s.name == name)
     spec = parse(subject.spec)

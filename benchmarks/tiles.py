@@ -3,7 +3,7 @@
     python benchmarks/tiles.py [quadratic exp linear …] [--out benchmarks/results/tiles.json]
 
 Candidates that spill registers are left out. Prints the fastest tiles of each pass beside those in use (the
-TILES of backends/triton/*.py), which is where a better one belongs.
+TILES of programs/triton/*.py), which is where a better one belongs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from machine import stamp
 from torch.profiler import ProfilerActivity, profile
 
-from maclaurin.backends.triton import exp_modified, moments, polynomial_linear, polynomial_quadratic
-from maclaurin.backends.triton.compile_only import compiled_for
-from maclaurin.backends.triton.tiles import Tile
+from maclaurin.programs.triton import exp_modified, moments, polynomial_linear, polynomial_quadratic
+from maclaurin.programs.triton.compile_only import compiled_for
+from maclaurin.programs.triton.tiles import Tile
 
 RESULTS = Path(__file__).parent / "results" / "tiles.json"
 CANDIDATES = [

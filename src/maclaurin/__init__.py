@@ -26,10 +26,10 @@ from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
 
 if TYPE_CHECKING:
-    from maclaurin.backends.dispatch import attention, plan
-    from maclaurin.backends.plan import Plan
-    from maclaurin.backends.series import SeriesNotice
     from maclaurin.forms.state import State
+    from maclaurin.programs.dispatch import attention, plan
+    from maclaurin.programs.plan import Plan
+    from maclaurin.programs.series import SeriesNotice
 
 __version__ = "0.1.0"
 
@@ -52,10 +52,10 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
-    "attention": "maclaurin.backends.dispatch",
-    "plan": "maclaurin.backends.dispatch",
-    "Plan": "maclaurin.backends.plan",
-    "SeriesNotice": "maclaurin.backends.series",
+    "attention": "maclaurin.programs.dispatch",
+    "plan": "maclaurin.programs.dispatch",
+    "Plan": "maclaurin.programs.plan",
+    "SeriesNotice": "maclaurin.programs.series",
     "State": "maclaurin.forms.state",
 }
 

@@ -11,9 +11,12 @@ class MaclaurinError(ValueError):
 
 
 class SpecError(MaclaurinError):
-    """A part that cannot be so, or parts that mean nothing together; `place` names the culprit."""
+    """A part that cannot be built, or parts that mean nothing together.
 
-    def __init__(self, reason: str, place: str | None = None) -> None:
+    `place` is the part at fault, or the text of the argument at fault, so that a notation can point at it.
+    """
+
+    def __init__(self, reason: str, place: object = None) -> None:
         self.place = place
         super().__init__(reason)
 

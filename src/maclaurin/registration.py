@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.util
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 
 def register_with_transformers() -> None:
-    """Now if transformers is there, else when it comes."""
+    """Register now if transformers is imported, else when it is."""
     if "transformers" in sys.modules:
         importlib.import_module("maclaurin.models")
     else:
-        sys.meta_path.insert(0, _WhenItComes())
+        sys.meta_path.insert(0, _Watcher())
 
 
-class _WhenItComes(importlib.abc.MetaPathFinder):
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != "transformers" or self not in sys.meta_path:
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Finds transformers as the finders behind it do, with a loader that registers our models after loading.
+
+    It stays until transformers is loaded: looking for a module (`importlib.util.find_spec`) does not load it.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "transformers":
             return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(fullname)
-        if found is not None and found.loader is not None:
-            _then_register(found.loader)
-        return found
+        for finder in sys.meta_path:
+            found = None if finder is self else finder.find_spec(fullname, path, target)
+            if found is not None:
+                if found.loader is not None:
+                    self._register_after(found.loader)
+                return found
+        return None
 
+    def _register_after(self, loader: Any) -> None:
+        execute = loader.exec_module
 
-def _then_register(loader: Any) -> None:
-    execute = loader.exec_module
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                importlib.import_module("maclaurin.models")
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        importlib.import_module("maclaurin.models")
-
-    loader.exec_module = exec_module
+        loader.exec_module = exec_module

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from maclaurin.backends.triton import INSTALLED, INTERPRETED
+from maclaurin.programs.triton import INSTALLED, INTERPRETED
 
 if not INSTALLED or INTERPRETED:
     pytest.skip("needs triton, not interpreted", allow_module_level=True)
 
-from maclaurin.backends.triton import (
+from maclaurin.programs.triton import (
     block_layout,
     exp_modified,
     moments,
@@ -19,7 +19,7 @@ from maclaurin.backends.triton import (
     state_step,
     window_step,
 )
-from maclaurin.backends.triton.compile_only import compiled_for
+from maclaurin.programs.triton.compile_only import compiled_for
 
 HOPPER = 90
 #: bytes of shared memory a program can have there

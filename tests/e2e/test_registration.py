@@ -8,7 +8,14 @@ import pytest
 ASK = "from transformers import AutoConfig; print(type(AutoConfig.for_model('maclaurin')).__name__)"
 
 
-@pytest.mark.parametrize("first", ["import maclaurin", "import transformers; import maclaurin"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import maclaurin",
+        "import transformers; import maclaurin",
+        "import maclaurin, importlib.util; importlib.util.find_spec('transformers')",
+    ],
+)
 def test_auto_classes_know_us(first):
     code = f"{first}; {ASK}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

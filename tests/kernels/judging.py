@@ -22,7 +22,7 @@ def plain(case, *, causal=True):
     scale = case.spec.kernel.default_scale(q.shape[3])
     y, _ = attend(
         case.spec,
-        Inputs(q, k, v, **tensors),
+        Inputs(q, k, v, tensors),
         Form.PARALLEL,
         scale=scale,
         causal=causal,
@@ -99,7 +99,7 @@ def slack(spec, shape):
     """Stock programs take values with their gate rounded, and δ from rounded outputs, which few keys do not
     average out; a window beside a tail hands the row's gradient to two programs, rounded for each. Each of
     these may cost a third more: exp*in/l2 in five tokens, which has two of them, takes 2.5 on an H200."""
-    reasons = (spec.input_gate, shape.tokens < 8, spec.window is not None and spec.orders)
+    reasons = (bool(spec.value_gates), shape.tokens < 8, spec.window is not None and spec.orders)
     return SLACK * ROUNDED_ROWS ** sum(map(bool, reasons))
 
 

@@ -5,8 +5,9 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.changed_score import changed_softmax, changed_softmax_backward, row_products
-from maclaurin.backends.triton import INSTALLED
+from maclaurin.programs.row_operators import row_products
+from maclaurin.programs.score_mod import modified_softmax, modified_softmax_backward
+from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, assert_same, random_tensors
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain
@@ -14,7 +15,7 @@ from tests.kernels.judging import assert_as_right_as_plain
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.backends.triton import exp_modified
+from maclaurin.programs.triton import exp_modified
 
 DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
 LARGEST = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -109,13 +110,13 @@ def test_operator_is_registered_as_torch_wants_it(device):
     q, k, v = (torch.randn(1, 2, 20, 16, device=device, requires_grad=True) for _ in range(3))
     totals = (-torch.rand(1, 2, 20, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
     call = (q, k, v, totals, 0.25, True, 0.5, None, 0)
-    assert set(torch.library.opcheck(changed_softmax.traced, call).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(modified_softmax.traced, call).values()) == {"SUCCESS"}
     with torch.no_grad():
-        o, lse = changed_softmax(*call)
+        o, lse = modified_softmax(*call)
     given = [u.detach() for u in call[:4]]
     for rows in ((o, lse), (o, None), (None, None)):
         back = (o, *given, lse, *rows, *call[4:])
-        assert set(torch.library.opcheck(changed_softmax_backward.traced, back).values()) == {"SUCCESS"}
+        assert set(torch.library.opcheck(modified_softmax_backward.traced, back).values()) == {"SUCCESS"}
     assert set(torch.library.opcheck(row_products.traced, (o, o)).values()) == {"SUCCESS"}
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.backends.linear_attention import first_order, linear_rows
-from maclaurin.backends.triton import INSTALLED
+from maclaurin.programs.linear_attention import first_order, linear_rows
+from maclaurin.programs.triton import INSTALLED
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, random_tensors
@@ -15,7 +15,7 @@ from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, outputs_and_gra
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.backends.triton import first_order as program
+from maclaurin.programs.triton import first_order as program
 from tests.kernels import interpreted_bfloat16
 
 if not ON_GPU:

@@ -7,8 +7,8 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.linear_operator import linear_polynomial
-from maclaurin.backends.triton import INSTALLED
+from maclaurin.programs.linear_operator import linear_polynomial
+from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradients, plain
@@ -16,8 +16,8 @@ from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradient
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.backends.triton import polynomial_linear
-from maclaurin.backends.triton.polynomial_linear import Call, Rows
+from maclaurin.programs.triton import polynomial_linear
+from maclaurin.programs.triton.polynomial_linear import Call, Rows
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32] if ON_GPU else [torch.float32, torch.float16]
 LARGEST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.backends.polynomial import polynomial_attention
+from maclaurin.programs.quadratic_polynomial import polynomial_attention
 from maclaurin.testing import Shape
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain

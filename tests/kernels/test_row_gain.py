@@ -4,9 +4,13 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.backends.normed_softmax import normed_rows, normed_rows_backward
-from maclaurin.backends.row_gain import fused_scaled_rows, fused_scaled_rows_backward
-from maclaurin.backends.row_norm import row_norm
+from maclaurin.programs.row_operators import (
+    fused_scaled_rows,
+    fused_scaled_rows_backward,
+    normed_rows,
+    normed_rows_backward,
+    row_norm,
+)
 from maclaurin.testing import Shape
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import assert_as_right_as_plain

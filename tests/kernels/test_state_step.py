@@ -6,9 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.backends.state_step import state_step, step_layout
-from maclaurin.backends.window_step import window_step_serves
-from maclaurin.forms.inputs import Inputs
+from maclaurin.programs.fused_step import WindowStep, state_step, step_layout
+from maclaurin.programs.plan import forget_plans
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 
@@ -91,10 +90,12 @@ def test_a_window_in_two_launches_is_the_plain_one(device, poisoned, monkeypatch
         answers = []
         for fused in (True, False):
             if not fused:
-                monkeypatch.setattr("maclaurin.backends.step.window_step_serves", lambda *_: False)
+                monkeypatch.setattr(WindowStep, "cannot", lambda *_: "switched off")
+                forget_plans()
             else:
-                assert window_step_serves(spec, Inputs(*token), state)
+                assert maclaurin.plan(*token, spec, state=state).program.name == "window step"
             answers.append(maclaurin.attention(*token, spec, state=state, return_state=True))
+    forget_plans()
     (y, after), (expected, plain) = answers
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     for name, tensor in plain.tensors().items():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.backends.taylor_attention import taylor_rows, truncated_softmax
-from maclaurin.backends.triton import INSTALLED
+from maclaurin.programs.taylor_attention import taylor_rows, truncated_softmax
+from maclaurin.programs.triton import INSTALLED
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, random_tensors

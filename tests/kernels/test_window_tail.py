@@ -76,7 +76,7 @@ def read_in_pieces(case, spec, sizes, backends):
         if backends is None:
             scale = spec.kernel.default_scale(piece["q"].shape[3])
             how = {"scale": scale, "causal": True, "chunk": 16, "state": state, "return_state": True}
-            y, state = attend(spec, Inputs(**piece), Form.CHUNKED, **how)
+            y, state = attend(spec, Inputs(piece["q"], piece["k"], piece["v"]), Form.CHUNKED, **how)
             parts.append(y.to(piece["q"].dtype))
             continue
         call = {"spec": spec, "state": state, "return_state": True}

@@ -12,7 +12,7 @@ import maclaurin
 from maclaurin import parse
 from maclaurin.forms.certificate import certified_order, output_error, weight_error
 from maclaurin.spec import Hermite, Sign, Taylor
-from maclaurin.spec.sign import sign_of_polynomial
+from maclaurin.spec.polynomials import sign_of_polynomial
 from maclaurin.testing import Shape, TensorCase, assert_same, random_tensors
 
 SHAPE = Shape(batch=2, tokens=11, kv_heads=2, group=2, d=3, e=4)

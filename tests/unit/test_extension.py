@@ -1,27 +1,26 @@
-"""A user's own kernel, feature map and norm: one small class each, all laws inherited."""
+"""Parts of one's own, exactly as docs/extending.md shows them: each in one block under 15 lines, all laws inherited,
+its formula printed, trained in the Hugging Face model and decoded with a state."""
 
-import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
-from maclaurin import SpecError
-from maclaurin.spec import FeatureMap, Norm, Polynomial, register, whole
+import maclaurin
+from maclaurin import SpecError, parse
+from maclaurin.spec import Denominator, FeatureMap, Kernel, Norm, register
 from maclaurin.testing import SpecLaws
 
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+PARTS = [block for block in BLOCKS if "@register" in block]
 
-@register
-@dataclass(frozen=True, slots=True)
-class Cosh(Polynomial):
-    """κ = Σ_{n≤N, n even} xⁿ/n!: blind to the sign of the score."""
-
-    notation: ClassVar[str] = "cosh"
-    order: int = whole(at_least=0)
-
-    @property
-    def series(self):
-        return tuple((n % 2 == 0) / math.factorial(n) for n in range(self.order + 1))
+here = {"__name__": __name__}
+for block in PARTS:  # once, when tests are collected: laws are generated for the parts they define
+    exec(compile(block, "docs/extending.md", "exec"), here)
 
 
 @register
@@ -30,26 +29,107 @@ class Square(FeatureMap):
     """φ(u) = u²"""
 
     notation: ClassVar[str] = "square"
-    text: ClassVar[str] = "{u}²"
-    latex: ClassVar[str] = "{u}^2"
 
     def __call__(self, u):
         return u * u
 
+    def text(self, u):
+        return f"{u}²"
 
-@register
-@dataclass(frozen=True, slots=True)
-class L1(Norm):
-    """N(y) = y/‖y‖₁"""
 
-    notation: ClassVar[str] = "l1"
-
-    def __call__(self, y):
-        return y / y.abs().sum(-1, keepdim=True)
+SPECS = [
+    "cosh(4)/sum",
+    "cosh(3)*forget/l1",
+    "linear(square)*in/l2",
+    "taylor(2)*leak/sum",
+    "taylor(2)*leak/rootlen",
+    "exp/rootlen",
+    "taylor(2,about=mean)+fading(3,rate=0.2)/sum",
+]
 
 
 class TestOwnParts(SpecLaws):
-    specs: ClassVar[list[str]] = ["cosh(4)/sum", "cosh(3)*forget/l1", "linear(square)*in/l2"]
+    specs: ClassVar[list[str]] = SPECS
+
+
+@pytest.mark.parametrize("block", PARTS, ids=lambda block: re.search(r"class (\w+)", block)[1])
+def test_a_part_takes_fewer_than_15_lines(block):
+    body = block[block.index("@register") :]
+    assert len([line for line in body.splitlines() if line.strip()]) < 15
+
+
+def test_the_page_runs_as_it_is_written():
+    variables = dict(here)
+    for block in BLOCKS:
+        if "@register" not in block and "SpecLaws" not in block:
+            exec(compile(block, "docs/extending.md", "exec"), variables)
+
+
+def test_a_denominator_of_ones_own_divides():
+    """It was ignored once: taylor(2)/rootlen was taylor(2) bit for bit, while the formula said / t."""
+    q = k = v = torch.randn(1, 9, 2, 4, dtype=torch.float64)
+    plain = maclaurin.attention(q, k, v, "taylor(2)")
+    t = torch.arange(1, 10).reshape(1, 9, 1, 1)
+    for form in ("parallel", "chunked", "recurrent"):
+        torch.testing.assert_close(
+            maclaurin.attention(q, k, v, "taylor(2)/rootlen", form=form), plain / t.sqrt()
+        )
+    assert "/ √t" in parse("taylor(2)/rootlen").formula
+    assert r"\sqrt{t}" in parse("taylor(2)/rootlen").latex
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("cosh(4)/sum", "0.5·(x_ts)^2"),
+        ("taylor(2)*leak/sum", "Π_s<r≤t f_r"),
+        ("taylor(2)/l1", "L1( "),
+        ("taylor(2,about=mean)+fading(3,rate=0.2)/sum", "exp(x_ts − r_t − rate·(t−s)) for the last 3 keys"),
+    ],
+)
+def test_formulas_know_the_part(spec, words):
+    assert words in parse(spec).formula
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_trains_and_decodes_in_the_model(spec):
+    from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        attention=spec,
+    )
+    model = MaclaurinForCausalLM(config)
+    tokens = torch.randint(16, (2, 12))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(20):
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0] - 0.2
+    model.eval()
+    with torch.no_grad():
+        cached = model.generate(tokens[:, :6], max_new_tokens=5, do_sample=False)
+        plain = model.generate(tokens[:, :6], max_new_tokens=5, do_sample=False, use_cache=False)
+    assert torch.equal(cached, plain)
+
+
+@pytest.mark.parametrize("family", [Norm, Denominator, Kernel])
+def test_a_part_without_its_meaning_cannot_be_registered(family):
+    with pytest.raises(SpecError, match="without its meaning: define"):
+
+        @register
+        @dataclass(frozen=True, slots=True)
+        class Empty(family):
+            notation: ClassVar[str] = "empty"
 
 
 def test_a_taken_name_is_an_error():
@@ -59,6 +139,19 @@ def test_a_taken_name_is_an_error():
         @dataclass(frozen=True, slots=True)
         class Other(Norm):
             notation: ClassVar[str] = "l2"
+            text: ClassVar[str] = "L2"
 
             def __call__(self, y):
                 return y
+
+
+def test_a_kernel_cannot_hide_a_name_of_the_catalogue():
+    from maclaurin.spec import Polynomial
+
+    with pytest.raises(SpecError, match="already a name of the catalogue"):
+
+        @register
+        @dataclass(frozen=True, slots=True)
+        class Based(Polynomial):
+            notation: ClassVar[str] = "based"
+            series: ClassVar[tuple[float, ...]] = (1.0, 1.0)

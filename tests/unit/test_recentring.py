@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from maclaurin.forms.features import symmetric_powers
-from maclaurin.forms.recentring import moments_about
+from maclaurin.forms.features import moments_about, symmetric_powers
 
 
 @pytest.mark.parametrize("orders", [(0, 1), (0, 1, 2)])

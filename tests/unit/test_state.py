@@ -25,7 +25,7 @@ def test_bytes_are_those_of_its_tensors(case):
     assert state.nbytes == sum(t.numel() * t.element_size() for t in state.tensors().values())
     spec, d, e = case.spec, 3, 4
     numbers = sum(t.numel() for n, t in state.tensors().items() if n.startswith(("moments", "exact.")))
-    if not spec.forget_gate:
+    if not spec.decay_gates:
         assert numbers == 3 * 2 * spec.state_size(d, e)
 
 
@@ -94,7 +94,7 @@ def test_files_that_are_no_states_are_told_apart(tmp_path):
     path = tmp_path / "cut.safetensors"
     case.state().save(path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="not a whole safetensors file"):
+    with pytest.raises(InputError, match="not a complete safetensors file"):
         State.load(path)
 
 

@@ -5,7 +5,6 @@ It returns softmax, so it stands for the cost of these scores under this mask, n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from maclaurin.bench.contender import Contender, PeerMissing
 from maclaurin.bench.targets import PEER_TITLES
-from maclaurin.spec import AttentionSpec, Exp, RowSum, Sigmoid, parse
+from maclaurin.spec import AttentionSpec, RowSum, parse
 from maclaurin.testing.cases import TensorCase
 
 
@@ -47,16 +46,18 @@ def running_totals(log_forget: Tensor) -> Tensor:
 
 
 def _gates_of(spec: AttentionSpec) -> tuple[str, ...]:
-    return ("log_forget",) if spec.forget_gate else ()
+    return tuple(gate.argument.name for gate in spec.decay_gates)
 
 
 def softmax_of(spec: AttentionSpec) -> AttentionSpec:
     """The softmax over the scores of a spec: what FlexAttention returns for them."""
-    if isinstance(spec.kernel, Sigmoid):
+    if _function(spec) == "sigmoid":
         return parse("exp/sum")
-    if isinstance(spec.kernel, Exp):
-        return AttentionSpec(spec.kernel, forget_gate=spec.forget_gate, denominator=RowSum())
-    return dataclasses.replace(spec, denominator=RowSum(), norm=None)
+    return AttentionSpec.of(spec.kernel, spec.window, *spec.decay_gates, RowSum())
+
+
+def _function(spec: AttentionSpec) -> str | None:
+    return None if spec.kernel.fused is None else spec.kernel.fused.function
 
 
 def flex_attention_of(spec: AttentionSpec) -> Callable[..., Tensor]:
@@ -66,10 +67,10 @@ def flex_attention_of(spec: AttentionSpec) -> Callable[..., Tensor]:
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    kernel = spec.kernel
-    clamp = kernel.clamp if isinstance(kernel, Exp) else None
-    bias = kernel.bias if isinstance(kernel, Sigmoid) else None
-    changes = clamp is not None or bias is not None or spec.forget_gate
+    weight = spec.kernel.fused
+    clamp = None if weight is None else weight.clamp
+    bias = weight.coefficients[0] if weight is not None and weight.function == "sigmoid" else None
+    changes = clamp is not None or bias is not None or spec.decay_gates
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, *totals: Tensor) -> Any:
         def change(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:

@@ -27,9 +27,10 @@ def draw_inputs(spec: AttentionSpec, size: Size, dtype: torch.dtype, device: tor
         return (low + (high - low) * numbers).to(dtype)
 
     tensors = {"q": normal(*rows, size.d), "k": normal(*rows, size.d), "v": normal(*rows, size.e)}
-    for gate in spec.gates:
-        limits = (-STRONGEST_FORGET, 0.0) if gate == "log_forget" else (0.1, 0.9)
-        tensors[gate] = uniform(*limits)
+    decays = {gate.argument for gate in spec.decay_gates}
+    for argument in spec.arguments:
+        limits = (-STRONGEST_FORGET, 0.0) if argument in decays else (0.1, 0.9)
+        tensors[argument.name] = uniform(*limits)
     return TensorCase(spec, tensors)
 
 

@@ -67,7 +67,7 @@ def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor) -> float:
 @torch.no_grad()
 def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int) -> Tensor:
     """y[b, t] [H, e] in float64, from the query and the keys up to it."""
-    per_query = ("q", "output_gate")
+    per_query = ("q", *(a.name for a in spec.arguments if a.tokens == "query"))
     row = {
         name: u[b : b + 1, t : t + 1] if name in per_query else u[b : b + 1, : t + 1]
         for name, u in case.tensors.items()
@@ -77,8 +77,8 @@ def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int) -> Tensor:
 
 def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor]) -> Tensor:
     """The parallel form of plain torch in float64, whatever program the library would choose."""
-    needed = ("q", "k", "v", *spec.gates)
-    inputs = Inputs(**{name: tensors[name].double() for name in needed})
+    q, k, v = (tensors[name].double() for name in "qkv")
+    inputs = Inputs(q, k, v, {name: tensors[name].double() for name in spec.gates})
     scale = spec.kernel.default_scale(inputs.q.shape[3])
     y, _ = attend(
         spec,

@@ -11,8 +11,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from maclaurin.backends.dispatch import plan
-from maclaurin.backends.plan import Plan
 from maclaurin.bench.cases import Case
 from maclaurin.bench.clock import timings
 from maclaurin.bench.contender import Contender
@@ -26,6 +24,8 @@ from maclaurin.bench.targets import PEER_TITLES, Measured
 from maclaurin.bench.work import Work, work_of_call
 from maclaurin.errors import MaclaurinError
 from maclaurin.forms.attend import Form
+from maclaurin.programs.dispatch import plan
+from maclaurin.programs.plan import Plan
 from maclaurin.spec import parse
 from maclaurin.testing.cases import TensorCase
 
@@ -125,7 +125,7 @@ def _raced(record: CaseRecord, race: _Race, chosen: Plan) -> CaseRecord:
 
 def _lengths_of_pieces(chosen: Plan) -> list[int]:
     """Long enough for several chunks where there are chunks, so that states between them are checked too."""
-    least = 4 * chosen.chunk_size if chosen.form is Form.CHUNKED else 0
+    least = 4 * (chosen.chunk_size or 0) if chosen.form is Form.CHUNKED else 0
     return [tokens for tokens in PIECE_TOKENS if tokens >= min(least, PIECE_TOKENS[-1])]
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from maclaurin.backends.dispatch import plan
 from maclaurin.bench.cases import Case
 from maclaurin.bench.clock import timings
 from maclaurin.bench.inputs import draw_inputs
@@ -26,6 +25,7 @@ from maclaurin.bench.record import CaseRecord, Figures, Roofs
 from maclaurin.bench.setting import Setting
 from maclaurin.bench.work import work_of_step
 from maclaurin.forms.state import State
+from maclaurin.programs.dispatch import plan
 from maclaurin.spec import parse
 from maclaurin.testing.cases import TensorCase
 from maclaurin.testing.tolerances import relative_error

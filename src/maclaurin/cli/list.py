@@ -57,7 +57,7 @@ def _has(entry: Entry, word: str) -> bool:
 
 def _state(entry: Entry) -> str:
     spec = entry.spec
-    if spec.orders is not None:
+    if spec.has_finite_state:
         return f"order {max(spec.orders, default=0)}"
     return "series" if spec.has_series else "none"
 

@@ -1,4 +1,7 @@
-"""One right-padded batch through one form: inputs → stream → rows → output and state."""
+"""The plain forms: one right-padded batch through one form, in plain torch, on any device.
+
+inputs → stream → rows (parallel, blocked, chunked or recurrent) → denominator, gates, norm → output
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from functools import partial
 from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
-from maclaurin.forms.divisors import log_running_sum, visible_keys
-from maclaurin.forms.epilogue import finish
-from maclaurin.forms.inputs import Inputs, clamped_log_forget, mean_key, working_dtype
+from maclaurin.forms.inputs import Inputs, make_stream
+from maclaurin.forms.output import SeenByRows, finish, running_log_sum
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
@@ -27,18 +29,6 @@ class Form(enum.Enum):
     BLOCKED = "blocked"
     CHUNKED = "chunked"
     RECURRENT = "recurrent"
-
-
-def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
-    """φ, the scale and the input gate applied; heads before tokens; fp32 or fp64."""
-    dtype = working_dtype(inputs.q.dtype)
-    q, k, v = (u.to(dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
-    if spec.kernel.feature_map is not None:
-        q, k = spec.kernel.feature_map(q), spec.kernel.feature_map(k)
-    if inputs.input_gate is not None:
-        v = v * inputs.input_gate.to(dtype).transpose(1, 2)[..., None]
-    q = (q * scale).unflatten(1, (k.shape[1], -1))
-    return Stream(q, k, v, clamped_log_forget(inputs), inputs.present)
 
 
 def attend(
@@ -57,42 +47,38 @@ def attend(
     The recurrent form, and any form with a state, needs a spec with a finite one.
     """
     stream = make_stream(spec, inputs, scale)
-    heads = inputs.q.shape[2]
-    if spec.kernel.depends_on_row and state is None and not return_state:
-        stream = _with_centred_keys(stream)
     after = None
     if form is Form.PARALLEL:
         rows = parallel_rows(spec, stream, causal=causal)
     elif form is Form.BLOCKED:
         rows = blocked_rows(spec, stream, chunk, causal=causal)
     else:
-        before = State.empty(spec, stream, heads) if state is None else state
-        rows, after = _rows_with_state(spec, stream, form, before, chunk, causal)
-    running = log_running_sum(spec, inputs, None if state is None else state.running, causal)
-    y = finish(
-        spec,
-        rows,
-        visible_keys=visible_keys(inputs, None if state is None else state.count, causal),
-        running=running,
-        output_gate=None if inputs.output_gate is None else inputs.output_gate.to(stream.q.dtype),
-    )
+        before = State.empty(spec, stream, inputs.q.shape[2]) if state is None else state
+        keeps_state = state is not None or return_state
+        rows, after = _rows_with_state(spec, stream, form, before, chunk, causal, keeps_state)
+    y, running = output_of(spec, rows, inputs, state, causal)
     if after is not None and return_state:
         after = dataclasses.replace(after, running=None if running is None else running[:, -1])
     return y.to(inputs.q.dtype), after if return_state else None
 
 
-def _with_centred_keys(stream: Stream) -> Stream:
-    """The mean key taken off every key, which kernels that look at their row do not see.
-
-    Their moments are then those of small scores: re-centring cancels less. A state must add up with
-    others, so it is made of the keys as they are.
-    """
-    mean = mean_key(stream.k.transpose(1, 2), stream.present).transpose(1, 2)
-    return dataclasses.replace(stream, k=stream.k - mean)
+def output_of(
+    spec: AttentionSpec, rows: Rows, inputs: Inputs, state: State | None, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """y [B, T, H, e] of the rows, and the running sum of the denominator, if it has one."""
+    running = running_log_sum(spec, inputs, None if state is None else state.running, causal)
+    seen = SeenByRows(spec, inputs, causal, None if state is None else state.count, running)
+    return finish(spec, rows, seen), running
 
 
 def _rows_with_state(
-    spec: AttentionSpec, stream: Stream, form: Form, state: State, chunk: int, causal: bool
+    spec: AttentionSpec,
+    stream: Stream,
+    form: Form,
+    state: State,
+    chunk: int,
+    causal: bool,
+    keeps_state: bool,
 ) -> tuple[Rows, State]:
     """Rows and the state after them, by the chunked or the recurrent form."""
     chunk = 1 if form is Form.RECURRENT else min(chunk, stream.q.shape[-2])
@@ -101,7 +87,9 @@ def _rows_with_state(
         if form is Form.RECURRENT:
             rows, _, moments = recurrent_rows(spec, stream, state.moments)
         else:
-            rows, _, moments = chunked_rows(spec, stream, state.moments, chunk, causal=causal)
+            rows, _, moments = chunked_rows(
+                spec, stream, state.moments, chunk, causal=causal, keeps_state=keeps_state
+            )
     elif form is Form.RECURRENT:
         parts, moments, count = [], state.moments, state.count
         for t in range(stream.q.shape[-2]):
@@ -111,10 +99,18 @@ def _rows_with_state(
             parts.append(part)
         rows = Rows.concatenate(parts)
     else:
-        tail = partial(chunked_rows, chunk=chunk)
+        tail = partial(chunked_rows, chunk=chunk, keeps_state=keeps_state)
         rows, moments, exact = window_rows(spec, stream, state.count, state.moments, exact, tail, chunk)
     log_decay = state.log_decay
     if log_decay is not None and stream.log_forget is not None:
         log_decay = log_decay + stream.log_forget.sum(-1)
     count = state.count + stream.lengths
-    return rows, dataclasses.replace(state, moments=moments, count=count, log_decay=log_decay, exact=exact)
+    filled = exact is not None and stream.present is None and stream.q.shape[-2] >= exact.number
+    return rows, dataclasses.replace(
+        state,
+        moments=moments,
+        count=count,
+        log_decay=log_decay,
+        exact=exact,
+        is_full=state.is_full or filled,
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from maclaurin.spec.kernel import HIGHEST_ORDER
+from maclaurin.spec.polynomials import HIGHEST_ORDER
 
 UNIT_ROUNDOFF = 2.0**-53
 

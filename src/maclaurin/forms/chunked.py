@@ -11,8 +11,8 @@ all the keys it sees — the parallel form in O(chunk·T) memory.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.stream import Rows, Stream, decay_matrix, running_totals, split_count, values_with_count
-from maclaurin.spec import AttentionSpec
+from maclaurin.spec import AttentionSpec, RowStatistics
 
 #: numbers that the features of one span may take
 SPAN_BUDGET = 1 << 24
@@ -41,12 +41,64 @@ def chunk_size_for(spec: AttentionSpec, d: int) -> int:
 
 
 def chunked_rows(
-    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, *, causal: bool = True
-) -> tuple[Rows, Any, Tensor]:
-    """(rows, row statistics, final moments) from the moments [B, K, F, E] before the first token."""
-    columns = values_with_count(spec, stream)
+    spec: AttentionSpec,
+    stream: Stream,
+    moments: Tensor,
+    chunk: int,
+    *,
+    causal: bool = True,
+    keeps_state: bool = True,
+) -> tuple[Rows, RowStatistics | None, Tensor]:
+    """(rows, row statistics, final moments) from the moments [B, K, F, E] before the first token.
+
+    Without a state before or after, kernels that look at their row may take a common key off all keys,
+    which they do not see: their moments are then those of small scores, and re-centring cancels less.
+    """
     if not causal:
-        return _all_keys_rows(spec, stream, columns, moments, chunk)
+        return _all_keys_rows(spec, stream, values_with_count(spec, stream), moments, chunk)
+    head = (spec.window.size + spec.window.sinks if spec.window else 0) // chunk * chunk + chunk
+    if spec.kernel.depends_on_row and not keeps_state and stream.k.shape[-2] > head:
+        return _centred_rows(spec, stream, moments, chunk, head)
+    return _spans(spec, stream, moments, chunk)
+
+
+def _centred_rows(
+    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, head: int
+) -> tuple[Rows, RowStatistics | None, Tensor]:
+    """The first `head` tokens as they are; behind them, all keys less the mean key of the head.
+
+    Rows of the head must not look at later keys of it, and need no state to speak of.
+    """
+    first, rest = stream.tokens(0, head), stream.tokens(head, stream.k.shape[-2])
+    rows, statistics, _ = _spans(spec, first, moments, chunk)
+    columns = values_with_count(spec, first)
+    seen = columns[..., -1:].detach()  # [B, K, head, 1]: what each key counts
+    offset = (first.k.detach() * seen).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1)
+    moments = symmetric_powers(first.k - offset, spec.orders).mT @ _decayed(columns, first.log_forget)
+    later, later_statistics, moments = _spans(
+        spec, dataclasses.replace(rest, k=rest.k - offset), moments, chunk
+    )
+    assert statistics is not None
+    assert later_statistics is not None
+    shift = rest.q @ offset[:, :, None].mT  # what the common key adds to every score of a row
+    moved = dataclasses.replace(later_statistics, mean=later_statistics.mean + shift)
+    joined = RowStatistics.joined([statistics, moved], lambda tensors: torch.cat(tensors, dim=-2))
+    return Rows.concatenate([rows, later]), joined, moments
+
+
+def _decayed(columns: Tensor, log_forget: Tensor | None) -> Tensor:
+    """Columns [B, K, T, E], each times the decay from its token to the last."""
+    if log_forget is None:
+        return columns
+    total = running_totals(log_forget)
+    return columns * (total[..., -1:] - total).exp().to(columns.dtype)[..., None]
+
+
+def _spans(
+    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int
+) -> tuple[Rows, RowStatistics | None, Tensor]:
+    """Chunks in spans whose features fit in memory, one span after the other."""
+    columns = values_with_count(spec, stream)
     tokens = stream.k.shape[-2]
     if torch.compiler.is_compiling():  # lengths are symbols there, and a loop would fix their number
         sums, statistics, moments = _span_sums(
@@ -56,7 +108,7 @@ def chunked_rows(
     span = _span(spec, stream, chunk)
     features = stream.q[..., 0].numel() * spec.features(stream.key_size)
     again = torch.is_grad_enabled() and features > SPAN_BUDGET
-    sums, statistics = [], []
+    sums, found = [], []
     for start in range(0, tokens, span):
         stop = min(start + span, tokens)
         part, values = stream.tokens(start, stop), columns[..., start:stop, :]
@@ -66,9 +118,8 @@ def chunked_rows(
         else:
             y, row, moments = _span_sums(*arguments)
         sums.append(y)
-        statistics.append(row)
-    numerator, row_sum = split_count(spec, _joined(sums, -2))
-    return Rows(numerator, row_sum), _joined_statistics(statistics), moments
+        found.append(row)
+    return Rows(*split_count(spec, _joined(sums, -2))), _joined_statistics(found), moments
 
 
 def _span_sums(
@@ -79,16 +130,16 @@ def _span_sums(
     log_forget: Tensor | None,
     moments: Tensor,
     chunk: int,
-) -> tuple[Tensor, Any, Tensor]:
+) -> tuple[Tensor, RowStatistics | None, Tensor]:
     """Σ_s w_ts [v_s, 1] for the queries of a span, row statistics, and the moments after it."""
-    tokens, orders = k.shape[-2], spec.orders or ()
+    tokens, orders = k.shape[-2], spec.orders
     chunk = min(chunk, tokens)
     q, k, values = (in_chunks(u, chunk) for u in (q, k, values))  # [B, K, (G), C, L, …]
     total = None if log_forget is None else running_totals(in_chunks(log_forget[..., None], chunk)[..., 0])
     states = _scan(symmetric_powers(k, orders), values, total, moments)
     before, after = states[:, :, None, :-1], states[:, :, -1]
 
-    x = q @ k[:, :, None].mT  # [B, K, G, C, L, L]
+    x = (q @ k[:, :, None].mT).tril()  # [B, K, G, C, L, L]; a later key may be of any size, and ∞·0 is not 0
     if total is None:
         within: Tensor = torch.ones(chunk, chunk, dtype=x.dtype, device=x.device).tril()
         reach = None
@@ -110,7 +161,7 @@ def _span_sums(
     far_sums = far_sums if reach is None else far_sums * reach
     near_sums = (spec.kernel.weight(x, statistics) * within) @ values[:, :, None]
     sums = (far_sums + near_sums).flatten(-3, -2)[..., :tokens, :]
-    return sums, _per_token(statistics, tokens), after
+    return sums, None if statistics is None else statistics.map(lambda u: _per_token(u, tokens)), after
 
 
 def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tensor) -> Tensor:
@@ -125,7 +176,14 @@ def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tenso
     if total is None:
         return pieces.cumsum(2)
     starts = torch.nn.functional.pad(total[..., -1].cumsum(-1), (1, 0))
-    return (decay_matrix(starts, pieces.dtype) @ pieces.flatten(-2)).unflatten(-1, pieces.shape[-2:])
+    return _without_the_future(decay_matrix(starts, pieces.dtype), pieces)
+
+
+def _without_the_future(decay: Tensor, pieces: Tensor) -> Tensor:
+    """Σ_{c'≤c} decay_{cc'} pieces_{c'}, where an infinite piece reaches only the sums that hold it."""
+    finite = pieces.isfinite()
+    sums = (decay @ torch.where(finite, pieces, 0.0).flatten(-2)).unflatten(-1, pieces.shape[-2:])
+    return sums + torch.where(finite, 0.0, pieces).cumsum(2)
 
 
 def _moments_of_state(features: Tensor, state: Tensor, d: int, orders: Sequence[int]) -> list[Tensor]:
@@ -143,9 +201,11 @@ def _moments_within(x: Tensor, within: Tensor, counts: Tensor, number: int) -> l
     return result
 
 
-def _times_coefficients(features: Tensor, spec: AttentionSpec, statistics: Any, d: int) -> Tensor:
+def _times_coefficients(
+    features: Tensor, spec: AttentionSpec, statistics: RowStatistics | None, d: int
+) -> Tensor:
     """aₙ φₙ(q) for every order, so that one product with the state is Σ aₙ φₙ(q)ᵀ S⁽ⁿ⁾."""
-    orders = spec.orders or ()
+    orders = spec.orders
     coefficients = spec.kernel.coefficients(statistics)
     if statistics is None and all(coefficients[n] == 1.0 for n in orders):
         return features
@@ -158,9 +218,9 @@ def _times_coefficients(features: Tensor, spec: AttentionSpec, statistics: Any, 
 
 def _all_keys_rows(
     spec: AttentionSpec, stream: Stream, columns: Tensor, moments: Tensor, chunk: int
-) -> tuple[Rows, Any, Tensor]:
+) -> tuple[Rows, RowStatistics | None, Tensor]:
     """Every query reads the one state of all keys: two passes, linear in T and in S."""
-    orders, span = spec.orders or (), _span(spec, stream, chunk)
+    orders, span = spec.orders, _span(spec, stream, chunk)
     for start in range(0, stream.k.shape[-2], span):
         keys = symmetric_powers(stream.k[..., start : start + span, :], orders)
         moments = moments + keys.mT @ columns[..., start : start + span, :]
@@ -171,11 +231,13 @@ def _all_keys_rows(
     return Rows(*split_count(spec, _joined(sums, -2))), None, moments
 
 
-def read_state(spec: AttentionSpec, features: Tensor, state: Tensor, d: int) -> tuple[Tensor, Any]:
+def read_state(
+    spec: AttentionSpec, features: Tensor, state: Tensor, d: int
+) -> tuple[Tensor, RowStatistics | None]:
     """Σ aₙ φₙ(q)ᵀ S⁽ⁿ⁾ and the row statistics it took, for features [..., T, F] of the queries."""
     statistics = None
     if spec.kernel.depends_on_row:
-        statistics = spec.kernel.statistics(_moments_of_state(features, state, d, spec.orders or ()))
+        statistics = spec.kernel.statistics(_moments_of_state(features, state, d, spec.orders))
     return _times_coefficients(features, spec, statistics, d) @ state, statistics
 
 
@@ -229,21 +291,14 @@ def in_chunks(u: Tensor, chunk: int) -> Tensor:
     return u.unflatten(-2, (-1, chunk))
 
 
-def _per_token(statistics: Any, tokens: int) -> Any:
-    """Row statistics [..., C, L, 1] as [..., T, 1]."""
-    if isinstance(statistics, Tensor):
-        return statistics.flatten(-3, -2)[..., :tokens, :]
-    if isinstance(statistics, tuple):
-        return tuple(_per_token(s, tokens) for s in statistics)
-    return statistics
+def _per_token(u: Tensor, tokens: int) -> Tensor:
+    """[..., C, L, 1] as [..., T, 1]."""
+    return u.flatten(-3, -2)[..., :tokens, :]
 
 
-def _joined_statistics(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return _joined(parts, -2)
-    if isinstance(parts[0], tuple):
-        return tuple(_joined_statistics(list(column)) for column in zip(*parts, strict=True))
-    return parts[0]
+def _joined_statistics(parts: list[RowStatistics | None]) -> RowStatistics | None:
+    known = [p for p in parts if p is not None]
+    return RowStatistics.joined(known, lambda tensors: _joined(tensors, -2)) if known else None
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maclaurin.forms.compiling import untraced
-from maclaurin.spec.multisets import number_of_multisets
+from maclaurin.forms.tracing import untraced
+from maclaurin.spec.polynomials import number_of_multisets
 
 
 def symmetric_powers(u: Tensor, orders: Sequence[int]) -> Tensor:
@@ -60,7 +60,7 @@ def _weighted(monomials: Tensor, d: int, n: int) -> Tensor:
     if n < 2:
         return monomials
     name = f"d{d}n{n}"
-    _make_known(name, d, n)
+    _tabulate(name, d, n)
     roots = getattr(_root_multinomials, name)
     return monomials * torch.as_tensor(roots, dtype=monomials.dtype, device=monomials.device)
 
@@ -77,7 +77,7 @@ _root_multinomials = _RootMultinomials()
 
 
 @untraced
-def _make_known(name: str, d: int, n: int) -> bool:
+def _tabulate(name: str, d: int, n: int) -> bool:
     if not hasattr(_root_multinomials, name):
         multisets = itertools.combinations_with_replacement(range(d), n)
         roots = np.array([math.sqrt(math.factorial(n) / _repetitions(m)) for m in multisets])
@@ -88,3 +88,27 @@ def _make_known(name: str, d: int, n: int) -> bool:
 def _repetitions(multiset: tuple[int, ...]) -> int:
     """Πcᵢ! for a sorted multiset."""
     return math.prod(math.factorial(len(list(run))) for _, run in itertools.groupby(multiset))
+
+
+#: the highest order that `moments_about` moves
+HIGHEST_MOVED = 2
+
+
+def moments_about(moments: Tensor, c: Tensor) -> Tensor:
+    """Moments [B, K, F, E] of orders 0, 1 and perhaps 2, taken about the points c [B, K, d] instead of zero.
+
+    Σ (k − c)_a v            = S₁[a] − c_a S₀
+    Σ (k − c)_a (k − c)_b v  = S₂[ab] − c_a S₁[b] − c_b S₁[a] + c_a c_b S₀
+
+    Packed, S₂[ab] for a ≤ b carries the weight of its multiset: 1 where a = b, else √2.
+    """
+    d = c.shape[-1]
+    zeroth, first, second = moments[..., :1, :], moments[..., 1 : 1 + d, :], moments[..., 1 + d :, :]
+    point = c.to(moments.dtype)[..., None]
+    moved = [zeroth, first - point * zeroth]
+    if second.shape[-2]:
+        a, b = torch.triu_indices(d, d, device=moments.device)
+        roots = (a != b).to(moments.dtype)[:, None] * (math.sqrt(2) - 1) + 1
+        crossed = point[..., a, :] * (first[..., b, :] - point[..., b, :] * zeroth)
+        moved.append(second - roots * (crossed + point[..., b, :] * first[..., a, :]))
+    return torch.cat(moved, dim=-2)

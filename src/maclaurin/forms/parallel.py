@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
-from maclaurin.spec import AttentionSpec, Exp, Window
+from maclaurin.spec import AttentionSpec, Window
 
 
 def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -> Rows:
@@ -19,20 +19,30 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
     x = stream.q @ stream.k[:, :, None].mT  # [B, K, G, T, S]
     visible = _visible(stream, causal)
     log_decay = _log_decay(stream)
-    if isinstance(spec.kernel, Exp):
-        return _log_domain_rows(spec.kernel.log_weight(x), visible, log_decay, stream.v)
+    logits = spec.kernel.log_weight(x)
+    if logits is not None:
+        return _log_domain_rows(logits, visible, log_decay, stream.v)
     exact = None if spec.window is None else _exact(spec.window, visible)
     tail = visible if exact is None else visible & ~exact
     measure = _measure(tail, log_decay, x.dtype)
+    in_tail = torch.where(tail, x, 0.0)  # keys outside it may be of any size, and ∞·0 is not 0
     statistics = None
     if spec.kernel.depends_on_row:
-        statistics = spec.kernel.statistics(_moments(x, measure, max(spec.kernel.orders or (0,))))
-    weights = spec.kernel.weight(x, statistics) * measure
+        statistics = spec.kernel.statistics(_moments(in_tail, measure, spec.highest_order))
+    weights = spec.kernel.weight(in_tail, statistics) * measure
     rows = Rows(weights @ stream.v[:, :, None], weights.sum(-1))
-    if exact is None:
+    if spec.window is None or exact is None:
         return rows
-    logits = x - spec.kernel.reference(statistics)
+    logits = _biased(spec.window, x) - spec.kernel.reference(statistics)
     return rows_beside_tail(rows, logits if log_decay is None else logits + log_decay, exact, stream.v)
+
+
+def _biased(window: Window, x: Tensor) -> Tensor:
+    """The scores [..., T, S] with the window's bias by the age of the key."""
+    queries, keys = x.shape[-2:]
+    age = _positions(queries, keys, x.device) - torch.arange(keys, device=x.device)
+    bias = window.log_bias(age.to(x.dtype))
+    return x if bias is None else x + bias
 
 
 def rows_beside_tail(tail: Rows, logits: Tensor, exact: Tensor, v: Tensor) -> Rows:
@@ -89,8 +99,13 @@ def _exact(window: Window, visible: Tensor) -> Tensor:
     """The visible keys among the last `size` and the first `sinks`."""
     queries, keys = visible.shape[-2:]
     s = torch.arange(keys, device=visible.device)[None, :]
-    t = torch.arange(keys - queries, keys, device=visible.device)[:, None]
+    t = _positions(queries, keys, visible.device)
     return visible & ((s < window.sinks) | (s > t - window.size))
+
+
+def _positions(queries: int, keys: int, device: torch.device) -> Tensor:
+    """Where each query stands among the keys, [T, 1]."""
+    return torch.arange(keys - queries, keys, device=device)[:, None]
 
 
 def _log_decay(stream: Stream) -> Tensor | None:

@@ -5,21 +5,22 @@ S_t = f_t S_{t−1} + φ(k_t) [i_t v_t, 1]ᵀ,        y_t reads a·φ(q_t)ᵀ S_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.stream import Rows, Stream, split_count, values_with_count
-from maclaurin.spec import AttentionSpec
+from maclaurin.spec import AttentionSpec, RowStatistics
 
 
-def recurrent_rows(spec: AttentionSpec, stream: Stream, moments: Tensor) -> tuple[Rows, Any, Tensor]:
+def recurrent_rows(
+    spec: AttentionSpec, stream: Stream, moments: Tensor
+) -> tuple[Rows, RowStatistics | None, Tensor]:
     """(rows, row statistics of the last token, final moments), token by token."""
-    columns, orders = values_with_count(spec, stream), spec.orders or ()
-    sums, statistics = [], None
+    columns, orders = values_with_count(spec, stream), spec.orders
+    sums: list[Tensor] = []
+    statistics = None
     for t in range(stream.k.shape[-2]):
         if stream.log_forget is not None:
             moments = moments * stream.log_forget[..., t, None, None].exp()

@@ -23,9 +23,10 @@ from torch import Tensor
 from maclaurin.errors import InputError
 from maclaurin.forms.certificate import Certificate
 from maclaurin.forms.features import symmetric_powers
+from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
 from maclaurin.forms.stream import Stream, values_with_count
 from maclaurin.forms.window import ExactKeys, merge_exact
-from maclaurin.spec import AttentionSpec, RunningSum, parse
+from maclaurin.spec import AttentionSpec, parse
 
 FILE_VERSION = 1
 
@@ -38,8 +39,10 @@ class State:
     moments: Tensor  # [B, K, F, e] or [B, K, F, e+1] with the row sum's column last
     count: Tensor  # [B]
     log_decay: Tensor | None = None  # [B, K], ln of all forget gates so far
-    running: Tensor | None = None  # [B, H], ln of the learned denominator so far
+    running: Tensor | None = None  # [B, heads], ln Σ e^g of the running argument so far
     exact: ExactKeys | None = None
+    #: whether window and sinks are known to be full, so that the tail has begun; asking costs a wait for a GPU
+    is_full: bool = False
     #: for exp run as a series: what its order is good for, and the longest key so far
     certificate: Certificate | None = None
     key_bound: float = 0.0
@@ -54,12 +57,28 @@ class State:
             spec,
             new.new_zeros(batch, kv_heads, spec.features(stream.key_size), columns),
             torch.zeros(batch, dtype=torch.int64, device=new.device),
-            new.new_zeros(batch, kv_heads) if spec.forget_gate else None,
-            new.new_full((batch, heads), -torch.inf) if _is_running(spec) else None,
+            new.new_zeros(batch, kv_heads) if spec.decay_gates else None,
+            _nothing_yet(spec, new, heads),
             ExactKeys.empty(spec.window, stream) if spec.window else None,
         )
 
+    @staticmethod
+    def on_meta(spec: AttentionSpec, inputs: Inputs) -> State:
+        """A state for such inputs that holds no numbers, to plan with."""
+        dtype = working_dtype(inputs.q.dtype)
+        q, k, v = (u.to("meta", dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
+        decay = k[..., 0] if spec.decay_gates else None
+        stream = Stream(q.unflatten(1, (k.shape[1], -1)), k, v, decay)
+        return dataclasses.replace(State.empty(spec, stream, q.shape[1]), is_full=True)
+
     # ----------------------------------------------------------------------------- its tensors
+
+    def signature(self) -> tuple[Any, ...]:
+        """What the choice of a program depends on."""
+        moments, running = self.moments, self.running
+        heads = None if running is None else running.shape
+        graded = torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors().values())
+        return self.spec, moments.shape, moments.dtype, moments.device, heads, self.is_full, graded
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
@@ -160,74 +179,56 @@ class State:
             if self.running is None or later.running is None
             else torch.logaddexp(self.running, later.running),
             exact=exact,
+            is_full=self.is_full or later.is_full,
             key_bound=max(self.key_bound, later.key_bound),
         )
 
-    def rollback(
-        self,
-        k: Tensor,
-        v: Tensor,
-        *,
-        input_gate: Tensor | None = None,
-        denominator_gate: Tensor | None = None,
-    ) -> State:
-        """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, gates.
+    def rollback(self, k: Tensor, v: Tensor, **gates: Tensor) -> State:
+        """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, value gates, ….
 
-        A forget gate or a window destroys what a rollback would have to bring back: keep a
+        A decay gate or a window destroys what a rollback would have to bring back: keep a
         `clone()` from before those tokens instead.
         """
         self._require_invertible()
         self._require_holds(k, v)
-        dropped = State.of(
-            self.spec, k, v, input_gate=input_gate, denominator_gate=denominator_gate, like=self
-        )
-        running = None
-        if self.running is not None and dropped.running is not None:
-            share = (dropped.running - self.running).exp()
-            lost = bool((share > 1 - 1e3 * torch.finfo(share.dtype).eps).any())
-            if lost and int(self.count.max()) > k.shape[1]:
-                raise InputError(
-                    "the tokens to drop hold all but nothing of the running sum: what stood before them is "
-                    "below rounding. Keep state.clone() from before them and return to it."
-                )
-            running = self.running + torch.log1p(-share)
+        dropped = self._of_tokens(k, v, gates)
         return dataclasses.replace(
             self,
             moments=self.moments - dropped.moments,
             count=self.count - dropped.count,
-            running=running,
+            running=self._running_without(dropped),
         )
 
-    @staticmethod
-    def of(
-        spec: AttentionSpec,
-        k: Tensor,
-        v: Tensor,
-        *,
-        like: State,
-        input_gate: Tensor | None = None,
-        denominator_gate: Tensor | None = None,
-    ) -> State:
-        """The state of tokens k [B, m, Hkv, d], v [B, m, Hkv, e] alone, without forgetting."""
-        dtype = like.moments.dtype
-        k, v = k.to(dtype).transpose(1, 2), v.to(dtype).transpose(1, 2)
-        if spec.input_gate:
-            if input_gate is None:
-                raise InputError(f"{spec} has an input gate: pass the input_gate of these tokens.")
-            v = v * input_gate.to(dtype).transpose(1, 2)[..., None]
+    def _running_without(self, dropped: State) -> Tensor | None:
+        """ln(e^running − e^dropped), −∞ where nothing is left."""
+        if self.running is None or dropped.running is None:
+            return None
+        left = (self.count > dropped.count)[:, None]
+        share = torch.where(left, (dropped.running - self.running).exp(), 1.0).clamp(max=1.0)
+        lost = left & (share > 1 - 1e3 * torch.finfo(share.dtype).eps)
+        if bool(lost.any()):
+            raise InputError(
+                "the tokens to drop make up all of the running sum but a share below rounding, so the sum of "
+                "the tokens before them cannot be recovered. Keep state.clone() from before them and return to it."
+            )
+        return self.running + torch.log1p(-share)
+
+    def _of_tokens(self, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> State:
+        """The state of tokens k [B, m, Hkv, d], v [B, m, Hkv, e] alone, without decay."""
+        spec, dtype = self.spec, self.moments.dtype
+        for argument in spec.arguments:
+            if argument.tokens == "key" and argument.name not in gates:
+                raise InputError(f"{spec} takes {argument.name}: pass that of these tokens too.")
+        v = gated_values(spec, v.to(dtype), gates).transpose(1, 2)
+        k = k.to(dtype).transpose(1, 2)
         k = k if spec.kernel.feature_map is None else spec.kernel.feature_map(k)
         stream = Stream(k[:, :, None], k, v)
-        features = symmetric_powers(k, spec.orders or ())
-        running = None
-        if _is_running(spec):
-            if denominator_gate is None:
-                raise InputError(f"{spec} has a running sum: pass the denominator_gate of these tokens.")
-            running = denominator_gate.to(dtype).logsumexp(1)
+        running = spec.running_argument
         return dataclasses.replace(
-            like,
-            moments=features.mT @ values_with_count(spec, stream),
-            count=torch.full_like(like.count, k.shape[-2]),
-            running=running,
+            self,
+            moments=symmetric_powers(k, spec.orders).mT @ values_with_count(spec, stream),
+            count=torch.full_like(self.count, k.shape[-2]),
+            running=None if running is None else gates[running.name].to(dtype).logsumexp(1),
         )
 
     def require_same_kind(self, other: State) -> None:
@@ -263,17 +264,21 @@ class State:
             )
 
     def _require_invertible(self) -> None:
-        if self.spec.forget_gate or self.spec.window:
-            part = "forget gate" if self.spec.forget_gate else "window"
+        part = self.spec.irreversible_part
+        if part is not None:
             raise InputError(
-                f"a state of {self.spec} cannot be rolled back: its {part} has thrown away what "
+                f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has thrown away what "
                 "would have to come back. Keep state.clone() from before the tokens and return to it."
             )
+
+    def __repr__(self) -> str:
+        tokens = "on the meta device" if self.count.is_meta else f"{self.count.tolist()} tokens"
+        return f"State({self.spec}, {self.batch_size} sequences of {tokens}, {self.nbytes:,} bytes)"
 
     # ------------------------------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> None:
-        """Write it as a safetensors file, whole or not at all."""
+        """Write it as a safetensors file, atomically."""
         from maclaurin.forms.state_file import write_state
 
         write_state(path, self.tensors(), self._metadata())
@@ -317,5 +322,9 @@ def _as_indices(batch: object, device: torch.device) -> Tensor:
     return index.reshape(-1)
 
 
-def _is_running(spec: AttentionSpec) -> bool:
-    return isinstance(spec.denominator, RunningSum)
+def _nothing_yet(spec: AttentionSpec, like: Tensor, heads: int) -> Tensor | None:
+    """ln 0 for every head of the running argument, where the spec has one."""
+    argument = spec.running_argument
+    if argument is None:
+        return None
+    return like.new_full((like.shape[0], heads if argument.heads == "query" else like.shape[1]), -torch.inf)

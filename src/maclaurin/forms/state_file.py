@@ -1,4 +1,4 @@
-"""States on disk, as safetensors: written under a temporary name, flushed and renamed."""
+"""States on disk, as safetensors files that are written atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _safetensors() -> Any:
 
 
 def write_state(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write the file whole or leave what was there."""
+    """Write the file, or leave what was there."""
     path = Path(path)
     contiguous = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     data = _safetensors().torch.save(contiguous, metadata)
@@ -46,7 +46,7 @@ def read_state_file(path: str | Path, device: str, version: int) -> tuple[dict[s
             stored = (file.metadata() or {}).get("maclaurin")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except library.SafetensorError as problem:
-        raise InputError(f"{path} is not a whole safetensors file: {problem}.") from None
+        raise InputError(f"{path} is not a complete safetensors file: {problem}.") from None
     if stored is None:
         raise InputError(f"{path} is a safetensors file, but not a saved maclaurin state.")
     metadata = json.loads(stored)

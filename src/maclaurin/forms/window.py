@@ -21,10 +21,10 @@ from maclaurin.forms.chunked import in_chunks
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.parallel import rows_beside_tail
 from maclaurin.forms.stream import Rows, Stream, running_totals, values_with_count
-from maclaurin.spec import AttentionSpec, Window
+from maclaurin.spec import AttentionSpec, RowStatistics, Window
 
 #: a polynomial form: (spec, stream, moments) → (rows, row statistics, moments)
-TailForm = Callable[[AttentionSpec, Stream, Tensor], tuple[Rows, Any, Tensor]]
+TailForm = Callable[[AttentionSpec, Stream, Tensor], tuple[Rows, RowStatistics | None, Tensor]]
 #: the number of a key that is not there
 _NONE = -(1 << 62)
 
@@ -57,6 +57,11 @@ class ExactKeys:
             zeros(window.size) if forget else None,
             zeros(window.sinks) if forget else None,
         )
+
+    @property
+    def number(self) -> int:
+        """How many keys it holds when it is full."""
+        return self.recent_k.shape[2] + self.sink_k.shape[2]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ExactKeys:
         """The same change to every tensor."""
@@ -144,7 +149,9 @@ class _Line:
             mass = (self.decayed[..., window.size :] - self.decayed[..., :tokens]).exp().to(self.k.dtype)
         return Stream(
             self.stream.q,
-            self.k[..., :tokens, :],
+            torch.where(
+                entering[:, None, :, None], self.k[..., :tokens, :], 0.0
+            ),  # a sink may be of any size
             self.v[..., :tokens, :],
             self.stream.log_forget,
             entering,
@@ -173,6 +180,8 @@ class _Line:
         keys = torch.cat([bands(self.k), _per_chunk(self.sink_k, chunks)], dim=-2)
         values = torch.cat([bands(self.v), _per_chunk(self.sink_v, chunks)], dim=-2)
         logits = q @ keys[:, :, None].mT
+        bias = window.log_bias(self._ages(size - 1 + i - j, now).to(q.dtype))
+        logits = logits if bias is None else logits + bias[:, None, None]
         if self.decayed is not None and self.sink_decay is not None:
             here = in_chunks(self.decayed[..., size:, None], chunk)
             start = self.decayed[..., size - 1, None, None, None]
@@ -182,6 +191,11 @@ class _Line:
             to_sink = torch.where(first[:, None], to_sink, 0.0)
             logits = logits + torch.cat([to_band, to_sink], dim=-1)[:, :, None]
         return logits, torch.cat([near, first], dim=-1)[:, None, None], values
+
+    def _ages(self, in_band: Tensor, now: Tensor) -> Tensor:
+        """How many tokens ago each exact key came, [B, C, L, L+w−1+s], for queries that stand at `now`."""
+        of_sinks = now - self.sink_position[:, None, None, :]
+        return torch.cat([in_band.expand(*of_sinks.shape[:2], -1, -1), of_sinks], dim=-1)
 
     def exact_after(self, window: Window) -> ExactKeys:
         """What the state keeps after the last token of each row."""
@@ -232,7 +246,7 @@ def merge_exact(
         decay = torch.cat([decay_a, kept_b.log_decay], dim=-1)
         mass = decay.exp()
     leaving = Stream(k[:, :, None], k, v, None, folded, mass)
-    entering = symmetric_powers(k, spec.orders or ()).mT @ values_with_count(spec, leaving)
+    entering = symmetric_powers(k, spec.orders).mT @ values_with_count(spec, leaving)
 
     last = torch.arange(window.size, device=k.device) + (total - window.size)[:, None]
     early = torch.arange(window.sinks, device=k.device).expand(k.shape[0], -1)

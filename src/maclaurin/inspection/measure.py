@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.inspection.tally import Moments, Tally, histogram
-from maclaurin.spec import AttentionSpec, Poly
+from maclaurin.spec import AttentionSpec
 
 #: scores in memory at a time: 16 MiB of them stay near the processor
 BLOCK = 1 << 21
@@ -86,7 +86,7 @@ def visible(spec: AttentionSpec, start: int, stop: int, device: torch.device) ->
     t = torch.arange(start, stop, device=device)[:, None]
     s = torch.arange(stop, device=device)[None, :]
     seen = s <= t
-    if spec.window is not None and isinstance(spec.kernel, Poly) and not any(spec.kernel.series):
+    if spec.window is not None and not spec.orders:
         seen = seen & ((s > t - spec.window.size) | (s < spec.window.sinks))
     return seen
 

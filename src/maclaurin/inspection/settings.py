@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from maclaurin.errors import InputError
-from maclaurin.spec.kernel import HIGHEST_ORDER
+from maclaurin.spec.polynomials import HIGHEST_ORDER
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 WINDOWS = (32, 64, 128)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from maclaurin.errors import InputError, SpecError
 from maclaurin.inspection.schema import About, Kind
 from maclaurin.inspection.settings import Settings
 from maclaurin.layers.attention import AttentionLayer
-from maclaurin.spec import AttentionSpec, Exp, Kernel, Poly, Taylor, Window
+from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
 
 
 @final
@@ -39,7 +38,7 @@ def check_layers(name: str, layers: list[AttentionLayer]) -> None:
     """Raise unless every layer weighs keys by exp of a score, or by a polynomial that stands for it."""
     for number, layer in enumerate(layers):
         kernel = layer.spec.kernel
-        if kernel.feature_map is not None or not (isinstance(kernel, Exp) or kernel.expands_exp):
+        if kernel.feature_map is not None or not (kernel.is_exact_exp or kernel.expands_exp):
             raise InputError(
                 f"{name}: layer {number} has the attention {layer.spec}, whose kernel is no exp and stands "
                 "for none, so there is no series to look at. Inspect a model with exp or taylor(N)."
@@ -85,7 +84,7 @@ def _order(specs: list[AttentionSpec], order: int, about: About) -> Trial:
 def _window(specs: list[AttentionSpec], order: int | None, size: int, sinks: int) -> Trial:
     kernel = Poly((0.0,)) if order is None else Taylor(order, about="mean")
     about: About | None = None if order is None else "mean"
-    window = Window(size, sinks=sinks)
+    window = SlidingWindow(size, sinks=sinks)
     return _trial("window", specs, kernel, window, order=order, about=about)
 
 
@@ -101,14 +100,18 @@ def _trial(
     size, sinks = (None, None) if window is None else (window.size, window.sinks)
     try:
         changed = tuple(
-            dataclasses.replace(spec, kernel=kernel, window=window) if _can_change(spec) else spec
-            for spec in specs
+            AttentionSpec.of(kernel, window, *_around(spec)) if _can_change(spec) else spec for spec in specs
         )
     except SpecError as problem:
         beside = f"+{window}" if window else ""
         reason = str(problem).splitlines()[0]
         return Trial(kind, f"{kernel}{beside}", None, order, about, size, sinks, reason)
     return Trial(kind, _name(changed), changed, order, about, size, sinks)
+
+
+def _around(spec: AttentionSpec) -> list[Part]:
+    """The parts of a spec beside its kernel and its window."""
+    return [part for part in spec.parts if part not in (spec.kernel, spec.window)]
 
 
 def _name(specs: tuple[AttentionSpec, ...]) -> str:

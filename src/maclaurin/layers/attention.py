@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import torch
 from torch import Tensor, nn
 
-from maclaurin.backends.dispatch import attention
 from maclaurin.layers.convolution import ShortConvolution
-from maclaurin.layers.gates import (
-    ForgetGateLayer,
-    InputGateLayer,
-    OutputGateLayer,
-    StepSize,
-    needs_step_size,
-)
+from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
 from maclaurin.layers.key_offset import KeyOffset
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary, rotated
+from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.extras import LayerExtras
 
@@ -70,17 +62,13 @@ class AttentionLayer(nn.Module):
         self._add_gates(hidden_size)
 
     def _add_gates(self, hidden_size: int) -> None:
-        spec, extras = self.spec, self.extras
-        if needs_step_size(extras, spec.input_gate, spec.forget_gate):
+        """A module for every tensor that the spec's parts take."""
+        if needs_step_size(self.spec, self.extras):
             self.step_size = StepSize(hidden_size, self.kv_heads)
-        if spec.input_gate:
-            self.input_gate = InputGateLayer(hidden_size, self.kv_heads, extras.input_gate)
-        if spec.forget_gate:
-            self.forget_gate = ForgetGateLayer(hidden_size, self.kv_heads, extras.forget_gate)
-        if "denominator_gate" in spec.gates:
-            self.denominator_gate = nn.Linear(hidden_size, self.heads)
-        if "output_gate" in spec.gates:
-            self.output_gate = OutputGateLayer(hidden_size, self.heads, self.value_size, extras.output_gate)
+        for argument in self.spec.arguments:
+            heads = self.heads if argument.heads == "query" else self.kv_heads
+            gate = GateFromToken(self.extras.recipe(argument), hidden_size, heads, self.value_size)
+            self.add_module(module_name(argument), gate)
 
     def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
         """[B, T, hidden] → [B, T, hidden]; with a memory, going on from the text it holds."""
@@ -91,19 +79,18 @@ class AttentionLayer(nn.Module):
             hidden_states = torch.nn.functional.pad(hidden_states, (0, 0, extra, 0))
             layout = layout.with_extra_tokens(extra)
         q, k, v = self._queries_keys_values(hidden_states, layout, memory)
-        tensors: dict[str, Any] = {"q": q, "k": k, "v": v, **self._gates(hidden_states, layout)}
-        y = self.attend(tensors, layout) if memory is None else memory.attend(tensors, layout)
+        gates = self._gates(hidden_states, layout)
+        y = self.attend(q, k, v, gates, layout) if memory is None else memory.attend(q, k, v, gates, layout)
         return self.o_proj(y[:, extra:].flatten(-2))
 
-    def attend(self, tensors: dict[str, Any], layout: Layout) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
         """The attention itself; documents go through as sequences packed into one row."""
         if layout.cu_seqlens is None:
-            return cast(
-                "Tensor", attention(**tensors, spec=self.spec, key_padding_mask=layout.key_padding_mask)
-            )
-        packed: dict[str, Any] = {name: t.flatten(0, 1)[None] for name, t in tensors.items()}
-        y = attention(**packed, spec=self.spec, cu_seqlens=layout.cu_seqlens, max_seqlen=layout.max_seqlen)
-        return cast("Tensor", y)[0].unflatten(0, tensors["q"].shape[:2])
+            return attention(q, k, v, self.spec, key_padding_mask=layout.key_padding_mask, **gates)
+        packed = [u.flatten(0, 1)[None] for u in (q, k, v)]
+        gates = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
+        y = attention(*packed, self.spec, cu_seqlens=layout.cu_seqlens, max_seqlen=layout.max_seqlen, **gates)
+        return y[0].unflatten(0, q.shape[:2])
 
     def _queries_keys_values(
         self, hidden: Tensor, layout: Layout, memory: LayerMemory | None
@@ -128,14 +115,8 @@ class AttentionLayer(nn.Module):
         return q, k, v
 
     def _gates(self, hidden: Tensor, layout: Layout) -> dict[str, Tensor]:
-        gates: dict[str, Tensor] = {}
         step_size = self.step_size(hidden) if hasattr(self, "step_size") else None
-        if self.spec.input_gate:
-            gates["input_gate"] = self.input_gate(hidden, layout.positions, step_size)
-        if self.spec.forget_gate:
-            gates["log_forget"] = self.forget_gate(hidden, step_size)
-        if "denominator_gate" in self.spec.gates:
-            gates["denominator_gate"] = self.denominator_gate(hidden)
-        if "output_gate" in self.spec.gates:
-            gates["output_gate"] = self.output_gate(hidden, layout.positions)
-        return gates
+        return {
+            argument.name: self.get_submodule(module_name(argument))(hidden, layout.positions, step_size)
+            for argument in self.spec.arguments
+        }

@@ -1,7 +1,7 @@
-"""Gates made from the token, one module per line of the enumerations in `spec/extras.py`.
+"""Arguments of a spec's parts, made from the token: one module per recipe of `spec/argument.py`.
 
 Forget gates begin with horizons 1/(1 − f) spread evenly in the logarithm from 4 to 1024 tokens over the
-heads, so that some heads remember at once; input gates begin near 1/2, output gates at 1/2.
+heads, so that some heads remember from the start; input gates begin near 1/2, output gates at 1/2.
 """
 
 from __future__ import annotations
@@ -12,9 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
-from maclaurin.spec.extras import ForgetGate, InputGate, LayerExtras, OutputGate
+from maclaurin.spec import Argument, AttentionSpec, Recipe
+from maclaurin.spec.extras import LayerExtras
 
 SHORTEST_HORIZON, LONGEST_HORIZON = 4.0, 1024.0
+#: recipes that share one step size dt per layer
+_OF_STEP_SIZE = (Recipe.STEP_SIZE, Recipe.MINUS_STEP_SIZE)
+
+
+def module_name(argument: Argument) -> str:
+    """What the module that makes an argument is called: input_gate, forget_gate, output_gate, …"""
+    name = argument.name.removeprefix("log_")
+    return name if name.endswith("_gate") else f"{name}_gate"
+
+
+def needs_step_size(spec: AttentionSpec, extras: LayerExtras) -> bool:
+    """Whether dt is made: once for all gates that use it."""
+    return any(extras.recipe(argument) in _OF_STEP_SIZE for argument in spec.arguments)
 
 
 class GateLinear(nn.Linear):
@@ -42,104 +56,61 @@ class StepSize(nn.Module):
         return softplus(self.projection(hidden).float())
 
 
-class InputGateLayer(nn.Module):
-    """i [B, T, Hkv]."""
+class GateFromToken(nn.Module):
+    """An argument [B, T, heads], or [B, T, heads, e] for one number per channel, by its recipe."""
 
-    def __init__(self, hidden_size: int, heads: int, kind: InputGate) -> None:
+    def __init__(self, recipe: Recipe, hidden_size: int, heads: int, head_size: int) -> None:
         super().__init__()
-        self.kind = kind
-        if kind is InputGate.SIGMOID:
-            self.projection = nn.Linear(hidden_size, heads)
-        elif kind is InputGate.LENGTH_POWER:
-            self.exponent = nn.Parameter(torch.full((heads,), 0.5))
-
-    def reset(self) -> None:
-        """Begin with the exponent σ(0.5)."""
-        if self.kind is InputGate.LENGTH_POWER:
-            nn.init.constant_(self.exponent, 0.5)
-
-    def forward(self, hidden: Tensor, positions: Tensor, step_size: Tensor | None) -> Tensor:
-        """From hidden states [B, T, hidden], positions [1 or B, T] and dt."""
-        if self.kind is InputGate.SIGMOID:
-            return self.projection(hidden).sigmoid()
-        if self.kind is InputGate.LENGTH_POWER:
-            return _length_power(self.exponent, positions, hidden.shape[0])
-        assert step_size is not None
-        return step_size
-
-
-class ForgetGateLayer(nn.Module):
-    """ln f [B, T, Hkv]."""
-
-    def __init__(self, hidden_size: int, heads: int, kind: ForgetGate) -> None:
-        super().__init__()
-        self.kind, self.heads = kind, heads
+        self.recipe, self.heads = recipe, heads
         log_forget = torch.log1p(-1 / _spread(SHORTEST_HORIZON, LONGEST_HORIZON, heads))
-        if kind is ForgetGate.SIGMOID:
-            self.projection: nn.Linear = GateLinear(hidden_size, inverse_logsigmoid(log_forget))
-        elif kind is ForgetGate.SIGMOID_ROOT:
+        if recipe in (Recipe.LINEAR, Recipe.SIGMOID):
+            self.projection: nn.Linear = nn.Linear(hidden_size, heads)
+        elif recipe is Recipe.LOG_SIGMOID:
+            self.projection = GateLinear(hidden_size, inverse_logsigmoid(log_forget))
+        elif recipe is Recipe.LOG_SIGMOID_16:
             self.projection = GateLinear(hidden_size, inverse_logsigmoid(16 * log_forget))
-        elif kind is ForgetGate.SOFTPLUS:
+        elif recipe is Recipe.MINUS_SOFTPLUS:
             self.projection = GateLinear(hidden_size, inverse_softplus(-log_forget))
-        elif kind is ForgetGate.RAW:
+        elif recipe is Recipe.LINEAR_1024:
             self.projection = nn.Linear(hidden_size, heads, bias=False)
-        elif kind is ForgetGate.MAMBA:
+        elif recipe is Recipe.SILU:
+            self.projection = nn.Linear(hidden_size, heads * head_size, bias=False)
+        elif recipe is Recipe.MINUS_STEP_SIZE:
             self.log_rate = nn.Parameter(torch.zeros(heads))
+        elif recipe is Recipe.LENGTH_POWER:
+            self.exponent = nn.Parameter(torch.full((heads,), 0.5))
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin with rates A from 1 to 16 over the heads."""
-        if self.kind is ForgetGate.MAMBA:
+        """Begin with the exponent σ(0.5), or with rates A from 1 to 16 over the heads."""
+        if self.recipe is Recipe.LENGTH_POWER:
+            nn.init.constant_(self.exponent, 0.5)
+        if self.recipe is Recipe.MINUS_STEP_SIZE:
             self.log_rate.copy_(torch.linspace(1, 16, self.heads).log())
 
-    def forward(self, hidden: Tensor, step_size: Tensor | None) -> Tensor:
-        """From hidden states [B, T, hidden] and dt."""
-        if self.kind is ForgetGate.FIXED:
+    def forward(self, hidden: Tensor, positions: Tensor, step_size: Tensor | None) -> Tensor:
+        """From hidden states [B, T, hidden], positions [1 or B, T] and dt."""
+        recipe = self.recipe
+        if recipe is Recipe.LENGTH_POWER:
+            return _length_power(self.exponent, positions, hidden.shape[0])
+        if recipe is Recipe.FIXED_DECAY:
             head = torch.arange(self.heads, device=hidden.device)
             return torch.log1p(-(2.0 ** (-5.0 - head))).expand(*hidden.shape[:2], -1)
-        if self.kind is ForgetGate.MAMBA:
+        if recipe in _OF_STEP_SIZE:
             assert step_size is not None
-            return -step_size * self.log_rate.float().exp()
-        raw = self.projection(hidden).float()
-        if self.kind is ForgetGate.RAW:
-            return raw / 1024
-        if self.kind is ForgetGate.SOFTPLUS:
-            return -softplus(raw)
-        return logsigmoid(raw) / (16 if self.kind is ForgetGate.SIGMOID_ROOT else 1)
-
-
-class OutputGateLayer(nn.Module):
-    """o [B, T, H], or [B, T, H, e] for one number per channel."""
-
-    def __init__(self, hidden_size: int, heads: int, head_size: int, kind: OutputGate) -> None:
-        super().__init__()
-        self.kind, self.heads = kind, heads
-        if kind is OutputGate.LENGTH_POWER:
-            self.exponent = nn.Parameter(torch.full((heads,), 0.5))
-        elif kind is OutputGate.SILU:
-            self.projection = nn.Linear(hidden_size, heads * head_size, bias=False)
-        else:
-            self.projection = nn.Linear(hidden_size, heads)
-
-    def reset(self) -> None:
-        """Begin with the exponent σ(0.5)."""
-        if self.kind is OutputGate.LENGTH_POWER:
-            nn.init.constant_(self.exponent, 0.5)
-
-    def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """From hidden states [B, T, hidden] and positions [1 or B, T]."""
-        if self.kind is OutputGate.LENGTH_POWER:
-            return _length_power(self.exponent, positions, hidden.shape[0])
+            return step_size if recipe is Recipe.STEP_SIZE else -step_size * self.log_rate.float().exp()
         raw = self.projection(hidden)
-        if self.kind is OutputGate.SILU:
+        if recipe is Recipe.LINEAR:
+            return raw
+        if recipe is Recipe.SIGMOID:
+            return raw.sigmoid()
+        if recipe is Recipe.SILU:
             return silu(raw).unflatten(-1, (self.heads, -1))
-        return raw.sigmoid()
-
-
-def needs_step_size(extras: LayerExtras, input_gate: bool, forget_gate: bool) -> bool:
-    """Whether dt is made: once for both gates that use it."""
-    of_input = input_gate and extras.input_gate is InputGate.SOFTPLUS
-    return of_input or (forget_gate and extras.forget_gate is ForgetGate.MAMBA)
+        if recipe is Recipe.LINEAR_1024:
+            return raw.float() / 1024
+        if recipe is Recipe.MINUS_SOFTPLUS:
+            return -softplus(raw.float())
+        return logsigmoid(raw.float()) / (16 if recipe is Recipe.LOG_SIGMOID_16 else 1)
 
 
 def _length_power(exponent: Tensor, positions: Tensor, batch: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from maclaurin.backends.operators import is_recording
+from maclaurin.forms.tracing import is_tracing
 
 
 @final
@@ -24,7 +24,7 @@ class Rotary:
 
     def angles(self, positions: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and (−sin, sin), each [B, T, 1, d], for positions [B, T], computed in fp32."""
-        make = _frequencies if is_recording() else _kept_frequencies
+        make = _frequencies if is_tracing() else _kept_frequencies
         given = None if self.frequencies is None else tuple(self.frequencies)
         frequencies = make(self.theta, given, d, positions.device)
         angles = (positions[..., None].float() * frequencies)[:, :, None]
@@ -41,7 +41,7 @@ def _frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: 
 
 @cache  # recorded steps read it where it is
 def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
-    """The same, made once per device: a copy of numbers of Python waits for the GPU."""
+    """The same, made once per device: copying Python numbers to a GPU waits for it."""
     with torch.inference_mode(False):
         return _frequencies(theta, given, d, device)
 

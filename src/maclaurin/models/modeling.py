@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from maclaurin.errors import InputError
 from maclaurin.layers.attention import AttentionLayer, ResidualLinear
 from maclaurin.layers.convolution import ShortConvolution
-from maclaurin.layers.gates import ForgetGateLayer, GateLinear, InputGateLayer, OutputGateLayer
+from maclaurin.layers.gates import GateFromToken, GateLinear
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary
@@ -87,7 +87,7 @@ class MaclaurinPreTrainedModel(PreTrainedModel):
             self._init_matrix(module)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             module.reset_parameters()
-        elif isinstance(module, ShortConvolution | InputGateLayer | ForgetGateLayer | OutputGateLayer):
+        elif isinstance(module, ShortConvolution | GateFromToken):
             module.reset()
         if isinstance(module, GateLinear):
             module.reset_bias()

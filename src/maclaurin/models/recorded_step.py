@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.backends.step import MOST_FEATURES
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
+from maclaurin.programs.token_step import MOST_FEATURES
 
 #: work → what does it again
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]

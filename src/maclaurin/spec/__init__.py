@@ -1,8 +1,10 @@
-"""The algebra as frozen data: kernel, gates, denominator, norm → AttentionSpec."""
+"""The algebra as frozen data: an AttentionSpec is a tuple of parts, each with its meaning."""
 
+from maclaurin.spec.argument import Argument, Recipe
 from maclaurin.spec.attention_spec import AttentionSpec
 from maclaurin.spec.denominator import Denominator, RowSum, RunningSum, VisibleKeys
 from maclaurin.spec.feature_map import Cosine, Elu1, FeatureMap, Identity, Relu
+from maclaurin.spec.gate import DecayGate, ForgetGate, Gate, InputGate, OutputGate, RowGate, ValueGate
 from maclaurin.spec.kernel import (
     Exp,
     Hermite,
@@ -11,40 +13,52 @@ from maclaurin.spec.kernel import (
     Poly,
     Polynomial,
     Power,
+    RowStatistics,
     Sigmoid,
     Taylor,
 )
 from maclaurin.spec.norm import L2, RMS, Layer, Norm
 from maclaurin.spec.notation import parse
-from maclaurin.spec.part import Part, choice, flag, number, numbers, register, whole
-from maclaurin.spec.sign import Sign
-from maclaurin.spec.window import Window
+from maclaurin.spec.part import Part, choice, flag, number, numbers, positive, register, whole
+from maclaurin.spec.polynomials import Sign
+from maclaurin.spec.window import SlidingWindow, Window
 
 __all__ = [
     "L2",
     "RMS",
+    "Argument",
     "AttentionSpec",
     "Cosine",
+    "DecayGate",
     "Denominator",
     "Elu1",
     "Exp",
     "FeatureMap",
+    "ForgetGate",
+    "Gate",
     "Hermite",
     "Identity",
+    "InputGate",
     "Kernel",
     "Layer",
     "Linear",
     "Norm",
+    "OutputGate",
     "Part",
     "Poly",
     "Polynomial",
     "Power",
+    "Recipe",
     "Relu",
+    "RowGate",
+    "RowStatistics",
     "RowSum",
     "RunningSum",
     "Sigmoid",
     "Sign",
+    "SlidingWindow",
     "Taylor",
+    "ValueGate",
     "VisibleKeys",
     "Window",
     "choice",
@@ -52,6 +66,7 @@ __all__ = [
     "number",
     "numbers",
     "parse",
+    "positive",
     "register",
     "whole",
 ]

@@ -1,20 +1,27 @@
-"""AttentionSpec: one variant of attention as one small piece of frozen data."""
+"""AttentionSpec: one variant of attention as a tuple of parts, in the order of its formula."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.denominator import Denominator, RowSum, RunningSum
-from maclaurin.spec.kernel import Exp, Kernel
-from maclaurin.spec.multisets import number_of_multisets
+from maclaurin.spec.argument import Argument
+from maclaurin.spec.denominator import Denominator
+from maclaurin.spec.gate import DecayGate, Gate, RowGate, ValueGate
+from maclaurin.spec.kernel import Kernel
 from maclaurin.spec.norm import Norm
 from maclaurin.spec.part import Part, registered
-from maclaurin.spec.sign import Sign
+from maclaurin.spec.polynomials import number_of_multisets
 from maclaurin.spec.window import Window
+
+#: how a notation reads, for error messages
+ORDER_OF_PARTS = (
+    "a spec reads: kernel + window * in * forget / denominator * out / norm * out, "
+    "each but the kernel optional"
+)
 
 
 @final
@@ -22,62 +29,73 @@ from maclaurin.spec.window import Window
 class AttentionSpec:
     """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s )
 
-    kernel κ, input gate i, forget gate f, denominator 1/G, output gate o before the norm N or
-    p after it. Written left to right in that order: `exp(clamp=5)*in/len*out/layer`.
+    kernel κ, value gates i, decay gates f, denominator 1/G, row gates o before the norm N and p after it.
+    `parts` holds them in that order; the notation writes them left to right:
+    `exp(clamp=5)*in/len*out/layer`. The other fields are the same parts, by what they do.
     """
 
-    kernel: Kernel
-    window: Window | None = None
-    input_gate: bool = False
-    forget_gate: bool = False
-    denominator: Denominator | None = None
-    output_gate: bool = False
-    norm: Norm | None = None
-    gate_after_norm: bool = False
+    parts: tuple[Part, ...]
+    kernel: Kernel = field(init=False, repr=False, compare=False)
+    window: Window | None = field(init=False, repr=False, compare=False)
+    value_gates: tuple[ValueGate, ...] = field(init=False, repr=False, compare=False)
+    decay_gates: tuple[DecayGate, ...] = field(init=False, repr=False, compare=False)
+    denominator: Denominator | None = field(init=False, repr=False, compare=False)
+    gates_before_norm: tuple[RowGate, ...] = field(init=False, repr=False, compare=False)
+    norm: Norm | None = field(init=False, repr=False, compare=False)
+    gates_after_norm: tuple[RowGate, ...] = field(init=False, repr=False, compare=False)
+    #: every tensor the parts take beside q, k and v, in the order of the formula
+    arguments: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    #: its notation, and the hash of its parts, computed once: specs are keys of every cache
+    notation: str = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _refuse_wrong_types(self)
-        _refuse_row_sum_that_changes_sign(self)
-        _refuse_visible_shift(self)
-        _refuse_window_without_exp(self)
-        _refuse_two_output_gates(self)
+        parts = in_formula_order(self.parts)
+        norm_at = next((i for i, p in enumerate(parts) if isinstance(p, Norm)), len(parts))
+        row_gates = [(i, p) for i, p in enumerate(parts) if isinstance(p, RowGate)]
+        derived: dict[str, Any] = {
+            "parts": parts,
+            "kernel": _only(parts, Kernel),
+            "window": _only(parts, Window),
+            "value_gates": tuple(p for p in parts if isinstance(p, ValueGate)),
+            "decay_gates": tuple(p for p in parts if isinstance(p, DecayGate)),
+            "denominator": _only(parts, Denominator),
+            "gates_before_norm": tuple(p for i, p in row_gates if i < norm_at),
+            "norm": _only(parts, Norm),
+            "gates_after_norm": tuple(p for i, p in row_gates if i > norm_at),
+            "arguments": tuple(a for p in parts for a in p.arguments),
+            "notation": "".join(f"{p.mark}{p}" for p in parts),
+            "_hash": hash(parts),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        _refuse_arguments_taken_twice(self)
+        for part in parts:
+            part.check(self)
+
+    @classmethod
+    def of(cls, *parts: Part | None) -> AttentionSpec:
+        """The spec of these parts, kernel first; None stands for no part."""
+        return cls(tuple(p for p in parts if p is not None))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     # --------------------------------------------------------------------- what it is called
 
     def __str__(self) -> str:
-        parts = [str(self.kernel)]
-        parts += [f"+{self.window}"] if self.window else []
-        parts += ["*in"] if self.input_gate else []
-        parts += ["*forget"] if self.forget_gate else []
-        parts += [f"/{self.denominator}"] if self.denominator else []
-        parts += ["*out"] if self.output_gate else []
-        parts += [f"/{self.norm}"] if self.norm else []
-        parts += ["*out"] if self.gate_after_norm else []
-        return "".join(parts)
+        return self.notation
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; absent parts are left out."""
-        data: dict[str, Any] = {}
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if value:
-                data[name] = value.to_dict() if isinstance(value, Part) else value
-        return data
+        """Plain data: {"parts": [{"family": "kernel", "name": "taylor", "order": 2}, …]}."""
+        return {"parts": [{"family": p.family, **p.to_dict()} for p in self.parts]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AttentionSpec:
         """The inverse of to_dict; unknown keys are errors."""
-        unknown = set(data) - set(cls.__slots__)
-        if unknown or "kernel" not in data:
-            problem = f"unknown key {sorted(unknown)[0]!r}" if unknown else "no kernel"
-            raise SpecError(f"a spec cannot have {problem}; it has {', '.join(cls.__slots__)}.")
-        for name in _FAMILIES:
-            if name in data and not isinstance(data[name], Mapping):
-                raise SpecError(f"{name} of a spec in JSON is an object with a name, not {data[name]!r}.")
-        values: dict[str, Any] = {
-            k: _part_from_dict(k, v) if isinstance(v, Mapping) else v for k, v in data.items()
-        }
-        return cls(**values)
+        if set(data) != {"parts"} or not isinstance(data["parts"], list | tuple):
+            raise SpecError(f"a spec as data is {{'parts': [...]}} and nothing else, got {data!r}.")
+        return cls(tuple(_part_from_dict(each) for each in data["parts"]))
 
     def to_json(self) -> str:
         """to_dict as a JSON string."""
@@ -88,59 +106,90 @@ class AttentionSpec:
         """The inverse of to_json."""
         return cls.from_dict(json.loads(text))
 
+    # --------------------------------------------------------------------- specs like it
+
+    def replaced(self, old: Part, new: Part | None) -> AttentionSpec:
+        """The spec with another part in the place of one of its own, or without it."""
+        if old not in self.parts:
+            raise SpecError(f"{self} has no part {old}.")
+        at = self.parts.index(old)
+        between = () if new is None else (new,)
+        return AttentionSpec((*self.parts[:at], *between, *self.parts[at + 1 :]))
+
+    def with_kernel(self, kernel: Kernel) -> AttentionSpec:
+        """The spec with another kernel."""
+        return self.replaced(self.kernel, kernel)
+
+    def with_window(self, window: Window | None) -> AttentionSpec:
+        """The spec with another window, or without one."""
+        others = tuple(p for p in self.parts[1:] if not isinstance(p, Window))
+        return AttentionSpec((self.kernel, *(() if window is None else (window,)), *others))
+
+    def simplified(self) -> AttentionSpec:
+        """An equal spec with fewer or simpler parts, or this one."""
+        from maclaurin.spec.simplify import simplified
+
+        return simplified(self)
+
     # ------------------------------------------------------------------------- what it needs
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The gate arguments `attention` must be given, in the order of the formula."""
-        needed = {
-            "input_gate": self.input_gate,
-            "log_forget": self.forget_gate,
-            "denominator_gate": isinstance(self.denominator, RunningSum),
-            "output_gate": self.output_gate or self.gate_after_norm,
-        }
-        return tuple(name for name, is_needed in needed.items() if is_needed)
+        """The names of the tensors `attention` must be given, in the order of the formula."""
+        return tuple(argument.name for argument in self.arguments)
+
+    def may_be_per_channel(self, argument: Argument) -> bool:
+        """Whether the argument may have one number per channel: not before a norm."""
+        before = (gate.argument for gate in self.gates_before_norm)
+        return argument.per_channel and not (self.norm is not None and argument in before)
 
     @property
-    def output_gate_is_scalar(self) -> bool:
-        """Whether the output gate must be one number per head: a norm follows it.
-
-        Where none does, it may also be one number per channel.
-        """
-        return self.output_gate and self.norm is not None
+    def running_argument(self) -> Argument | None:
+        """The argument whose running log-sum the state holds."""
+        return next((a for a in self.arguments if a.running), None)
 
     @property
     def needs_row_sum(self) -> bool:
         """Whether the sum of weights is computed: to divide by it, or to know the row's moments."""
-        return isinstance(self.denominator, RowSum) or self.kernel.depends_on_row
+        divides = self.denominator is not None and self.denominator.uses_row_sum
+        return divides or self.kernel.depends_on_row
 
     @property
     def ignores_row_scale(self) -> bool:
         """Whether a positive factor on a whole row of weights leaves the answer as it is."""
-        row_sum = isinstance(self.denominator, RowSum) and not self.denominator.sees_row_scale
-        norm = self.norm is not None and self.norm.ignores_row_scale and self.norm.per_head
-        return row_sum or norm
+        row_sum = self.denominator is not None and self.denominator.ignores_row_scale
+        return row_sum or (self.norm is not None and self.norm.divides_out_row_scale)
+
+    @property
+    def has_order_of_time(self) -> bool:
+        """Whether it means something only when each query sees the keys up to its own."""
+        return bool(self.decay_gates) or self.window is not None
 
     # --------------------------------------------------------------------- what it can become
 
     @property
-    def orders(self) -> tuple[int, ...] | None:
-        """The orders n of the Kronecker states k^⊗n vᵀ; None without a finite recurrent form."""
+    def orders(self) -> tuple[int, ...]:
+        """The orders n of the Kronecker states k^⊗n vᵀ; empty without a finite recurrent form."""
         return self.kernel.orders
+
+    @property
+    def highest_order(self) -> int:
+        """The largest of the orders, 0 if there are none."""
+        return max(self.kernel.orders, default=0)
 
     @property
     def has_finite_state(self) -> bool:
         """Whether it runs as a recurrent network with a state of fixed size."""
-        return self.orders is not None
+        return self.kernel.has_finite_state
 
     @property
     def has_series(self) -> bool:
         """Whether it is the limit of specs with a finite state: exp without a clamp."""
-        return isinstance(self.kernel, Exp) and self.kernel.clamp is None
+        return self.kernel.truncated(0) is not None
 
     def features(self, d: int) -> int:
         """Rows of the state for head size d: Σ_n C(d+n−1, n), the distinct entries of k^⊗n."""
-        if self.orders is None:
+        if not self.has_finite_state:
             raise SpecError(f"{self} has no finite recurrent form, so its state has no size.")
         return sum(number_of_multisets(d, n) for n in self.orders)
 
@@ -153,37 +202,32 @@ class AttentionSpec:
         exact = (self.window.size + self.window.sinks) * (d + e) if self.window else 0
         return self.features(d) * columns + exact
 
+    @property
+    def irreversible_part(self) -> Part | None:
+        """The part that throws away what a rollback of the state would have to bring back."""
+        return self.decay_gates[0] if self.decay_gates else self.window
+
     # ------------------------------------------------------------------------- what cancels
 
     @property
     def denominator_can_vanish(self) -> bool:
-        """Whether some row makes the denominator exactly zero.
+        """Whether some row makes the denominator exactly zero."""
+        return self.denominator is not None and self.denominator.can_vanish(self)
 
-        A window always holds the current key at a positive weight, and eps lifts the sum too.
-        """
-        if not isinstance(self.denominator, RowSum):
-            return False
-        if self.denominator.floor is not None and self.denominator.floor > 0:
-            return False
-        sign = self.kernel.row_sum_sign
-        lifted = self.window is not None or (self.denominator.eps or 0) > 0
-        return sign is Sign.INDEFINITE or (sign is Sign.NONNEGATIVE and not lifted)
+    @property
+    def cancelled(self) -> tuple[Part, ...]:
+        """The parts that the norm divides out again."""
+        if self.norm is None or not self.norm.divides_out_row_scale:
+            return ()
+        divisor = [self.denominator] if self.denominator and not self.denominator_can_vanish else []
+        return (*divisor, *(gate for gate in self.gates_before_norm if gate.multiplies))
 
     @property
     def cancelled_parts(self) -> tuple[str, ...]:
         """The parts that the norm divides out again, as they are written."""
-        if self.norm is None or not (self.norm.ignores_row_scale and self.norm.per_head):
-            return ()
-        cancelled = [str(self.denominator)] if self.denominator and self._positive_divisor else []
-        return (*cancelled, "out") if self.output_gate else tuple(cancelled)
+        return tuple(map(str, self.cancelled))
 
-    @property
-    def _positive_divisor(self) -> bool:
-        if not isinstance(self.denominator, RowSum):
-            return True
-        return not self.denominator_can_vanish
-
-    # ------------------------------------------------------------------------ how it is told
+    # ------------------------------------------------------------------------ its formula
 
     @property
     def formula(self) -> str:
@@ -206,102 +250,53 @@ class AttentionSpec:
 
         return text_recurrence(self)
 
-    def simplified(self) -> AttentionSpec:
-        """An equal spec with fewer or simpler parts, or this one."""
-        from maclaurin.spec.simplify import simplified
 
-        return simplified(self)
+# ----------------------------------------------------------------------------------- its parts
+
+_AFTER_NORM = Norm.stage + 1
+_ON_KEYS = (ValueGate.stage, DecayGate.stage)
 
 
-def _part_from_dict(field: str, data: Mapping[str, Any]) -> Part:
-    known = registered(field)
+def in_formula_order(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts, with value gates before decay gates; a SpecError where they do not make a spec."""
+    if not isinstance(parts, tuple) or not parts or not isinstance(parts[0], Kernel):
+        raise SpecError(f"a spec is a tuple of parts that begins with a kernel, not {parts!r}.")
+    stages: list[int] = []
+    for at, part in enumerate(parts):
+        if not isinstance(part, Part):
+            raise SpecError(f"a spec is made of parts, and {part!r} is none.")
+        if not isinstance(part, Gate) and any(p.family == part.family for p in parts[:at]):
+            raise SpecError(f"a spec has one {part.family}, and this is a second.", place=part)
+        stage = _AFTER_NORM if isinstance(part, RowGate) and Norm.stage in stages else part.stage
+        if any(before > stage for before in stages if {before, stage} != set(_ON_KEYS)):
+            raise SpecError(f"this {part.family} comes too late; {ORDER_OF_PARTS}.", place=part)
+        stages.append(stage)
+    order = sorted(range(len(parts)), key=lambda at: stages[at])
+    return tuple(parts[at] for at in order)
+
+
+def _only(parts: tuple[Part, ...], family: type[Part]) -> Any:
+    return next((p for p in parts if isinstance(p, family)), None)
+
+
+def _refuse_arguments_taken_twice(spec: AttentionSpec) -> None:
+    names = [argument.name for argument in spec.arguments]
+    for name in names:
+        if names.count(name) < 2:
+            continue
+        gates = [p for p in spec.parts if any(a.name == name for a in p.arguments)]
+        both = " and ".join(f"{p.mark}{p}" for p in gates)
+        reason = f"{spec} takes {name} in {both}, and there is one {name}."
+        if gates[0] in spec.cancelled:
+            reason += "\nThe norm divides the first one out again: keep the one after it."
+        raise SpecError(reason, place=gates[0])
+
+
+def _part_from_dict(data: Any) -> Part:
+    if not isinstance(data, Mapping) or "family" not in data:
+        raise SpecError(f"a part as data is an object with a family and a name, not {data!r}.")
+    known = registered(data["family"])
     name = data.get("name")
     if not isinstance(name, str) or name not in known:
-        raise SpecError(f"there is no {field} {name!r}; known are {', '.join(sorted(known))}.")
-    return known[name].from_dict(data)
-
-
-# ----------------------------------------------------------------------------------- validation
-
-_FAMILIES: dict[str, type[Part]] = {
-    "kernel": Kernel,
-    "window": Window,
-    "denominator": Denominator,
-    "norm": Norm,
-}
-
-
-def _refuse_wrong_types(spec: AttentionSpec) -> None:
-    for name in spec.__slots__:
-        value = getattr(spec, name)
-        family = _FAMILIES.get(name)
-        if family is None and not isinstance(value, bool):
-            raise SpecError(f"{name} of a spec is True or False, not {value!r}.")
-        if family is not None and not isinstance(value, family) and (name == "kernel" or value is not None):
-            raise SpecError(f"{name} of a spec is a {family.__name__}, not {value!r}.")
-
-
-def _refuse_row_sum_that_changes_sign(spec: AttentionSpec) -> None:
-    den = spec.denominator
-    if not isinstance(den, RowSum) or spec.kernel.row_sum_sign is not Sign.INDEFINITE:
-        return
-    if den.floor is not None and den.floor > 0:
-        return
-    kernel = spec.kernel
-    order = kernel.orders[-1] if kernel.orders else None
-    even = [f"{kernel.notation}({n})/sum" for n in _even_neighbours(order)]
-    hints = [f"an even order ({', '.join(even)})"] if kernel.notation in ("taylor", "power") else []
-    hints += [f"a norm: {kernel}/l2"]
-    raise SpecError(
-        f"{kernel}/{den} divides by a row sum that can be negative, so it can vanish.\n"
-        f"Use {' or '.join(hints)}.",
-        place="denominator",
-    )
-
-
-def _even_neighbours(order: int | None) -> list[int]:
-    return [] if order is None else [n for n in (order - 1, order + 1) if n > 0]
-
-
-def _refuse_visible_shift(spec: AttentionSpec) -> None:
-    shifted = spec.kernel.depends_on_row and spec.kernel.notation == "taylor"
-    if not shifted or spec.ignores_row_scale:
-        return
-    if isinstance(spec.denominator, RowSum):
-        raise SpecError(
-            f"{spec.kernel} drops the factor e^x̄ of its row, and /{spec.denominator} sees it.\n"
-            f"Use a plain row sum: {spec.kernel}/sum.",
-            place="denominator",
-        )
-    raise SpecError(
-        f"{spec.kernel} drops the factor e^x̄ of its row, so it needs a row sum or a norm, "
-        f"which do not see it.\nUse {spec.kernel}/sum or {spec.kernel}/l2."
-    )
-
-
-def _refuse_window_without_exp(spec: AttentionSpec) -> None:
-    if spec.window is None or spec.kernel.expands_exp:
-        return
-    if isinstance(spec.kernel, Exp):
-        raise SpecError(
-            f"{spec.kernel} is exact for every key, so a window beside it changes nothing.\n"
-            f"Use taylor(2,about=mean)+{spec.window}/sum, or poly(0)+{spec.window}/sum for the "
-            "window alone.",
-            place="window",
-        )
-    raise SpecError(
-        f"+{spec.window} keeps keys at their exact weight e^x, and {spec.kernel} does not stand "
-        f"for e^x, so the two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
-        place="window",
-    )
-
-
-def _refuse_two_output_gates(spec: AttentionSpec) -> None:
-    if spec.output_gate and spec.gate_after_norm:
-        raise SpecError(
-            f"{spec} has an output gate before and after the norm, and there is one output_gate.\n"
-            "The norm divides the first one out again: keep the one after it.",
-            place="output_gate",
-        )
-    if spec.gate_after_norm and spec.norm is None:
-        raise SpecError("a gate after the norm needs a norm; without one write *out before it.")
+        raise SpecError(f"there is no {data['family']} {name!r}; known are {', '.join(sorted(known))}.")
+    return known[name].from_dict({k: v for k, v in data.items() if k != "family"})

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 from maclaurin.errors import MaclaurinError, NotationError, did_you_mean
+from maclaurin.spec.argument import Recipe
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.extras import ForgetGate, InputGate, LayerExtras, OutputGate
+from maclaurin.spec.extras import LayerExtras
 from maclaurin.spec.notation import parse
+from maclaurin.spec.part import reserve_names
 
 #: "On the Expressiveness of Softmax Attention: A Recurrent Neural Network Perspective"
 PAPER = "arXiv 2507.23632"
@@ -97,12 +99,12 @@ def resolve(text: str) -> AttentionSpec:
 
 
 _CONVOLUTION_4 = LayerExtras(convolution=4, convolution_silu=True)
+_STEP_GATES = (("input_gate", Recipe.STEP_SIZE), ("log_forget", Recipe.MINUS_STEP_SIZE))
 _MAMBA_2 = LayerExtras(
     rotary=False,
     convolution=4,
     convolution_silu=True,
-    input_gate=InputGate.SOFTPLUS,
-    forget_gate=ForgetGate.MAMBA,
+    gates=_STEP_GATES,
 )
 
 _PAPER_ROWS = (
@@ -235,7 +237,7 @@ _PAPER_ROWS = (
         "exp(clamp=5)*in*forget/len*out/layer",
         PAPER,
         ("gated_softmax_decay",),
-        extras=LayerExtras(rotary=False, forget_gate=ForgetGate.RAW),
+        extras=LayerExtras(rotary=False, gates=(("log_forget", Recipe.LINEAR_1024),)),
     ),
     Entry(
         "linear-elu",
@@ -252,7 +254,7 @@ _PAPER_ROWS = (
         ("linear_cosine",),
         "the code normalises over the heads by mistake; this is over the key size. The input gate is "
         "s^−σ(p) with a learned p per head",
-        LayerExtras(input_gate=InputGate.LENGTH_POWER),
+        LayerExtras(gates=(("input_gate", Recipe.LENGTH_POWER),)),
     ),
     Entry(
         "mamba-2",
@@ -293,14 +295,14 @@ _FIELD_ROWS = (
         "2mamba",
         "power(2)*forget/sum",
         FOLLOW_UP,
-        extras=LayerExtras(rotary=False, convolution=2, forget_gate=ForgetGate.SOFTPLUS),
+        extras=LayerExtras(rotary=False, convolution=2, gates=(("log_forget", Recipe.MINUS_SOFTPLUS),)),
     ),
     Entry(
         "2mamba-e",
         "exp*forget/sum",
         FOLLOW_UP,
         ("gated_softmax_plusplus_mamba", "gated_softmax_plusplus_mamba2"),
-        extras=LayerExtras(rotary=False, forget_gate=ForgetGate.SOFTPLUS),
+        extras=LayerExtras(rotary=False, gates=(("log_forget", Recipe.MINUS_SOFTPLUS),)),
     ),
     Entry(
         "forgetting-transformer",
@@ -315,28 +317,29 @@ _FIELD_ROWS = (
         extras=LayerExtras(
             rotary=False,
             convolution=2,
-            input_gate=InputGate.SOFTPLUS,
-            forget_gate=ForgetGate.MAMBA,
+            gates=_STEP_GATES,
         ),
     ),
     Entry(
         "retnet",
         "linear(identity)*forget/rms",
         "Sun et al. 2023",
-        extras=LayerExtras(forget_gate=ForgetGate.FIXED),
+        extras=LayerExtras(gates=(("log_forget", Recipe.FIXED_DECAY),)),
     ),
     Entry(
         "simple-gla",
         "linear(identity)*forget/rms*out",
         "Yang et al. 2024",
-        extras=LayerExtras(rotary=False, forget_gate=ForgetGate.SIGMOID_ROOT, output_gate=OutputGate.SILU),
+        extras=LayerExtras(
+            rotary=False, gates=(("log_forget", Recipe.LOG_SIGMOID_16), ("output_gate", Recipe.SILU))
+        ),
     ),
     Entry(
         "cottention",
         "linear(cosine)*out",
         "Mongaras et al. 2024",
         note="the length power divides the row, so it is an output gate t^−σ(p)",
-        extras=LayerExtras(output_gate=OutputGate.LENGTH_POWER),
+        extras=LayerExtras(gates=(("output_gate", Recipe.LENGTH_POWER),)),
     ),
     Entry(
         "sigmoid-attention",
@@ -347,3 +350,4 @@ _FIELD_ROWS = (
 )
 
 catalogue = Catalogue((*_PAPER_ROWS, *_FIELD_ROWS))
+reserve_names(catalogue.names(), "a name of the catalogue")

@@ -1,11 +1,59 @@
-"""Denominators 1/G: what a row is divided by before its output gate and its norm."""
+"""Denominators: the positive number D_t that a row is divided by, before its output gate and its norm.
+
+A denominator says what D_t is, given what the row has seen (`Seen`). It only calls methods of the tensors
+it is handed.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
-from maclaurin.spec.part import Part, flag, positive, register
+from maclaurin.errors import SpecError
+from maclaurin.spec.argument import Argument, Recipe
+from maclaurin.spec.part import Part, flag, positive, register, written
+from maclaurin.spec.polynomials import Sign
+from maclaurin.spec.typeset import typeset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from maclaurin.spec.attention_spec import AttentionSpec
+
+
+class Seen(Protocol):
+    """What a denominator may look at, one number per row [B, K, G, T] unless it says otherwise."""
+
+    @property
+    def keys(self) -> Tensor:
+        """How many keys the row sees, at least 1."""
+        ...
+
+    @property
+    def row_sum(self) -> Tensor:
+        """Σ_s w_ts times `unit`; only where `uses_row_sum`."""
+        ...
+
+    @property
+    def unit(self) -> Tensor | float:
+        """What 1 is in the units of `row_sum`, whose weights may be scaled so that none overflows."""
+        ...
+
+    @property
+    def argument(self) -> Tensor:
+        """The tensor the denominator takes, where it takes one; ln Σ_{r≤t} e^{g_r} where it is running."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FusedDivisor:
+    """What a fused program can divide a row by itself: its sum plus eps, or the number of its keys."""
+
+    by: str  # "sum" or "count"
+    eps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +61,51 @@ class Denominator(Part):
     """A positive number per head and token."""
 
     family: ClassVar[str] = "denominator"
+    mark: ClassVar[str] = "/"
+    stage: ClassVar[int] = 4
+    #: whether `divisor` looks at `seen.row_sum`
+    uses_row_sum: ClassVar[bool] = False
+    #: whether ln D is computed directly, because D itself may overflow
+    in_log_domain: ClassVar[bool] = False
+
+    @abstractmethod
+    def divisor(self, seen: Seen) -> Tensor:
+        """D_t > 0 [B, K, G, T], in the units of `seen.row_sum` where it uses that."""
+
+    def log_divisor(self, seen: Seen) -> Tensor:
+        """ln D_t."""
+        return self.divisor(seen).log()
+
+    @abstractmethod
+    def text(self, row_sum: str) -> str:
+        """D as text, given the text of the row sum."""
+
+    def latex(self, row_sum: str) -> str:
+        """D as LaTeX, given the LaTeX of the row sum."""
+        mark = "Ω"  # a letter that stands for the row sum while the rest is typeset
+        text = self.text(mark)
+        return typeset(text[1:-1] if text == f"({mark})" else text).replace(mark, row_sum)
+
+    #: whether `log_slope` is defined, which fused softmax needs of a denominator that uses the row sum
+    has_log_slope: ClassVar[bool] = False
+
+    def log_slope(self, seen: Seen) -> Tensor | None:
+        """∂ ln D/∂ ln Σ_s w_ts [B, K, G, T]; None for zero."""
+        return None
+
+    @property
+    def ignores_row_scale(self) -> bool:
+        """Whether a factor on a whole row of weights changes neither the answer nor any gradient."""
+        return False
+
+    @property
+    def fused(self) -> FusedDivisor | None:
+        """The division that fused programs do themselves; None: it is done after them."""
+        return None
+
+    def can_vanish(self, spec: AttentionSpec) -> bool:
+        """Whether some row makes D exactly zero."""
+        return False
 
 
 @register
@@ -25,14 +118,62 @@ class RowSum(Denominator):
     """
 
     notation: ClassVar[str] = "sum"
+    uses_row_sum: ClassVar[bool] = True
+    has_log_slope: ClassVar[bool] = True
     floor: float | None = positive(default=None)
     eps: float | None = positive(default=None)
     detach: bool = flag()
 
+    def divisor(self, seen: Seen) -> Tensor:
+        total = seen.row_sum
+        if self.eps is not None:
+            total = total + seen.unit * self.eps
+        if self.floor is not None:
+            total = total.clamp(min=seen.unit * self.floor)  # type: ignore[arg-type]
+        if self.detach:
+            total = total.detach()
+        return total.masked_fill(total == 0, 1.0)  # of a row that sees nothing
+
+    def log_slope(self, seen: Seen) -> Tensor | None:
+        if self.detach:
+            return None
+        total = seen.row_sum if self.eps is None else seen.row_sum + seen.unit * self.eps
+        slope = seen.row_sum / total
+        return slope if self.floor is None else slope * (total > seen.unit * self.floor)
+
+    def text(self, row_sum: str) -> str:
+        body = row_sum if self.eps is None else f"{row_sum} + {written(self.eps)}"
+        if self.floor is not None:
+            body = f"max({body}, {written(self.floor)})"
+        return f"detach({body})" if self.detach else body if self.floor is not None else f"({body})"
+
     @property
-    def sees_row_scale(self) -> bool:
-        """Whether multiplying a whole row of weights by a factor changes values or gradients."""
-        return self.floor is not None or self.eps is not None or self.detach
+    def ignores_row_scale(self) -> bool:
+        return self.floor is None and self.eps is None and not self.detach
+
+    @property
+    def fused(self) -> FusedDivisor | None:
+        return None if self.floor is not None or self.detach else FusedDivisor("sum", self.eps or 0.0)
+
+    def can_vanish(self, spec: AttentionSpec) -> bool:
+        """A window always holds the current key at a positive weight, and eps lifts the sum too."""
+        if self.floor is not None:
+            return False
+        sign = spec.kernel.row_sum_sign
+        lifted = spec.window is not None or self.eps is not None
+        return sign is Sign.INDEFINITE or (sign is Sign.NONNEGATIVE and not lifted)
+
+    def check(self, spec: AttentionSpec) -> None:
+        kernel = spec.kernel
+        if kernel.row_sum_sign is not Sign.INDEFINITE or self.floor is not None:
+            return
+        even = ", ".join(f"{alternative}/sum" for alternative in kernel.positive_neighbours)
+        hints = ([f"an even order ({even})"] if even else []) + [f"a norm: {kernel}/l2"]
+        raise SpecError(
+            f"{kernel}/{self} divides by a row sum that can be negative, so it can vanish.\n"
+            f"Use {' or '.join(hints)}.",
+            place=self,
+        )
 
 
 @register
@@ -43,6 +184,16 @@ class VisibleKeys(Denominator):
 
     notation: ClassVar[str] = "len"
 
+    def divisor(self, seen: Seen) -> Tensor:
+        return seen.keys
+
+    def text(self, row_sum: str) -> str:
+        return "t"
+
+    @property
+    def fused(self) -> FusedDivisor | None:
+        return FusedDivisor("count")
+
 
 @register
 @final
@@ -51,5 +202,28 @@ class RunningSum(Denominator):
     """max(Σ_{r≤t} exp(g_r), floor), times t with `len`: a learned running sum of its own logits."""
 
     notation: ClassVar[str] = "running"
+    in_log_domain: ClassVar[bool] = True
+    argument: ClassVar[Argument] = Argument(
+        "denominator_gate", symbol="g_r", tokens="key", heads="query", running=True, recipe=Recipe.LINEAR
+    )
     floor: float | None = positive(default=None)
     len: bool = flag()
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        return (self.argument,)
+
+    def divisor(self, seen: Seen) -> Tensor:
+        return self.log_divisor(seen).exp()
+
+    def log_divisor(self, seen: Seen) -> Tensor:
+        log_sum = seen.argument
+        if self.floor is not None:
+            log_sum = log_sum.clamp(min=math.log(self.floor))
+        log_sum = log_sum.masked_fill(log_sum == -math.inf, 0.0)  # where no token has come yet
+        return log_sum + seen.keys.log() if self.len else log_sum
+
+    def text(self, row_sum: str) -> str:
+        body = "Σ_r≤t exp(g_r)"
+        body = f"({body})" if self.floor is None else f"max({body}, {written(self.floor)})"
+        return f"(t·{body})" if self.len else body

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from maclaurin.errors import SpecError, did_you_mean
 from maclaurin.spec.part import Part, register, registered
-from maclaurin.spec.sign import Sign
+from maclaurin.spec.polynomials import Sign
+from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,17 +28,28 @@ class FeatureMap(Part):
     sign: ClassVar[Sign] = Sign.INDEFINITE
     #: whether φ(u) is exact in the dtype of u, so that a program may multiply in low precision
     keeps_digits: ClassVar[bool] = False
-    #: φ in text and in LaTeX, with {u} for the argument
-    text: ClassVar[str]
-    latex: ClassVar[str]
+    #: whether φ(u) = u, so that nothing need be computed
+    is_identity: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, u: Tensor) -> Tensor:
         """φ over the last axis."""
 
+    @abstractmethod
+    def text(self, u: str) -> str:
+        """φ(u) as text."""
+
+    def latex(self, u: str) -> str:
+        """φ(u) as LaTeX."""
+        return typeset(self.text(u))
+
     def default_scale(self, d: int) -> float:
         """The factor on φ(q)·φ(k) when the caller names none."""
         return 1.0
+
+    def scaled_text(self, product: str) -> str:
+        """The score as text, given the text of φ(q)·φ(k)."""
+        return product
 
 
 @register
@@ -48,14 +60,19 @@ class Identity(FeatureMap):
 
     notation: ClassVar[str] = "identity"
     keeps_digits: ClassVar[bool] = True
-    text: ClassVar[str] = "{u}"
-    latex: ClassVar[str] = "{u}"
+    is_identity: ClassVar[bool] = True
 
     def __call__(self, u: Tensor) -> Tensor:
         return u
 
+    def text(self, u: str) -> str:
+        return u
+
     def default_scale(self, d: int) -> float:
         return 1 / math.sqrt(d)
+
+    def scaled_text(self, product: str) -> str:
+        return f"{product}/√d"
 
 
 @register
@@ -66,11 +83,12 @@ class Elu1(FeatureMap):
 
     notation: ClassVar[str] = "elu1"
     sign: ClassVar[Sign] = Sign.POSITIVE
-    text: ClassVar[str] = "(elu({u})+1)"
-    latex: ClassVar[str] = r"(\mathrm{{elu}}({u})+1)"
 
     def __call__(self, u: Tensor) -> Tensor:
         return u.relu() + (-(-u).relu()).exp()
+
+    def text(self, u: str) -> str:
+        return f"(elu({u})+1)"
 
 
 @register
@@ -82,14 +100,18 @@ class Relu(FeatureMap):
     notation: ClassVar[str] = "relu"
     keeps_digits: ClassVar[bool] = True
     sign: ClassVar[Sign] = Sign.NONNEGATIVE
-    text: ClassVar[str] = "relu({u})"
-    latex: ClassVar[str] = r"\mathrm{{relu}}({u})"
 
     def __call__(self, u: Tensor) -> Tensor:
         return u.relu()
 
+    def text(self, u: str) -> str:
+        return f"relu({u})"
+
     def default_scale(self, d: int) -> float:
         return 1 / math.sqrt(d)
+
+    def scaled_text(self, product: str) -> str:
+        return f"{product}/√d"
 
 
 @register
@@ -99,12 +121,13 @@ class Cosine(FeatureMap):
     """φ(u) = u/‖u‖₂, so κ is the cosine of the angle; a zero vector stays zero."""
 
     notation: ClassVar[str] = "cosine"
-    text: ClassVar[str] = "{u}/‖{u}‖"
-    latex: ClassVar[str] = r"\frac{{{u}}}{{\|{u}\|}}"
 
     def __call__(self, u: Tensor) -> Tensor:
         length = u.square().sum(-1, keepdim=True)
         return u * (length + (length == 0)).rsqrt()
+
+    def text(self, u: str) -> str:
+        return f"{u}/‖{u}‖"
 
 
 def read_feature_map(text: str) -> FeatureMap:

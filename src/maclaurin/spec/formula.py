@@ -1,148 +1,116 @@
-"""A spec told as mathematics: its parallel formula in text and LaTeX, and its recurrence."""
+"""A spec as mathematics: its parallel formula in text and LaTeX, and its recurrence.
+
+Every term comes from the part it belongs to; here they are only put together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.denominator import Denominator, RowSum, RunningSum
-from maclaurin.spec.kernel import Linear
-from maclaurin.spec.norm import L2, RMS, Norm
-from maclaurin.spec.part import written
+from maclaurin.spec.typeset import typeset
 
 
 def text_formula(spec: AttentionSpec) -> str:
     """y_t = p_t N( o_t Σ … / … ) with just the parts the spec has."""
-    factors = "D_ts " if spec.forget_gate else ""
-    gated = "i_s " if spec.input_gate else ""
-    weight = "w_ts" if spec.window else spec.kernel.text("x_ts")
-    weight = f"({weight})" if " " in weight and not weight.endswith(")") else weight
-    body = f"Σ_s≤t {factors}{weight} {gated}v_s"
-    if spec.denominator:
-        body = f"{body} / {_text_denominator(spec.denominator, f'Σ_s≤t {factors}{weight}')}"
-    body = f"o_t {body}" if spec.output_gate else body
-    body = f"{_text_norm(spec.norm)}( {body} )" if spec.norm else body
-    body = f"o_t {body}" if spec.gate_after_norm else body
-    return "\n".join([f"y_t = {body}", *_where_text(spec)])
-
-
-def _where_text(spec: AttentionSpec) -> list[str]:
-    lines = [f"x_ts = {_score_text(spec)}"]
-    if spec.window:
-        lines.append(
-            f"w_ts = exp(x_ts − r_t) for the last {spec.window.size} keys"
-            + (f" and the first {spec.window.sinks}" if spec.window.sinks else "")
-            + f", else {spec.kernel.text('x_ts')}"
-        )
-        lines.append(f"r_t = {_reference_text(spec)}")
-    if spec.kernel.depends_on_row:
-        lines.append("x̄ = mean of x_ts over " + ("the tail" if spec.window else "the visible keys"))
-    if spec.forget_gate:
-        lines.append("D_ts = Π_s<r≤t f_r")
-    return lines
-
-
-def _reference_text(spec: AttentionSpec) -> str:
-    """Where the tail's expansion of e^(x − r) stands."""
-    if not spec.kernel.depends_on_row:
-        return "0"
-    return "x̄ + u/2, u the variance of x_ts over the tail" if spec.kernel.notation == "hermite" else "x̄"
-
-
-def _score_text(spec: AttentionSpec) -> str:
-    kernel = spec.kernel
-    feature = kernel.feature_map
-    product = (
-        "q_t·k_s" if feature is None else f"{feature.text.format(u='q_t')}·{feature.text.format(u='k_s')}"
-    )
-    if isinstance(kernel, Linear) and kernel.scale is not None:
-        return product if kernel.scale == 1 else f"{written(kernel.scale)} {product}"
-    return f"{product}/√d" if kernel.default_scale(4) == 0.5 else product
-
-
-def _text_denominator(denominator: Denominator, row_sum: str) -> str:
-    if isinstance(denominator, RowSum):
-        body = row_sum if denominator.eps is None else f"{row_sum} + {written(denominator.eps)}"
-        if denominator.floor is not None:
-            body = f"max({body}, {written(denominator.floor)})"
-        return f"detach({body})" if denominator.detach else f"({body})"
-    if isinstance(denominator, RunningSum):
-        body = "Σ_r≤t exp(g_r)"
-        body = f"({body})" if denominator.floor is None else f"max({body}, {written(denominator.floor)})"
-        return f"(t·{body})" if denominator.len else body
-    return "t"
-
-
-def _text_norm(norm: Norm) -> str:
-    if isinstance(norm, L2) and norm.scale != 1:
-        return f"{'e' if norm.scale == 'dim' else written(norm.scale)}·L2"
-    if isinstance(norm, RMS) and norm.heads:
-        return "RMS_heads"
-    return {"l2": "L2", "rms": "RMS", "layer": "LayerNorm"}.get(norm.notation, norm.notation)
+    return "\n".join([f"y_t = {_body(spec, _TEXT)}", *_where(spec, _TEXT)])
 
 
 def latex_formula(spec: AttentionSpec) -> str:
     """The same as text_formula, for a paper."""
-    factors = r"D_{ts}\, " if spec.forget_gate else ""
-    gated = r"i_s\, " if spec.input_gate else ""
-    weight = r"w_{ts}" if spec.window else rf"\left({spec.kernel.latex('x_{ts}')}\right)"
-    body = rf"\sum_{{s\le t}} {factors}{weight}\, {gated}v_s"
-    if spec.denominator:
-        row_sum = rf"\sum_{{s\le t}} {factors}{weight}"
-        body = rf"\frac{{{body}}}{{{_latex_denominator(spec.denominator, row_sum)}}}"
-    body = rf"o_t\, {body}" if spec.output_gate else body
-    body = rf"\mathrm{{{_latex_norm(spec.norm)}}}\!\left({body}\right)" if spec.norm else body
-    body = rf"o_t\, {body}" if spec.gate_after_norm else body
-    return r",\quad ".join([f"y_t = {body}", *_where_latex(spec)])
+    return r",\quad ".join([f"y_t = {_body(spec, _LATEX)}", *_where(spec, _LATEX)])
 
 
-def _where_latex(spec: AttentionSpec) -> list[str]:
-    parts = [f"x_{{ts}} = {_score_latex(spec)}"]
-    if spec.window:
-        sinks = f" and the first {spec.window.sinks}" if spec.window.sinks else ""
-        parts.append(
-            rf"w_{{ts}} = e^{{x_{{ts}}-r_t}} \text{{ for the last {spec.window.size} keys{sinks}, else }} "
-            + spec.kernel.latex("x_{ts}")
-        )
-    if spec.forget_gate:
-        parts.append(r"D_{ts} = \prod_{s<r\le t} f_r")
-    return parts
+@final
+@dataclass(frozen=True)
+class _Style:
+    """How text and LaTeX differ: single terms, products, fractions, norms, and words between formulas."""
+
+    term: Callable[[str], str]
+    space: str
+    fraction: Callable[[str, str], str]
+    norm: Callable[[str, str], str]
+    words: Callable[[str], str]
+    latex: bool
 
 
-def _score_latex(spec: AttentionSpec) -> str:
-    kernel = spec.kernel
-    feature = kernel.feature_map
-    phi = "{u}" if feature is None else feature.latex
-    product = rf"{phi.format(u='q_t')} \cdot {phi.format(u='k_s')}"
-    if isinstance(kernel, Linear) and kernel.scale is not None:
-        return product if kernel.scale == 1 else rf"{written(kernel.scale)}\, {product}"
-    return rf"{product}/\sqrt d" if kernel.default_scale(4) == 0.5 else product
+_TEXT = _Style(str, " ", lambda a, b: f"{a} / {b}", lambda n, y: f"{n}( {y} )", str, False)
+_LATEX = _Style(
+    typeset,
+    r"\, ",
+    lambda a, b: rf"\frac{{{a}}}{{{b}}}",
+    lambda n, y: rf"{n}\!\left({y}\right)",
+    lambda words: rf"\text{{ {words} }}",
+    True,
+)
 
 
-def _latex_denominator(denominator: Denominator, row_sum: str) -> str:
-    if isinstance(denominator, RowSum):
-        body = row_sum if denominator.eps is None else f"{row_sum} + {written(denominator.eps)}"
-        return body if denominator.floor is None else rf"\max({body},\,{written(denominator.floor)})"
-    if isinstance(denominator, RunningSum):
-        body = r"\sum_{r\le t} e^{g_r}"
-        body = body if denominator.floor is None else rf"\max({body},\,{written(denominator.floor)})"
-        return rf"t\,{body}" if denominator.len else body
-    return "t"
+def _body(spec: AttentionSpec, style: _Style) -> str:
+    decay = [style.term("D_ts")] if spec.decay_gates else []
+    gates = [style.term(gate.text) for gate in spec.value_gates]
+    weights = [style.term("Σ_s≤t"), *decay, _weight(spec, style)]
+    body = style.space.join([*weights, *gates, style.term("v_s")])
+    if spec.denominator is not None:
+        write = spec.denominator.latex if style.latex else spec.denominator.text
+        body = style.fraction(body, write(style.space.join(weights)))
+    body = style.space.join([*(style.term(gate.text) for gate in spec.gates_before_norm), body])
+    if spec.norm is not None:
+        body = style.norm(spec.norm.latex if style.latex else spec.norm.text, body)
+    return style.space.join([*(style.term(gate.text) for gate in spec.gates_after_norm), body])
 
 
-def _latex_norm(norm: Norm) -> str:
-    return _text_norm(norm).replace("·", r"\cdot ").replace("_heads", "")
+def _weight(spec: AttentionSpec, style: _Style) -> str:
+    if spec.window is not None:
+        return style.term("w_ts")
+    if style.latex:
+        return rf"\left({spec.kernel.latex('x_{ts}')}\right)"
+    weight = spec.kernel.text("x_ts")
+    return f"({weight})" if " " in weight and not weight.endswith(")") else weight
+
+
+def _where(spec: AttentionSpec, style: _Style) -> list[str]:
+    lines = [f"{style.term('x_ts')} = {_score(spec, style)}"]
+    if spec.window is not None:
+        exact = style.term(f"exp(x_ts − r_t{spec.window.bias_text})")
+        tail = spec.kernel.latex("x_{ts}") if style.latex else spec.kernel.text("x_ts")
+        words = f"for {spec.window.text}, else"
+        between = style.words(words) if style.latex else f" {words} "
+        lines.append(f"{style.term('w_ts')} = {exact}{between}{tail}")
+        reference = spec.kernel.reference_text
+        point, _, meaning = reference.partition(", ")
+        behind = f", {meaning}" if meaning else ""
+        lines.append(f"{style.term('r_t')} = {style.term(point)}{style.words(behind) if behind else ''}")
+    if spec.kernel.depends_on_row:
+        over = "the tail" if spec.window else "the visible keys"
+        mean = style.words(f"mean of the scores over {over}") if style.latex else f"mean of x_ts over {over}"
+        lines.append(f"{style.term('x̄')} = {mean}")
+    if spec.decay_gates:
+        factors = style.space.join(style.term(gate.text) for gate in spec.decay_gates)
+        lines.append(f"{style.term('D_ts')} = {style.term('Π_s<r≤t')} {factors}")
+        lines += [style.term(gate.where_text) for gate in spec.decay_gates if gate.where_text]
+    return lines
+
+
+def _score(spec: AttentionSpec, style: _Style) -> str:
+    feature = spec.kernel.feature_map
+    q, k = ("q_t", "k_s") if feature is None else (feature.text("q_t"), feature.text("k_s"))
+    return style.term(spec.kernel.scaled_text(f"{q}·{k}"))
 
 
 def text_recurrence(spec: AttentionSpec) -> str:
     """S_t = f_t S_{t−1} + …, y_t = …, for the orders the state holds."""
-    if spec.orders is None and not spec.has_series:
+    if not spec.has_finite_state and not spec.has_series:
         return "none: no finite state reproduces " + spec.kernel.text("x")
-    orders = "n = 0, 1, 2, … (truncated at a certified order)" if spec.orders is None else _orders(spec)
-    forget = "f_t " if spec.forget_gate else ""
-    gated = "(i_t v_t)ᵀ" if spec.input_gate else "v_tᵀ"
+    orders = _orders(spec) if spec.has_finite_state else "n = 0, 1, 2, … (truncated at a certified order)"
+    forget = "".join(f"{gate.text.replace('_r', '_t')} " for gate in spec.decay_gates)
+    gated = " ".join([*(gate.text.replace("_s", "_t") for gate in spec.value_gates), "v_t"])
+    value = f"({gated})ᵀ" if spec.value_gates else f"{gated}ᵀ"
     feature = spec.kernel.feature_map
-    key = "k_t" if feature is None or feature.text == "{u}" else f"({feature.text.format(u='k_t')})"
+    key = "k_t" if feature is None or feature.is_identity else f"({feature.text('k_t')})"
     entering = "when k_t leaves the window: " if spec.window else ""
-    lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {gated},   {orders}"]
+    lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {value},   {orders}"]
     if spec.needs_row_sum:
         lines.append(f"z_t⁽ⁿ⁾ = {forget}z_t₋₁⁽ⁿ⁾ + {key}^⊗n")
     lines.append("y_t reads Σ_n a_n ⟨q_t^⊗n, S_t⁽ⁿ⁾⟩, then the denominator, gates and norm as above")
@@ -150,5 +118,8 @@ def text_recurrence(spec: AttentionSpec) -> str:
 
 
 def _orders(spec: AttentionSpec) -> str:
-    orders = spec.orders or ()
-    return "n = " + ", ".join(map(str, orders)) if orders else "no orders (nothing is kept)"
+    if not spec.orders:
+        return "no orders (nothing is kept)"
+    if len(spec.orders) > 6 and spec.orders == tuple(range(spec.orders[0], spec.orders[-1] + 1)):
+        return f"n = {spec.orders[0]}, {spec.orders[0] + 1}, …, {spec.orders[-1]}"
+    return "n = " + ", ".join(map(str, spec.orders))

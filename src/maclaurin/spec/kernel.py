@@ -1,34 +1,88 @@
 """Kernels κ(q, k): what a key weighs for a query, as a function of the score x = scale·φ(q)·φ(k).
 
 A kernel that is a polynomial in the score has a finite recurrent form, since (q·k)ⁿ = ⟨q^⊗n, k^⊗n⟩:
-it names the orders n it needs in the state. `statistics` and `coefficients` are for kernels whose
-polynomial depends on the row (about=mean, hermite): both follow from the row's moments
-zₙ = Σ_s x_sⁿ, which such a state holds anyway.
+`orders` are the powers n that its state holds. A kernel whose polynomial depends on the row (about=mean,
+hermite) takes it from the row's moments zₙ = Σ_s x_sⁿ, which such a state holds anyway.
 
-Parts never import torch: they only call methods of the tensors they are handed.
+Kernels never import torch: they only call methods of the tensors they are handed.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from maclaurin.errors import SpecError
 from maclaurin.spec.feature_map import FeatureMap, read_feature_map
 from maclaurin.spec.part import Part, choice, number, numbers, option, register, required, whole, written
-from maclaurin.spec.sign import Sign, sign_of_polynomial
+from maclaurin.spec.polynomials import (
+    HIGHEST_ORDER,
+    Coefficients,
+    Sign,
+    central_moments,
+    factorial,
+    hermite_polynomials,
+    horner,
+    mean_score,
+    recentred,
+    sign_of_polynomial,
+    text_of_series,
+)
+from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: 171! is beyond float64
-HIGHEST_ORDER = 170
+    from maclaurin.spec.attention_spec import AttentionSpec
 
-#: coefficients a₀, a₁, … of a polynomial in the score: constants, or one tensor per row
-Coefficients = Sequence[Any]
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowStatistics:
+    """What a kernel knows of its whole row, each [..., T, 1]: x̄, u, and coefficients in x − x̄."""
+
+    mean: Tensor
+    variance: Tensor | None = None
+    coefficients: tuple[Any, ...] = ()
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
+        """The same change to every tensor; numbers stay."""
+        return RowStatistics(
+            change(self.mean),
+            None if self.variance is None else change(self.variance),
+            tuple(a if isinstance(a, int | float) else change(a) for a in self.coefficients),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[RowStatistics], join: Callable[[list[Tensor]], Tensor]) -> RowStatistics:
+        """The statistics of consecutive rows as one, by a function that joins tensors."""
+        first = parts[0]
+        return RowStatistics(
+            join([p.mean for p in parts]),
+            None if first.variance is None else join([p.variance for p in parts if p.variance is not None]),
+            tuple(
+                a if isinstance(a, int | float) else join([p.coefficients[i] for p in parts])
+                for i, a in enumerate(first.coefficients)
+            ),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FusedWeight:
+    """κ in the terms that fused programs know.
+
+    function "exp": e^min(x, clamp); "polynomial": Σ cₙ xⁿ, or Σ cₙ (x − x̄)ⁿ with about_mean;
+    "sigmoid": σ(c₀ + c₁ x).
+    """
+
+    function: str
+    coefficients: tuple[float, ...] = (0.0, 1.0)
+    clamp: float | None = None
+    about_mean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +91,80 @@ class Kernel(Part):
 
     family: ClassVar[str] = "kernel"
 
-    @property
-    def orders(self) -> tuple[int, ...] | None:
-        """The powers of the score in κ, ascending; None where no finite number is enough."""
-        return None
+    # ------------------------------------------------------------------------ its meaning
+
+    @abstractmethod
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
+        """κ at the scores x [..., t, s]."""
 
     @property
     @abstractmethod
     def sign(self) -> Sign:
         """The sign of κ over all scores."""
+
+    @abstractmethod
+    def text(self, x: str) -> str:
+        """κ as text, for the score x."""
+
+    def latex(self, x: str) -> str:
+        """κ as LaTeX, for the score x."""
+        return typeset(self.text(x))
+
+    # ------------------------------------------------------------------------ its score
+
+    @property
+    def feature_map(self) -> FeatureMap | None:
+        """What is applied to queries and keys before the score; None for nothing."""
+        return None
+
+    def default_scale(self, d: int) -> float:
+        """The factor on q·k when the caller names none."""
+        return 1 / math.sqrt(d)
+
+    def scaled_text(self, product: str) -> str:
+        """The score as text, given the text of φ(q)·φ(k)."""
+        return f"{product}/√d"
+
+    # ------------------------------------------------------------------------ its recurrent form
+
+    @property
+    def has_finite_state(self) -> bool:
+        """Whether κ is a polynomial of the score, so that a state of fixed size holds the past."""
+        return False
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        """The powers of the score that the state holds, ascending; empty without a finite state."""
+        return ()
+
+    def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
+        """κ as Σ aₙ xⁿ: a₀ … a_N, where it has a finite state."""
+        raise SpecError(f"{self} is not a polynomial in the score.")
+
+    @property
+    def series(self) -> tuple[float, ...]:
+        """a₀, a₁, …, a_N where they are numbers, the same for every row."""
+        raise SpecError(f"{self} has no coefficients that are the same for every row.")
+
+    def truncated(self, order: int) -> Kernel | None:
+        """The power series of κ up to this order, where κ is the limit of such kernels; else None."""
+        return None
+
+    @property
+    def unclamped(self) -> Kernel | None:
+        """The same kernel without its clamp, where it has one."""
+        return None
+
+    # ------------------------------------------------------------------------ its row
+
+    @property
+    def depends_on_row(self) -> bool:
+        """Whether κ looks at the moments of the whole row of scores."""
+        return False
+
+    def statistics(self, moments: Sequence[Tensor]) -> RowStatistics:
+        """What `weight` and `coefficients` need to know of the row, from z₀, z₁, …, z_N."""
+        raise SpecError(f"{self} does not depend on its row.")
 
     @property
     def row_sum_sign(self) -> Sign:
@@ -53,56 +172,55 @@ class Kernel(Part):
         return self.sign
 
     @property
-    def depends_on_row(self) -> bool:
-        """Whether κ looks at the moments of the whole row of scores."""
+    def weights_count_keys(self) -> bool:
+        """Whether the weights of every row sum to the number of its keys."""
         return False
 
     @property
-    def feature_map(self) -> FeatureMap | None:
-        """What is applied to queries and keys before the score; None for nothing."""
-        return None
+    def positive_neighbours(self) -> tuple[Kernel, ...]:
+        """Similar kernels whose row sum cannot vanish, for error messages."""
+        return ()
+
+    # ------------------------------------------------------------------------ beside exact keys
+
+    @property
+    def is_exact_exp(self) -> bool:
+        """Whether every key has its exact weight, so that a window adds nothing."""
+        return False
 
     @property
     def expands_exp(self) -> bool:
         """Whether κ(x) stands for e^(x − reference), so that exact keys may stand beside it."""
         return False
 
-    def default_scale(self, d: int) -> float:
-        """The factor on q·k when the caller names none."""
-        return 1 / math.sqrt(d)
-
-    def statistics(self, moments: Sequence[Tensor]) -> Any:
-        """What `weight` and `coefficients` need to know of the row, from z₀, z₁, …, z_N."""
-        return None
-
-    @abstractmethod
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
-        """κ at the scores x [..., t, s]; statistics are [..., t, 1]."""
-
-    def coefficients(self, statistics: Any = None) -> Coefficients:
-        """κ as Σ aₙ xⁿ: a₀ … a_N, where `orders` is not None."""
-        raise SpecError(f"{self} is not a polynomial in the score.")
-
-    def reference(self, statistics: Any = None) -> Any:
+    def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
         """The point r for which κ(x) stands for e^(x − r), where `expands_exp`."""
         return 0.0
 
-    @abstractmethod
-    def text(self, x: str) -> str:
-        """κ as text, for the score x."""
+    @property
+    def reference_text(self) -> str:
+        """The point r as text."""
+        return "0"
 
-    @abstractmethod
-    def latex(self, x: str) -> str:
-        """κ as LaTeX, for the score x."""
+    def log_weight(self, x: Tensor) -> Tensor | None:
+        """ln κ where κ is an exponential: its row's maximum is then taken off first. None otherwise."""
+        return None
+
+    # ------------------------------------------------------------------------ equal kernels, programs
 
     def simplified(self) -> Kernel:
-        """An equal kernel with a shorter name, or itself."""
+        """An equal kernel with a shorter name, or itself; exact keys beside it are not thought of."""
         return self
+
+    @property
+    def fused(self) -> FusedWeight | None:
+        """κ in the terms of the fused programs; None: they do not know it."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Polynomial(Kernel):
-    """κ = Σ aₙ xⁿ. A subclass gives `series`; all three forms follow."""
+    """κ = Σ aₙ xⁿ. A subclass gives `series`; all forms follow."""
 
     @property
     @abstractmethod
@@ -110,24 +228,29 @@ class Polynomial(Kernel):
         """a₀, a₁, …, a_N."""
 
     @property
-    def orders(self) -> tuple[int, ...] | None:
+    def has_finite_state(self) -> bool:
+        return True
+
+    @property
+    def orders(self) -> tuple[int, ...]:
         return tuple(n for n, a in enumerate(self.series) if a != 0)
 
     @property
     def sign(self) -> Sign:
         return sign_of_polynomial(self.series)
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
         return horner(self.series, x)
 
-    def coefficients(self, statistics: Any = None) -> Coefficients:
+    def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
         return self.series
 
     def text(self, x: str) -> str:
-        return _text_of_series(self.series, x)
+        return text_of_series(self.series, x)
 
-    def latex(self, x: str) -> str:
-        return _text_of_series(self.series, x).replace("·", r"\,")
+    @property
+    def fused(self) -> FusedWeight | None:
+        return FusedWeight("polynomial", self.series)
 
 
 @register
@@ -143,18 +266,32 @@ class Exp(Kernel):
     def sign(self) -> Sign:
         return Sign.POSITIVE
 
+    @property
+    def is_exact_exp(self) -> bool:
+        return True
+
     def log_weight(self, x: Tensor) -> Tensor:
-        """ln κ, from which the row's maximum can be taken before the exponential."""
         return x if self.clamp is None else x.clamp(max=self.clamp)
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
         return self.log_weight(x).exp()
+
+    def truncated(self, order: int) -> Kernel | None:
+        return Taylor(order) if self.clamp is None else None
+
+    @property
+    def unclamped(self) -> Kernel | None:
+        return None if self.clamp is None else Exp()
 
     def text(self, x: str) -> str:
         return f"exp({x})" if self.clamp is None else f"exp(min({x}, {written(self.clamp)}))"
 
     def latex(self, x: str) -> str:
         return f"e^{{{x}}}" if self.clamp is None else rf"e^{{\min({x},\,{written(self.clamp)})}}"
+
+    @property
+    def fused(self) -> FusedWeight | None:
+        return FusedWeight("exp", clamp=self.clamp)
 
 
 @register
@@ -176,9 +313,14 @@ class Taylor(Polynomial):
         return tuple(1 / math.factorial(n) for n in range(self.order + 1))
 
     @property
-    def orders(self) -> tuple[int, ...] | None:
+    def orders(self) -> tuple[int, ...]:
         """About the mean, order 1 is kept even for taylor(0): the mean is read off it."""
         return tuple(range((max(self.order, 1) if self.depends_on_row else self.order) + 1))
+
+    @property
+    def sign(self) -> Sign:
+        """An even truncation of exp has no real root; an odd one has one."""
+        return Sign.POSITIVE if self.order % 2 == 0 else Sign.INDEFINITE
 
     @property
     def row_sum_sign(self) -> Sign:
@@ -186,9 +328,12 @@ class Taylor(Polynomial):
         return Sign.POSITIVE if self.order == 1 and self.depends_on_row else self.sign
 
     @property
-    def sign(self) -> Sign:
-        """An even truncation of exp has no real root; an odd one has one."""
-        return Sign.POSITIVE if self.order % 2 == 0 else Sign.INDEFINITE
+    def positive_neighbours(self) -> tuple[Kernel, ...]:
+        return tuple(Taylor(n, self.about) for n in (self.order - 1, self.order + 1) if n > 0)
+
+    @property
+    def weights_count_keys(self) -> bool:
+        return self.order == 0
 
     @property
     def depends_on_row(self) -> bool:
@@ -198,19 +343,37 @@ class Taylor(Polynomial):
     def expands_exp(self) -> bool:
         return True
 
-    def statistics(self, moments: Sequence[Tensor]) -> Any:
-        return _mean(moments) if self.depends_on_row else None
+    def statistics(self, moments: Sequence[Tensor]) -> RowStatistics:
+        return RowStatistics(mean_score(moments))
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
-        return horner(self.series, x - statistics if self.depends_on_row else x)
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
+        return horner(self.series, x if statistics is None else x - statistics.mean)
 
-    def coefficients(self, statistics: Any = None) -> Coefficients:
-        if not self.depends_on_row:
+    def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
+        if statistics is None:
             return self.series
-        return recentred(self.series, statistics) if self.order else (1.0, 0.0)
+        return recentred(self.series, statistics.mean) if self.order else (1.0, 0.0)
 
-    def reference(self, statistics: Any = None) -> Any:
-        return statistics if self.depends_on_row else 0.0
+    def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
+        return 0.0 if statistics is None else statistics.mean
+
+    @property
+    def reference_text(self) -> str:
+        return "x̄" if self.depends_on_row else "0"
+
+    def check(self, spec: AttentionSpec) -> None:
+        if not self.depends_on_row or spec.ignores_row_scale:
+            return
+        if spec.denominator is not None and spec.denominator.uses_row_sum:
+            raise SpecError(
+                f"{self} drops the factor e^x̄ of its row, and /{spec.denominator} sees it.\n"
+                f"Use a plain row sum: {self}/sum.",
+                place=spec.denominator,
+            )
+        raise SpecError(
+            f"{self} drops the factor e^x̄ of its row, so it needs a row sum or a norm, "
+            f"which do not see it.\nUse {self}/sum or {self}/l2."
+        )
 
     def text(self, x: str) -> str:
         return f"T{self.order}({x} − x̄)" if self.depends_on_row else f"T{self.order}({x})"
@@ -218,6 +381,16 @@ class Taylor(Polynomial):
     def latex(self, x: str) -> str:
         argument = rf"({x}-\bar x_t)" if self.depends_on_row else x
         return rf"\sum_{{n=0}}^{{{self.order}}} \frac{{{argument}^n}}{{n!}}"
+
+    def simplified(self) -> Kernel:
+        """taylor(0) has no term that sees where it is expanded; 1 + x − x̄ is also hermite(1)."""
+        if not self.depends_on_row or self.order > 1:
+            return self
+        return Taylor(0) if self.order == 0 else Hermite(1)
+
+    @property
+    def fused(self) -> FusedWeight | None:
+        return FusedWeight("polynomial", self.series, about_mean=self.depends_on_row)
 
 
 @register
@@ -235,7 +408,11 @@ class Hermite(Kernel):
     order: int = whole(at_least=0, at_most=HIGHEST_ORDER)
 
     @property
-    def orders(self) -> tuple[int, ...] | None:
+    def has_finite_state(self) -> bool:
+        return True
+
+    @property
+    def orders(self) -> tuple[int, ...]:
         return tuple(range(self.order + 1))
 
     @property
@@ -247,6 +424,10 @@ class Hermite(Kernel):
         return Sign.POSITIVE
 
     @property
+    def weights_count_keys(self) -> bool:
+        return True
+
+    @property
     def depends_on_row(self) -> bool:
         return self.order > 0
 
@@ -254,40 +435,39 @@ class Hermite(Kernel):
     def expands_exp(self) -> bool:
         return True
 
-    def statistics(self, moments: Sequence[Tensor]) -> Any:
+    def statistics(self, moments: Sequence[Tensor]) -> RowStatistics:
         """Mean, variance, and the polynomial's coefficients in c = x − x̄."""
-        if self.order == 0:
-            return None
-        mean = _mean(moments)
-        central = _central_moments(moments, mean)
+        mean = mean_score(moments)
+        central = central_moments(moments, mean)
         variance = central[2] if self.order >= 2 else mean * 0
-        terms = _hermite_polynomials(self.order, variance)
+        terms = hermite_polynomials(self.order, variance)
         in_c: list[Any] = [1.0, *[0.0] * self.order]
         for n in range(1, self.order + 1):
             average = sum(b * m for b, m in zip(terms[n], central, strict=False)) if n > 2 else 0.0
             for power, b in enumerate(terms[n]):
-                in_c[power] = in_c[power] + b / _factorial(n)
-            in_c[0] = in_c[0] - average / _factorial(n)
-        return mean, variance, tuple(in_c)
+                in_c[power] = in_c[power] + b / factorial(n)
+            in_c[0] = in_c[0] - average / factorial(n)
+        return RowStatistics(mean, variance, tuple(in_c))
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
-        if self.order == 0:
-            return x * 0 + 1
-        mean, _, in_c = statistics
-        return horner(in_c, x - mean)
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
+        if statistics is None:
+            return horner((1.0,), x)
+        return horner(statistics.coefficients, x - statistics.mean)
 
-    def coefficients(self, statistics: Any = None) -> Coefficients:
-        if self.order == 0:
+    def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
+        if statistics is None:
             return (1.0,)
-        mean, _, in_c = statistics
-        return recentred(in_c, mean)
+        return recentred(statistics.coefficients, statistics.mean)
 
-    def reference(self, statistics: Any = None) -> Any:
+    def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
         """κ stands for e^{x − x̄ − u/2}: u/2 is the log of a Gaussian row's mean e^{x − x̄}."""
-        if self.order == 0:
+        if statistics is None or statistics.variance is None:
             return 0.0
-        mean, variance, _ = statistics
-        return mean + variance / 2
+        return statistics.mean + statistics.variance / 2
+
+    @property
+    def reference_text(self) -> str:
+        return "x̄ + u/2, u the variance of x_ts over the tail" if self.depends_on_row else "0"
 
     def text(self, x: str) -> str:
         return f"H{self.order}({x} − x̄)"
@@ -315,11 +495,16 @@ class Power(Polynomial):
     def series(self) -> tuple[float, ...]:
         return (*[0.0] * self.exponent, 1.0)
 
+    @property
+    def positive_neighbours(self) -> tuple[Kernel, ...]:
+        return tuple(Power(n) for n in (self.exponent - 1, self.exponent + 1) if n > 0)
+
+    @property
+    def weights_count_keys(self) -> bool:
+        return self.exponent == 0
+
     def text(self, x: str) -> str:
         return f"({x})^{self.exponent}"
-
-    def latex(self, x: str) -> str:
-        return f"({x})^{{{self.exponent}}}"
 
     def simplified(self) -> Kernel:
         if self.exponent == 0:
@@ -356,7 +541,7 @@ class Poly(Polynomial):
         return self if series == self.series else Poly(series)
 
 
-def _read_scale(text: str) -> float:
+def _nonzero(text: str) -> float:
     value = float(text)
     if not math.isfinite(value) or value == 0:
         raise ValueError
@@ -376,11 +561,15 @@ class Linear(Kernel):
     notation: ClassVar[str] = "linear"
     feature: FeatureMap = required(read_feature_map, "a feature map")
     clamp: float | None = number(default=None)
-    scale: float | None = option(None, _read_scale, "a number other than 0")
+    scale: float | None = option(None, _nonzero, "a number other than 0")
 
     @property
-    def orders(self) -> tuple[int, ...] | None:
-        return (1,) if self.clamp is None else None
+    def has_finite_state(self) -> bool:
+        return self.clamp is None
+
+    @property
+    def orders(self) -> tuple[int, ...]:
+        return (1,) if self.clamp is None else ()
 
     @property
     def sign(self) -> Sign:
@@ -395,17 +584,31 @@ class Linear(Kernel):
     def default_scale(self, d: int) -> float:
         return self.feature.default_scale(d) if self.scale is None else self.scale
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
+    def scaled_text(self, product: str) -> str:
+        if self.scale is None:
+            return self.feature.scaled_text(product)
+        return product if self.scale == 1 else f"{written(self.scale)} {product}"
+
+    @property
+    def unclamped(self) -> Kernel | None:
+        return None if self.clamp is None else Linear(self.feature, None, self.scale)
+
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
         return x if self.clamp is None else x.clamp(max=self.clamp)
 
-    def coefficients(self, statistics: Any = None) -> Coefficients:
+    @property
+    def series(self) -> tuple[float, ...]:
         return (0.0, 1.0)
+
+    def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
+        return self.series
 
     def text(self, x: str) -> str:
         return x if self.clamp is None else f"min({x}, {written(self.clamp)})"
 
-    def latex(self, x: str) -> str:
-        return x if self.clamp is None else rf"\min({x},\,{written(self.clamp)})"
+    @property
+    def fused(self) -> FusedWeight | None:
+        return FusedWeight("polynomial", self.series) if self.clamp is None else None
 
 
 @register
@@ -421,88 +624,12 @@ class Sigmoid(Kernel):
     def sign(self) -> Sign:
         return Sign.POSITIVE
 
-    def weight(self, x: Tensor, statistics: Any = None) -> Tensor:
+    def weight(self, x: Tensor, statistics: RowStatistics | None = None) -> Tensor:
         return (x + self.bias).sigmoid()
 
     def text(self, x: str) -> str:
         return f"σ({x} {'−' if self.bias < 0 else '+'} {written(abs(self.bias))})"
 
-    def latex(self, x: str) -> str:
-        return rf"\sigma({x}{'-' if self.bias < 0 else '+'}{written(abs(self.bias))})"
-
-
-# --------------------------------------------------------------------------------- polynomials
-
-
-def horner(coefficients: Coefficients, x: Tensor) -> Tensor:
-    """Σ aₙ xⁿ, from the highest order down."""
-    if len(coefficients) == 1:
-        return x * 0 + coefficients[0]
-    *lower, highest = coefficients
-    result = x * highest
-    for a in reversed(lower[1:]):
-        result = (result + a) * x
-    return result + lower[0]
-
-
-def recentred(coefficients: Coefficients, c: Any) -> list[Any]:
-    """The aⱼ of Σ bₙ (x − c)ⁿ = Σ aⱼ xʲ:  aⱼ = Σ_{n≥j} bₙ C(n, j) (−c)^{n−j}."""
-    top = len(coefficients)
-    powers: list[Any] = [1.0]  # of −c
-    for _ in range(top - 1):
-        powers.append(powers[-1] * -c)
-    return [sum(coefficients[n] * _choose(n, j) * powers[n - j] for n in range(j, top)) for j in range(top)]
-
-
-def _choose(n: int, j: int) -> float:
-    """C(n, j) as a float: from order 25 on, integers would not fit where tensors take them."""
-    return float(math.comb(n, j))
-
-
-def _factorial(n: int) -> float:
-    return float(math.factorial(n))
-
-
-def _mean(moments: Sequence[Tensor]) -> Tensor:
-    """z₁/z₀, and 0 where the row is empty."""
-    return _per_key(moments[1], moments[0])
-
-
-#: a row whose keys have been forgotten down to this counts as empty: one over it is still finite
-_LEAST_MASS = 1e-30
-
-
-def _per_key(total: Tensor, mass: Tensor) -> Tensor:
-    """total/mass, and 0 (with a gradient of 0) where there is next to no mass."""
-    empty = mass <= _LEAST_MASS
-    return (total / mass.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
-
-
-def _central_moments(moments: Sequence[Tensor], mean: Tensor) -> list[Any]:
-    """μₙ = Σ_s (x_s − x̄)ⁿ / z₀ from the raw moments, by the binomial theorem."""
-    result: list[Any] = []
-    for n in range(len(moments)):
-        terms = (_choose(n, j) * moments[j] * (-mean) ** (n - j) for j in range(n + 1))
-        result.append(_per_key(sum(terms), moments[0]))  # type: ignore[arg-type]
-    return result
-
-
-def _hermite_polynomials(order: int, u: Any) -> list[list[Any]]:
-    """Coefficients in c of H₀ … H_N with variance u:  H_{n+1} = c Hₙ − n u H_{n−1}."""
-    result: list[list[Any]] = [[1.0], [0.0, 1.0]]
-    for n in range(1, order):
-        raised = [0.0, *result[n]]
-        lowered = [*(n * u * b for b in result[n - 1]), 0.0, 0.0]
-        result.append([a - b for a, b in zip(raised, lowered, strict=True)])
-    return result
-
-
-def _text_of_series(series: Sequence[float], x: str) -> str:
-    terms = []
-    for n, a in enumerate(series):
-        if a == 0:
-            continue
-        power = "" if n == 0 else x if n == 1 else f"({x})^{n}"
-        factor = written(a) if n == 0 else "" if a == 1 else f"{written(a)}·"
-        terms.append(factor + power)
-    return " + ".join(terms).replace("+ -", "− ") or "0"
+    @property
+    def fused(self) -> FusedWeight | None:
+        return FusedWeight("sigmoid", (self.bias, 1.0))

@@ -11,7 +11,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.spec.part import Part, flag, option, register
+from maclaurin.spec.part import Part, flag, option, register, written
+from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,8 @@ class Norm(Part):
     """N(y) for y [..., H, e]."""
 
     family: ClassVar[str] = "norm"
+    mark: ClassVar[str] = "/"
+    stage: ClassVar[int] = 6
     #: N(a·y) = N(y) for every positive a per head and token
     ignores_row_scale: ClassVar[bool] = True
     #: whether the mean is taken off first
@@ -36,9 +39,24 @@ class Norm(Part):
         """‖N(y)‖ where N only gives y (or y less its mean) that length; None where it does more."""
         return None
 
+    @property
+    def divides_out_row_scale(self) -> bool:
+        """Whether a positive factor per head and token is lost in it."""
+        return self.ignores_row_scale and self.per_head
+
     @abstractmethod
     def __call__(self, y: Tensor) -> Tensor:
         """N over the last axis (and over the heads, where not per_head)."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """N as text."""
+
+    @property
+    def latex(self) -> str:
+        """N as LaTeX."""
+        return typeset(self.text)
 
 
 def _unit(y: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
@@ -78,6 +96,12 @@ class L2(Norm):
         unit = _unit(y)
         return unit if self.scale == 1.0 else unit * self.length(y.shape[-1])
 
+    @property
+    def text(self) -> str:
+        if self.scale == 1:
+            return "L2"
+        return f"{'e' if isinstance(self.scale, str) else written(self.scale)}·L2"
+
 
 @register
 @final
@@ -100,6 +124,10 @@ class RMS(Norm):
             return _unit(y, (-2, -1)) * math.sqrt(y.shape[-1] * y.shape[-2])
         return _unit(y) * math.sqrt(y.shape[-1])
 
+    @property
+    def text(self) -> str:
+        return "RMS_heads" if self.heads else "RMS"
+
 
 @register
 @final
@@ -115,3 +143,7 @@ class Layer(Norm):
 
     def __call__(self, y: Tensor) -> Tensor:
         return _unit(y - y.mean(-1, keepdim=True)) * math.sqrt(y.shape[-1])
+
+    @property
+    def text(self) -> str:
+        return "LayerNorm"

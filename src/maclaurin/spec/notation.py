@@ -1,22 +1,25 @@
 """The notation: `exp(clamp=5)*in/len*out/layer` ⇄ AttentionSpec.
 
-spec  := kernel ["+" window] {"*" ("in" | "forget")} ["/" denominator] ["*" "out"]
-         ["/" norm] ["*" "out"]
+spec  := kernel ["+" window] {"*" gate} ["/" denominator] {"*" gate} ["/" norm] {"*" gate}
 part  := name ["(" argument {"," argument} ")"]
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from maclaurin.errors import NotationError, SpecError, did_you_mean
-from maclaurin.spec.attention_spec import AttentionSpec
+from maclaurin.spec.attention_spec import ORDER_OF_PARTS, AttentionSpec, in_formula_order
 from maclaurin.spec.part import Part, registered
 
+Made = TypeVar("Made")
+
 _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<number>[-+]?[0-9.][0-9.eE+-]*)|(?P<mark>.))")
-_GATES = {"in": "input_gate", "forget": "forget_gate", "out": "output_gate"}
+#: which families a mark announces
+_FAMILIES = {"+": ("window",), "*": ("gate",), "/": ("denominator", "norm")}
 
 
 def parse(text: str) -> AttentionSpec:
@@ -24,54 +27,24 @@ def parse(text: str) -> AttentionSpec:
     if not isinstance(text, str):
         raise SpecError(f"a notation is a string such as 'exp/sum', not {text!r}.")
     reader = _Reader(text)
-    values: dict[str, Any] = {"kernel": reader.part("kernel")}
-    places: dict[str, int] = {}
+    parts: list[Part] = [reader.part("kernel")]
+    places = [0]
     while not reader.at_end:
-        start, mark = reader.position, reader.mark("+*/")
-        known = set(values)
-        if mark == "+":
-            _put(reader, values, "window", reader.part("window"), start)
-        elif mark == "*":
-            _put_gate(reader, values, start)
-        else:
-            part = reader.part("denominator", "norm")
-            _put(reader, values, part.family, part, start)
-        places |= dict.fromkeys(set(values) - known, start)
+        places.append(reader.position)
+        parts.append(reader.part(*_FAMILIES[reader.mark("".join(_FAMILIES))]))
+        _checked(text, tuple(parts), places, in_formula_order)
+    return _checked(text, tuple(parts), places, AttentionSpec)
+
+
+def _checked(
+    text: str, parts: tuple[Part, ...], places: list[int], make: Callable[[tuple[Part, ...]], Made]
+) -> Made:
+    """What `make` makes of the parts, or its error with a caret under the part at fault."""
     try:
-        return AttentionSpec(**values)
-    except NotationError:
-        raise
+        return make(parts)
     except SpecError as problem:
-        raise NotationError(text, places.get(problem.place or "", 0), str(problem)) from None
-
-
-def _put_gate(reader: _Reader, values: dict[str, Any], start: int) -> None:
-    at, name = reader.word("a gate")
-    if name not in _GATES:
-        raise reader.error(
-            at,
-            f"there is no gate {name!r}; the gates are in, forget and out." + did_you_mean(name, [*_GATES]),
-        )
-    after_norm = name == "out" and "norm" in values
-    _put(reader, values, "gate_after_norm" if after_norm else _GATES[name], True, start)
-
-
-_ORDER = {
-    "kernel": 0, "window": 1, "input_gate": 2, "forget_gate": 2, "denominator": 3,
-    "output_gate": 4, "norm": 5, "gate_after_norm": 6,
-}  # fmt: skip
-_PLACE = (
-    "a spec reads: kernel + window * in * forget / denominator * out / norm * out, "
-    "each but the kernel optional"
-)
-
-
-def _put(reader: _Reader, values: dict[str, Any], field: str, value: Any, start: int) -> None:
-    if field in values:
-        raise reader.error(start, f"a spec has one {field.replace('_', ' ')}, and this is a second.")
-    if any(_ORDER[known] > _ORDER[field] for known in values):
-        raise reader.error(start, f"this {field.replace('_', ' ')} comes too late; {_PLACE}.")
-    values[field] = value
+        at = next((start for part, start in zip(parts, places, strict=True) if part is problem.place), 0)
+        raise NotationError(text, at, str(problem)) from None
 
 
 @dataclass
@@ -108,7 +81,9 @@ class _Reader:
     def mark(self, allowed: str) -> str:
         at, kind, mark = self.next()
         if kind != "mark" or mark not in allowed:
-            raise self.error(at, f"expected one of {' '.join(allowed)} here, found {mark!r}; {_PLACE}.")
+            raise self.error(
+                at, f"expected one of {' '.join(allowed)} here, found {mark!r}; {ORDER_OF_PARTS}."
+            )
         return mark
 
     def part(self, *families: str) -> Part:
@@ -125,7 +100,8 @@ class _Reader:
         try:
             return known[name].from_arguments(positional, named)
         except SpecError as problem:
-            raise self.error(self.written_at.get(problem.place or "", at), str(problem)) from None
+            where = self.written_at.get(problem.place, at) if isinstance(problem.place, str) else at
+            raise self.error(where, str(problem)) from None
 
     def arguments(self) -> tuple[list[str], dict[str, str]]:
         """What stands between parentheses, if any do."""

@@ -17,11 +17,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.spec.argument import Argument
+
+if TYPE_CHECKING:
+    from maclaurin.spec.attention_spec import AttentionSpec
 
 Reader = Callable[[str], Any]
 PartType = TypeVar("PartType", bound="type[Part]")
@@ -30,10 +34,29 @@ _REQUIRED = object()
 
 @dataclass(frozen=True, slots=True)
 class Part(ABC):
-    """What kernels, denominators, norms and windows have in common: a name and written fields."""
+    """One term of the formula: a name in the notation, its fields, and the tensors it takes.
 
+    Families (kernel, window, gate, denominator, norm) are abstract subclasses that say what else a part
+    must define. A part that leaves some of it out cannot be built.
+    """
+
+    #: how the part is called
     notation: ClassVar[str]
+    #: what kind of part it is
     family: ClassVar[str]
+    #: what stands before it in the notation
+    mark: ClassVar[str] = ""
+    #: where it stands in the formula, from the inside out
+    stage: ClassVar[int] = 0
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The tensors it takes beside q, k and v."""
+        return ()
+
+    def check(self, spec: AttentionSpec) -> None:
+        """Raise SpecError where the part has no meaning beside the others of the spec."""
+        return
 
     def __post_init__(self) -> None:
         """A part made in Python obeys the same rules as one that was parsed."""
@@ -172,39 +195,59 @@ def required(read: Reader, expects: str) -> Any:
 # ------------------------------------------------------------------------------------ registry
 
 _registry: dict[str, dict[str, type[Part]]] = {}
+_reserved: dict[str, str] = {}
 
 
 def register(part: PartType) -> PartType:
-    """Make a part reachable by its notation. Taken names are an error, not an overwrite.
+    """Make a part reachable by its notation. A name that is taken is an error, not an overwrite.
 
-    The same class defined again, as when a notebook cell is run twice, takes its own place.
+    The same class defined again, as when a notebook cell is run twice, replaces the earlier one.
     """
     if not part.notation.isidentifier():
         raise SpecError(
             f"a part cannot be called {part.notation!r}: use letters, digits and _, as the notation reads."
         )
-    family = _registry.setdefault(part.family, {})
-    rivals = ("denominator", "norm") if part.family in ("denominator", "norm") else (part.family,)
-    known = next((_registry[f][part.notation] for f in rivals if part.notation in _registry.get(f, {})), None)
-    if known is not None and (known.__module__, known.__qualname__) != (
-        part.__module__,
-        part.__qualname__,
-    ):
+    missing = sorted(getattr(part, "__abstractmethods__", ()))
+    if missing:
         raise SpecError(
-            f"{part.notation} is already the {known.family} {known.__qualname__}; "
-            "give the new one another notation."
+            f"the {part.family} {part.__qualname__} cannot be registered without its meaning: "
+            f"define {', '.join(missing)}."
         )
-    family[part.notation] = part
+    _require_free(part)
+    _registry.setdefault(part.family, {})[part.notation] = part
     for forget in _after_registration:
         forget()
     return part
+
+
+def _require_free(part: type[Part]) -> None:
+    """Raise if another part with the same mark has the name, or the catalogue has it."""
+    same_mark = (known.get(part.notation) for known in _registry.values())
+    for known in same_mark:
+        if known is None or known.mark != part.mark:
+            continue
+        if (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
+            raise SpecError(
+                f"{part.notation} is already the {known.family} {known.__qualname__}; "
+                "give the new one another notation."
+            )
+    if not part.mark and part.notation in _reserved:
+        raise SpecError(
+            f"{part.notation} is already {_reserved[part.notation]}, which would hide the new "
+            f"{part.family}; give it another notation."
+        )
+
+
+def reserve_names(names: Iterable[str], owner: str) -> None:
+    """Names that stand alone in a notation and that no part may take, such as those of the catalogue."""
+    _reserved.update(dict.fromkeys(names, owner))
 
 
 _after_registration: list[Callable[[], None]] = []
 
 
 def after_registration(forget: Callable[[], None]) -> None:
-    """Have something forgotten whenever a part is registered: what texts meant may have changed."""
+    """Call `forget` whenever a part is registered: texts parsed before may mean something else now."""
     _after_registration.append(forget)
 
 

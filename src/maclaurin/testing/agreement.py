@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from maclaurin.backends.series import SeriesNotice
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.certificate import output_error
+from maclaurin.programs.series import SeriesNotice
 from maclaurin.spec.catalogue import resolve
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.tolerances import TOLERANCE, relative_error

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.backends.dispatch import attention
 from maclaurin.forms.state import State
-from maclaurin.spec import AttentionSpec
+from maclaurin.programs.dispatch import attention
+from maclaurin.spec import AttentionSpec, Recipe
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def random_tensors(
     device: str = "cpu",
     size: float = 1.0,
 ) -> TensorCase:
-    """Normal q, k, v with scores of about `size`, gates in (0.1, 0.9), log forget in (−1, 0).
+    """Normal q, k, v with scores of about `size`, and arguments as their recipes make them.
 
     Where the denominator can vanish, q and k are positive, which keeps it away from zero: close to
     it the answer itself, not any form of it, is ill-conditioned.
@@ -111,11 +111,12 @@ def random_tensors(
     }
     if spec.denominator_can_vanish:
         tensors |= {name: tensors[name].abs() + 0.1 for name in "qk"}
-    gates = {
-        "input_gate": lambda: 0.1 + 0.8 * uniform(*rows, shape.kv_heads),
-        "log_forget": lambda: -uniform(*rows, shape.kv_heads),
-        "denominator_gate": lambda: normal(*rows, shape.heads),
-        "output_gate": lambda: 0.1 + 0.8 * uniform(*rows, shape.heads),
-    }
-    tensors |= {name: gates[name]() for name in spec.gates}
+    for argument in spec.arguments:
+        size = (*rows, shape.heads if argument.heads == "query" else shape.kv_heads)
+        if argument.recipe is Recipe.LINEAR:
+            tensors[argument.name] = normal(*size)
+        elif argument.recipe is Recipe.LOG_SIGMOID:
+            tensors[argument.name] = -uniform(*size)
+        else:
+            tensors[argument.name] = 0.1 + 0.8 * uniform(*size)
     return TensorCase(spec, {name: t.to(device, dtype) for name, t in tensors.items()})

@@ -19,14 +19,13 @@ chunk_sizes = st.integers(1, 9)
 @st.composite
 def shapes(draw: st.DrawFn, spec: AttentionSpec, *, longest: int = 12, shortest: int = 1) -> Shape:
     """Any batch, length, heads and sizes for which the state stays small."""
-    orders = spec.orders or (1,)
     fitting = [d for d in (1, 2, 3, 4) if not spec.has_finite_state or spec.features(d) <= MOST_FEATURES]
     return Shape(
         batch=draw(st.integers(1, 3)),
         tokens=draw(st.integers(shortest, longest)),
         kv_heads=draw(st.integers(1, 2)),
         group=draw(st.integers(1, 3)),
-        d=draw(st.sampled_from(fitting if max(orders, default=0) <= 12 else fitting[:1])),
+        d=draw(st.sampled_from(fitting if spec.highest_order <= 12 else fitting[:1])),
         e=draw(st.integers(3, 5)),
     )
 

@@ -1,0 +1,132 @@
+"""From sums over keys to the output:  y_t = p_t N( o_t Σ_s w_s v_s / D_t ).
+
+Every form and every fused program ends here: rows, then the denominator, the gates and the norm, each part
+doing what it says of itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.stream import Rows
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.gate import RowGate
+
+
+@dataclass(frozen=True)
+class SeenByRows:
+    """What denominators may look at (spec/denominator.py), computed when they do."""
+
+    spec: AttentionSpec
+    inputs: Inputs
+    causal: bool = True
+    count: Tensor | None = None  # [B], keys that came before this call
+    running: Tensor | None = None  # [B, T, heads], see running_log_sum
+    rows: Rows | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """The number of keys each row sees, at least 1, [B, 1, 1, T]."""
+        return visible_keys(self.inputs, self.count, self.causal).clamp(min=1)[:, None, None]
+
+    @property
+    def row_sum(self) -> Tensor:
+        """Σ_s w_ts in the units of the rows, [B, K, G, T]."""
+        assert self.rows is not None
+        assert self.rows.row_sum is not None
+        return self.rows.row_sum
+
+    @property
+    def unit(self) -> Tensor | float:
+        """What 1 is in those units."""
+        scale = None if self.rows is None else self.rows.log_scale
+        return 1.0 if scale is None else (-scale).exp()
+
+    @property
+    def argument(self) -> Tensor:
+        """The denominator's own argument, [B, K, G, T] or [B, K, 1, T]."""
+        assert self.spec.denominator is not None
+        (argument,) = self.spec.denominator.arguments
+        if argument.running:
+            assert self.running is not None
+            given = self.running
+        else:
+            given = self.inputs.gates[argument.name].to(working_dtype(self.inputs.q.dtype))
+        return given.transpose(1, 2).unflatten(1, (self.inputs.k.shape[2], -1))
+
+
+def visible_keys(inputs: Inputs, before: Tensor | None, causal: bool) -> Tensor:
+    """The number of keys each query sees, [B, T] in the working dtype; `before` [B] came earlier."""
+    batch, queries, keys = inputs.q.shape[0], inputs.q.shape[1], inputs.k.shape[1]
+    device = inputs.q.device
+    if inputs.present is not None:
+        number = inputs.present.cumsum(-1)[:, keys - queries :] if causal else inputs.present.sum(-1)[:, None]
+        number = number.expand(-1, queries)
+    elif causal:
+        number = torch.arange(keys - queries + 1, keys + 1, device=device).expand(batch, -1)
+    else:
+        number = torch.full((batch, queries), keys, device=device)
+    return (number if before is None else number + before[:, None]).to(working_dtype(inputs.q.dtype))
+
+
+def running_log_sum(
+    spec: AttentionSpec, inputs: Inputs, before: Tensor | None, causal: bool
+) -> Tensor | None:
+    """ln Σ_{r≤t} e^{g_r} of the running argument for every query, [B, T, heads]; `before` came earlier."""
+    argument = spec.running_argument
+    if argument is None:
+        return None
+    logs = inputs.gates[argument.name].to(working_dtype(inputs.q.dtype))
+    if inputs.present is not None:
+        logs = torch.where(inputs.present[..., None], logs, -torch.inf)
+    if before is not None:
+        logs = torch.cat([before[:, None], logs], dim=1)
+    queries = inputs.q.shape[1]
+    if not causal:
+        return logs.logsumexp(1, keepdim=True).expand(-1, queries, -1)
+    return logs.logcumsumexp(1)[:, -queries:]
+
+
+def finish(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
+    """y [B, T, H, e] from rows [B, K, G, T, …], in their dtype."""
+    y = divided(spec, rows, seen).flatten(1, 2).transpose(1, 2)
+    return gated_and_normed(spec, y, seen.inputs.gates)
+
+
+def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
+    """The numerator over the denominator; where both are zero, zero."""
+    denominator = spec.denominator
+    seen = dataclasses.replace(seen, rows=rows)
+    if denominator is not None and denominator.uses_row_sum:
+        return rows.numerator / denominator.divisor(seen)[..., None]
+    log_gain = None if spec.ignores_row_scale else rows.log_scale
+    if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
+        log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads sees ratios only
+    if denominator is None:
+        return rows.numerator if log_gain is None else rows.numerator * log_gain.exp()[..., None]
+    if log_gain is None and not denominator.in_log_domain:
+        return rows.numerator / denominator.divisor(seen)[..., None]
+    log_divisor = denominator.log_divisor(seen)
+    log_gain = -log_divisor if log_gain is None else log_gain - log_divisor
+    return rows.numerator * log_gain.exp()[..., None]
+
+
+def gated_and_normed(spec: AttentionSpec, y: Tensor, gates: Mapping[str, Tensor]) -> Tensor:
+    """p_t N(o_t y_t) for y [B, T, H, e] and gates [B, T, H] or [B, T, H, e]."""
+    y = _gated(spec.gates_before_norm, y, gates)
+    if spec.norm is not None:
+        y = spec.norm(y)
+    return _gated(spec.gates_after_norm, y, gates)
+
+
+def _gated(parts: tuple[RowGate, ...], y: Tensor, gates: Mapping[str, Tensor]) -> Tensor:
+    for part in parts:
+        gate = gates[part.argument.name].to(y.dtype)
+        y = part.on_rows(y, gate if gate.dim() == 4 else gate[..., None])
+    return y

@@ -1,0 +1,279 @@
+"""One further token of a text whose state is at hand, on fused programs: two launches per layer.
+
+StateStep is for a state alone (triton/state_step.py), WindowStep for exact keys beside it
+(triton/window_step.py). `sums_by_order` is the first half of a step, for everything else a spec may ask of the
+sums (token_step.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.features import feature_slices, symmetric_powers
+from maclaurin.forms.inputs import log_decay
+from maclaurin.forms.state import State
+from maclaurin.forms.tracing import are_traced, is_tracing, untraced
+from maclaurin.forms.window import ExactKeys
+from maclaurin.programs import triton as gpu
+from maclaurin.programs.operands import DTYPES, row_divisor, rows_are_divided
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from maclaurin.programs.triton.state_step import Layout, Table
+
+#: a program makes one pass per query of a group
+_LARGEST_GROUP = 16
+#: sinks are looked at all together
+_MOST_SINKS = 64
+
+
+class StateStep(Program):
+    """A state with known coefficients, decay gates, and the row sum, t or nothing below the fraction line."""
+
+    name = "state step"
+    backend = "triton"
+    form = Form.RECURRENT
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if why := _refuse_step(call):
+            return why
+        if spec.window is not None or not spec.orders:
+            return "it is for a state without exact keys"
+        if spec.running_argument is not None or not (spec.denominator is None or _divides_itself(spec)):
+            return f"it does not divide by {spec.denominator}"
+        return _refuse_around(spec)
+
+    def cost(self, call: Call) -> Cost:
+        return _step_cost(call)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        from maclaurin.programs.triton import state_step as program
+
+        spec, inputs, state = call.spec, call.inputs, call.state
+        assert state is not None
+        k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
+        decay = log_decay(spec, inputs)
+        decay = None if decay is None else decay[..., 0]
+        y, moments, count = program.rows(
+            state.moments.contiguous(),
+            state.count.contiguous(),
+            program.Token(k, q, v, decay),
+            step_layout(k.shape[-1], spec.orders, k.device),
+            call.scale,
+            coefficient_table(spec) or (),
+            *row_divisor(spec),
+        )
+        total = state.log_decay
+        if total is not None and decay is not None:
+            total = total + decay
+        return y, dataclasses.replace(state, moments=moments, count=count, log_decay=total)
+
+
+class WindowStep(Program):
+    """Exact keys, alone or beside a tail with known coefficients, over a row sum."""
+
+    name = "window step"
+    backend = "triton"
+    form = Form.RECURRENT
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if why := _refuse_step(call):
+            return why
+        if spec.window is None or not spec.window.is_plain:
+            return "it is for a plain window"
+        if spec.window.sinks > _MOST_SINKS:
+            return f"it takes up to {_MOST_SINKS} sinks"
+        divided = None if spec.denominator is None else spec.denominator.fused
+        if divided is None or divided.by != "sum" or spec.arguments:
+            return "it is for a row sum and no gates"
+        return _refuse_around(spec)
+
+    def cost(self, call: Call) -> Cost:
+        return _step_cost(call)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        from maclaurin.programs.triton import window_step as program
+
+        spec, inputs, state = call.spec, call.inputs, call.state
+        assert state is not None
+        assert state.exact is not None
+        k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
+        held = (state.exact.recent_k, state.exact.recent_v, state.exact.sink_k, state.exact.sink_v)
+        y, moments, count, exact = program.window_rows(
+            state.moments.contiguous(),
+            state.count.contiguous(),
+            program.Exact(*(u.contiguous() for u in held)),
+            program.Token(k, q, v),
+            step_layout(k.shape[-1], spec.orders, k.device) if spec.orders else None,
+            call.scale,
+            (coefficient_table(spec) or ()) if spec.orders else (),
+            row_divisor(spec)[1],
+        )
+        return y, dataclasses.replace(state, moments=moments, count=count, exact=ExactKeys(*exact))
+
+
+# ------------------------------------------------------------------------------------ what they refuse
+
+
+def refuse_state_on_gpu(call: Call, moments: Tensor) -> str | None:
+    """Why programs that make a step do not run on such a state; they have no gradient."""
+    if not gpu.runs_on(call.device):
+        return gpu.why_not_on(call.device)
+    if moments.dtype != torch.float32:
+        return "it keeps states in fp32"
+    if moments.shape[3] > 1024 or call.group > _LARGEST_GROUP:
+        return f"it takes values of up to 1024 and {_LARGEST_GROUP} queries per key-value head"
+    return "it has no gradient" if call.needs_gradient else None
+
+
+def _refuse_step(call: Call) -> str | None:
+    if not call.is_step or call.state is None:
+        return "it is for one token after others"
+    q, k, v = call.inputs.q, call.inputs.k, call.inputs.v
+    if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
+        return "it computes in fp32, fp16 or bf16"
+    if are_traced((q, call.state.moments)):
+        return "it is not traced"
+    return refuse_state_on_gpu(call, call.state.moments)
+
+
+def _refuse_around(spec: AttentionSpec) -> str | None:
+    """What lies around the sums and is not computed here."""
+    if spec.orders and coefficient_table(spec) is None:
+        return f"it does not know the coefficients of {spec.kernel}"
+    if spec.norm is not None or spec.gates_before_norm or spec.value_gates:
+        return "it has no norm, no output gate and no value gate"
+    return None
+
+
+def _divides_itself(spec: AttentionSpec) -> bool:
+    return spec.denominator is not None and spec.denominator.fused is not None and rows_are_divided(spec)
+
+
+def _step_cost(call: Call) -> Cost:
+    k, v = call.inputs.k, call.inputs.v
+    size = float(k.shape[0] * k.shape[2] * call.spec.state_size(k.shape[3], v.shape[3]))
+    return Cost(2 * size * (call.group + 1), 8 * size, 2, 4 * size)
+
+
+# ------------------------------------------------------------------------- what queries read of each order
+
+
+def sums_by_order(
+    moments: Tensor,
+    k: Tensor,
+    q: Tensor,
+    v: Tensor,
+    log_forget: Tensor | None,
+    weight: Tensor | None,
+    orders: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """S' = f S + w φ(k)[v, 1]ᵀ [B, K, F, E]; what q [B, H, d] reads of each order [orders, B, H, E]."""
+    layout = step_layout(k.shape[-1], tuple(orders), moments.device)
+    k, q, v = (gpu.dense(u) for u in (k, q, v))
+    return state_step(moments.contiguous(), k, q, v, log_forget, weight, *layout)  # type: ignore[no-any-return]
+
+
+@operator("maclaurin::state_step")
+def state_step(
+    moments: Tensor,
+    k: Tensor,
+    q: Tensor,
+    v: Tensor,
+    log_forget: Tensor | None,
+    weight: Tensor | None,
+    entries: Tensor,
+    roots: Tensor,
+    starts: Tensor,
+    stops: Tensor,
+    cuts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what queries read of each order [orders, B, H, E]."""
+    from maclaurin.programs.triton import state_step as program
+
+    layout = program.Layout(entries, roots, starts, stops, cuts)
+    return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout)
+
+
+@state_step.register_fake
+def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    orders = rest[-1].numel() - 1
+    return torch.empty_like(moments), moments.new_empty(orders, *q.shape[:2], moments.shape[3])
+
+
+@lru_cache(maxsize=256)
+def coefficient_table(spec: AttentionSpec) -> Table | None:
+    """What the sums of each order weigh: numbers, or polynomials in −c for a series about the mean score c.
+
+    Σ bₙ (x − c)ⁿ = Σ_j xʲ Σ_{n≥j} bₙ C(n, j) (−c)^{n−j}. None for kernels that need more of the row.
+    """
+    weight, orders = spec.kernel.fused, spec.orders
+    if weight is None or weight.function != "polynomial" or spec.kernel.feature_map is not None:
+        return None
+    if not weight.about_mean:
+        return tuple((weight.coefficients[n],) for n in orders)
+    series = (*weight.coefficients, *(0.0,) * len(orders))
+    return tuple(
+        tuple(series[n] * math.comb(n, j) for n in range(j, len(orders))) for j in range(len(orders))
+    )
+
+
+# ------------------------------------------------------------------------------------- how features are made
+
+
+class _Layouts:
+    """Layouts of steps as attributes: torch.compile takes an attribute of a global object as a graph input."""
+
+
+_layouts = _Layouts()
+
+
+def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
+    """How the features of heads of size d are made, kept per device."""
+    if torch.compiler.is_compiling():
+        name = f"d{d}_{'_'.join(map(str, orders))}_{device.type}{device.index}"
+        _tabulate(name, d, orders, device)
+        return getattr(_layouts, name)
+    make = _step_layout.__wrapped__ if is_tracing() else _step_layout
+    return make(d, orders, device)
+
+
+@untraced
+def _tabulate(name: str, d: int, orders: tuple[int, ...], device: torch.device) -> bool:
+    setattr(_layouts, name, _step_layout(d, orders, device))
+    return True
+
+
+@cache  # recorded steps read it where it is
+def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
+    from maclaurin.programs.triton.state_step import BLOCK, Layout
+
+    degree = max(*orders, 1)
+    entries = [
+        (*multiset, *(d,) * (degree - n))
+        for n in orders
+        for multiset in itertools.combinations_with_replacement(range(d), n)
+    ]
+    slices = feature_slices(d, orders)
+    blocks = [
+        [(start, min(start + BLOCK, s.stop)) for start in range(s.start, s.stop, BLOCK)] for s in slices
+    ]
+    starts, stops = zip(*itertools.chain(*blocks), strict=True)
+    cuts = itertools.accumulate(map(len, blocks), initial=0)
+    with torch.inference_mode(False):
+        roots = symmetric_powers(torch.ones(d), orders).to(device)
+        numbers = (torch.tensor(u, dtype=torch.int32, device=device) for u in (starts, stops, list(cuts)))
+        return Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, *numbers)

@@ -1,0 +1,263 @@
+"""Polynomials of low order in linear time, on the fused operator of linear_operator.py.
+
+Kernels that expand about the row's mean score hand the program a polynomial per row:
+
+    T_N(x − c_t) = Σ_n α_n(t) xⁿ,       c_t = scale · q_t·(mean of the keys up to t)
+
+Where a state came before, keys and its moments are taken about the mean key of the state: low precision keeps
+small numbers better.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.features import HIGHEST_MOVED, moments_about
+from maclaurin.forms.inputs import log_decay
+from maclaurin.forms.state import State
+from maclaurin.programs.linear_operator import linear_polynomial
+from maclaurin.programs.operands import (
+    operands,
+    over_denominator,
+    refuse_denominator,
+    refuse_features,
+    refuse_tensors,
+    row_divisor,
+    rows_are_final,
+)
+from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.row_operators import finish_rows
+from maclaurin.spec import AttentionSpec, RowStatistics
+
+#: head sizes up to which an order is served: beyond, its blocks no longer fit the program's registers
+LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
+#: tokens per chunk by order: the larger the state, the fewer of them should be written down
+CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
+#: in texts this long, moments of order 2 are most of the memory, so fewer of them are written down
+LONG, CHUNK_OF_LONG = 1 << 15, 1280
+
+
+class LinearTime(Program):
+    """Polynomials up to order 3, from and to a state."""
+
+    name = "linear time"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if spec.window is not None:
+            return "it knows no window"
+        return (
+            refuse_kernel(spec, call.inputs.q.shape[3])
+            or ("it is causal" if not call.causal else None)
+            or refuse_denominator(spec)
+            or refuse_features(spec, call.inputs.q.dtype)
+            or (_refuse_state(call) if call.carries_state else None)
+            or refuse_tensors(call)
+        )
+
+    def chunk(self, call: Call) -> int:
+        return chunk_for(call.spec, call.chunk_size, call.queries)
+
+    def cost(self, call: Call) -> Cost:
+        return linear_cost(call, self.chunk(call))
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):
+            y, moments = _attend(call)
+            y, running = over_denominator(call.spec, call.inputs, y, True, call.state)
+            after = _state_after(call, moments, running) if call.return_state else None
+            return finish_rows(call.spec, y, call.inputs.gates, call.inputs.q.dtype), after
+
+
+def refuse_kernel(spec: AttentionSpec, d: int) -> str | None:
+    """Why the operator does not know this kernel for heads of size d; None if it does."""
+    weight = spec.kernel.fused
+    if weight is None or weight.function != "polynomial" or not spec.orders:
+        return "its weights are a polynomial of the score"
+    if weight.about_mean and spec.decay_gates:
+        return "about the mean it has no decay gate, since it takes the mean of all keys alike"
+    return refuse_head(spec.highest_order, d)
+
+
+def linear_cost(call: Call, chunk: int) -> Cost:
+    """Moments made and read, half of the pairs within a chunk, and the moments of every chunk in memory."""
+    spec = call.spec
+    batch, tokens, heads, d = call.inputs.q.shape
+    kv_heads, e, order = call.inputs.k.shape[2], call.inputs.v.shape[3], spec.highest_order
+    chunk = min(chunk, tokens)
+    features = d ** min(order, 2) * ((d + 1) / 2 if order > 2 else 1)
+    rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
+    beside = chunk if spec.window is None else chunk + 2 * spec.window.size
+    flops = 2 * (rows + keys) * features * e + rows * beside * (d + e)
+    states = float(batch * kv_heads) * (tokens // chunk) * features * e * call.inputs.q.element_size()
+    return Cost(flops, 2 * states, 8, states)
+
+
+def _refuse_state(call: Call) -> str | None:
+    """Why the operator does not take up such a state, or gives none back."""
+    if call.state is not None and call.state.moments.dtype != torch.float32:
+        return "it keeps states in fp32"
+    if call.inputs.present is not None:
+        return "with a state it knows no padding"
+    return refuse_moving(call.spec) if call.spec.kernel.depends_on_row else None
+
+
+def refuse_moving(spec: AttentionSpec) -> str | None:
+    """Why moments of this spec's state cannot be taken about another point; None if they can."""
+    divides = spec.denominator is not None and spec.denominator.uses_row_sum
+    if not divides:
+        return "about the mean it carries a state under a row sum only"
+    return None if spec.highest_order <= HIGHEST_MOVED else f"it moves moments up to order {HIGHEST_MOVED}"
+
+
+def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
+    """The state after the last token, given its moments and the running sum of its denominator."""
+    state, k = call.state, call.inputs.k
+    count = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
+    decay = log_decay(call.spec, call.inputs)
+    if decay is not None:
+        decay = decay.sum(-1)
+        decay = decay if state is None or state.log_decay is None else state.log_decay + decay
+    after = State(call.spec, moments, count + call.keys, decay)
+    return after if running is None else dataclasses.replace(after, running=running[:, -1])
+
+
+def _attend(call: Call) -> tuple[Tensor, Tensor]:
+    """Rows as the program divides them, and, where a state is wanted, the moments after the last token."""
+    spec, inputs, state = call.spec, call.inputs, call.state
+    decay = log_decay(spec, inputs)
+    before = None if state is None else state.count
+    sums = linear_sums(
+        spec,
+        operands(spec, inputs),
+        None if decay is None else decay.float().contiguous(),
+        None if state is None else state.moments,
+        row_divisor(spec, before),
+        scale=call.scale,
+        chunk=call.chunk_size,
+        keep=call.return_state,
+        final=rows_are_final(spec, inputs.q.dtype, before),
+    )
+    return sums.rows, sums.moments
+
+
+class LinearSums(NamedTuple):
+    """Rows [B, T, H, e] over their divisors [B, H, T]; the moments of all keys [B, K, F, E], to keep."""
+
+    rows: Tensor
+    divisors: Tensor
+    moments: Tensor
+    centred: CentredKeys | None
+
+
+def linear_sums(
+    spec: AttentionSpec,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    log_forget: Tensor | None,
+    initial: Tensor | None,
+    divisor: tuple[str, float],
+    *,
+    scale: float,
+    chunk: int | None,
+    keep: bool,
+    final: bool,
+) -> LinearSums:
+    """The operator on q, k, v, about the mean of the keys where the kernel wants it; `final` rounds rows."""
+    q, k, v = tensors
+    alpha = centred = None
+    if spec.kernel.depends_on_row:
+        centred = centred_keys(q, k, initial, scale)
+        k, initial = centred.k, centred.initial
+        alpha = row_coefficients(spec, centred.mean, scale)
+    rows, divisors, _, after, *_ = linear_polynomial(
+        q,
+        k,
+        v,
+        alpha,
+        log_forget,
+        initial,
+        padded_series(spec, scale),
+        *divisor,
+        chunk_for(spec, chunk, q.shape[1]),
+        list(spec.orders),
+        keep,
+        final,
+    )
+    if centred is not None and centred.offset is not None and keep:
+        after = moments_about(after, -centred.offset[:, 0])
+    return LinearSums(rows, divisors, after, centred)
+
+
+def chunk_for(spec: AttentionSpec, asked: int | None, tokens: int) -> int:
+    """Tokens per chunk: what was asked for, up to the text's length, in a size the program's tiles divide."""
+    order = spec.highest_order
+    if asked is None and order == 2 and tokens >= LONG:
+        return CHUNK_OF_LONG
+    wanted = CHUNK[order] if asked is None else asked
+    return max(64, _power_of_two(min(wanted, tokens)))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def refuse_head(order: int, d: int) -> str | None:
+    """Why the program does not take moments of that order for heads of size d; None if it does."""
+    largest = LARGEST_HEAD.get(order, 0)
+    return None if d <= largest else f"at order {order} it takes heads of up to {largest}"
+
+
+def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
+    """c₀, c₁, … of the score without its scale; where rows have their own, only how many there are counts."""
+    if spec.kernel.depends_on_row:
+        return [1.0] * (max(spec.highest_order, 1) + 1)
+    known = spec.kernel.series[: spec.highest_order + 1]
+    series = [float(c) * scale**n for n, c in enumerate(known)]
+    return series + [0.0] * (2 - len(series))
+
+
+class CentredKeys(NamedTuple):
+    """Keys and moments before them about the mean key [B, 1, K, d] of those, and mean scores [B, H, T]."""
+
+    k: Tensor
+    initial: Tensor | None
+    offset: Tensor | None
+    mean: Tensor
+
+
+def centred_keys(q: Tensor, k: Tensor, initial: Tensor | None, scale: float) -> CentredKeys:
+    """Keys [B, T, K, d], taken about the mean of those whose moments [B, K, F, e + 1] came before.
+
+    Only earlier keys may be looked at: a later one, however large, must not change a row before it.
+    """
+    count = torch.arange(1, k.shape[1] + 1, device=k.device)[:, None, None]
+    if initial is None:
+        return CentredKeys(k, None, None, scores_of_own_key(q, k.float().cumsum(1) / count, scale))
+    d = k.shape[-1]
+    seen, total = initial[:, None, :, 0, -1:].detach(), initial[:, None, :, 1 : 1 + d, -1]
+    offset = (total.detach() / seen.clamp(min=1)).to(k.dtype)
+    k, initial = k - offset, moments_about(initial, offset[:, 0])
+    before = initial[:, None, :, 1 : 1 + d, -1]
+    return CentredKeys(
+        k, initial, offset, scores_of_own_key(q, (before + k.float().cumsum(1)) / (seen + count), scale)
+    )
+
+
+def scores_of_own_key(q: Tensor, key: Tensor, scale: float) -> Tensor:
+    """scale·q_t·key_t [B, H, T] for a key [B, T or 1, K, d] of its own for each query."""
+    grouped = q.float().unflatten(2, (key.shape[2], -1))
+    own = key.float().expand(-1, q.shape[1], -1, -1)
+    return torch.einsum("btkgd,btkd->bkgt", grouped, own).flatten(1, 2) * scale
+
+
+def row_coefficients(spec: AttentionSpec, mean: Tensor, scale: float) -> Tensor:
+    """α [N+1, B, H, T]: the coefficients about the mean, in powers of the score without its scale."""
+    alpha = spec.kernel.coefficients(RowStatistics(mean))
+    return torch.stack([(a + torch.zeros_like(mean)) * scale**n for n, a in enumerate(alpha)])

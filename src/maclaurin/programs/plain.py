@@ -1,0 +1,147 @@
+"""The plain forms as programs: every spec, every device, every dtype, and what each form cannot do.
+
+Their reasons are the ones a user reads when a form that was asked for does not exist.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form, attend
+from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
+from maclaurin.forms.state import State
+from maclaurin.programs.program import Call, Cost, Program, dense_flops, working_bytes
+from maclaurin.spec import AttentionSpec
+
+#: queries per block of the blocked form
+_BLOCK = 256
+
+
+class PlainForm(Program):
+    """One form in plain torch."""
+
+    name = "plain torch"
+    backend = "torch"
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.name = f"plain {form.value}"
+
+    def cannot(self, call: Call) -> str | None:
+        spec, form = call.spec, self.form.value
+        if not call.causal and spec.has_order_of_time:
+            part = spec.irreversible_part
+            return f"{spec} has a {part.family if part else 'part'} ({part}), which has no meaning with causal=False"
+        if self.form in (Form.PARALLEL, Form.BLOCKED):
+            if call.carries_state:
+                return f"the {form} form carries no state: use form='chunked', 'recurrent' or 'auto'"
+            return None
+        if not spec.has_finite_state:
+            return f"{spec} has no finite state, so it has no {form} form"
+        if not call.causal and self.form is Form.RECURRENT:
+            return (
+                "the recurrent form reads from left to right, so it is causal: use form='chunked' (linear in "
+                "T for polynomial kernels) or 'parallel' for causal=False"
+            )
+        if not call.is_aligned and call.causal:
+            instead = "" if call.carries_state else "use form='parallel', or "
+            return (
+                f"the {form} form takes a query with every key, got {call.queries} queries and {call.keys} "
+                f"keys: {instead}hand over a state instead of old keys"
+            )
+        return None
+
+    def chunk(self, call: Call) -> int | None:
+        if call.chunk_size is not None:
+            return call.chunk_size
+        if not call.spec.has_finite_state or self.form is Form.BLOCKED:
+            return _BLOCK
+        return chunk_size_for(call.spec, call.inputs.k.shape[3])
+
+    def cost(self, call: Call) -> Cost:
+        if self.form is Form.PARALLEL:
+            return _parallel_cost(call)
+        if self.form is Form.BLOCKED:
+            return _blocked_cost(call, self.chunk(call) or _BLOCK)
+        if self.form is Form.CHUNKED:
+            return _chunked_cost(call, self.chunk(call) or _BLOCK)
+        return _recurrent_cost(call)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):  # sums are kept in fp32 or fp64
+            return attend(
+                call.spec,
+                call.inputs,
+                self.form,
+                scale=call.scale,
+                causal=call.causal,
+                chunk=self.chunk(call) or _BLOCK,
+                state=call.state,
+                return_state=call.return_state,
+            )
+
+
+# ------------------------------------------------------------------------------------- their costs
+
+
+def _number_of_weights(call: Call) -> float:
+    return float(call.inputs.q.shape[0] * call.inputs.q.shape[2] * call.queries * call.keys)
+
+
+def _parallel_cost(call: Call) -> Cost:
+    weights, width = _number_of_weights(call), working_bytes(call)
+    passes = 8 + 2 * _polynomial_passes(call.spec)
+    return Cost(dense_flops(call), weights * width * passes, 20, 3 * weights * width)
+
+
+def _blocked_cost(call: Call, block: int) -> Cost:
+    """Half of the pairs, since later keys are left out, and the weights of one block in memory."""
+    weights, width = _number_of_weights(call), working_bytes(call)
+    blocks = -(-call.queries // block)
+    passes = 8 + 2 * _polynomial_passes(call.spec)
+    halved = 0.5 + 0.5 / blocks
+    return Cost(
+        dense_flops(call) * halved,
+        weights * width * passes * halved,
+        30 * blocks,
+        3 * weights * width / blocks,
+    )
+
+
+def _chunked_cost(call: Call, chunk: int) -> Cost:
+    spec = call.spec
+    batch, tokens, heads, d = call.inputs.q.shape
+    kv_heads, e = call.inputs.k.shape[2], call.inputs.v.shape[3]
+    features, columns = spec.features(d), e + int(spec.needs_row_sum)
+    chunk = min(chunk, tokens)
+    chunks = -(-tokens // chunk)
+    rows, keys = float(batch * heads * chunks * chunk), float(batch * kv_heads * chunks * chunk)
+    flops = 2 * (rows + keys) * features * columns + 2 * rows * chunk * (d + columns)
+    states = float(batch * kv_heads * chunks * features * columns)
+    within = rows * chunk
+    moved = (rows + keys) * features * 4 + states * 4 + within * (6 + 2 * _polynomial_passes(spec))
+    if spec.window:
+        flops += 2 * rows * (chunk + spec.window.size) * (d + e)
+        moved += rows * (chunk + spec.window.size) * 8
+    least = 1 / chunks  # a span is one chunk at least
+    share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of the tokens in memory at once
+    peak = ((rows + keys) * features + 2 * states + 2 * within) * share
+    width = working_bytes(call)
+    return Cost(flops, moved * width, 40 + 3 * d * spec.highest_order, peak * width)
+
+
+def _recurrent_cost(call: Call) -> Cost:
+    spec = call.spec
+    batch, tokens, heads, d = call.inputs.q.shape
+    kv_heads, e = call.inputs.k.shape[2], call.inputs.v.shape[3]
+    size = float(batch * tokens * spec.features(d) * (e + int(spec.needs_row_sum)))
+    width = working_bytes(call)
+    launches = tokens * ((40 if spec.window else 12) + 2 * d * max(len(spec.orders) - 2, 0))
+    return Cost(2 * size * (heads + kv_heads), 4 * size * kv_heads * width, launches, size / tokens * width)
+
+
+def _polynomial_passes(spec: AttentionSpec) -> int:
+    """How often the weights are read and written to evaluate the kernel's polynomial."""
+    passes = spec.highest_order if spec.has_finite_state else 1
+    return 3 * passes if spec.kernel.depends_on_row else passes

@@ -1,0 +1,163 @@
+"""The table of programs, and the plan of a call: the program that runs it, and why not another.
+
+The plan is found once per spec, shapes, dtypes, device and flags, and remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from maclaurin.errors import InputError
+from maclaurin.forms.attend import Form
+from maclaurin.programs.fused_step import StateStep, WindowStep
+from maclaurin.programs.linear_time import LinearTime
+from maclaurin.programs.plain import PlainForm
+from maclaurin.programs.program import Call, Cost, Program, state_bytes
+from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
+from maclaurin.programs.score_mod import ScoreMod
+from maclaurin.programs.stock_softmax import StockSoftmax
+from maclaurin.programs.token_step import TokenStep
+from maclaurin.programs.window_and_tail import WindowAndTail
+from maclaurin.spec import AttentionSpec
+from maclaurin.spec.part import after_registration
+
+PLAIN_FORMS = {form: PlainForm(form) for form in Form}
+#: every way to compute a call; of two that cost the same, the first is taken
+PROGRAMS: tuple[Program, ...] = (
+    StateStep(),
+    WindowStep(),
+    TokenStep(),
+    StockSoftmax(),
+    ScoreMod(),
+    QuadraticPolynomial(),
+    LinearTime(),
+    WindowAndTail(),
+    *PLAIN_FORMS.values(),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `attention` does for a call: one program, beside what the others would cost or why they cannot."""
+
+    spec: AttentionSpec
+    program: Program
+    chunk_size: int | None
+    costs: dict[Program, Cost]
+    refusals: dict[Program, str]
+    device: str
+    state_bytes: int | None
+    is_asked: bool
+
+    @property
+    def form(self) -> Form:
+        """The form that the program computes."""
+        return self.program.form
+
+    @property
+    def backend(self) -> str:
+        """What the program is made of: "sdpa", "triton" or "torch"."""
+        return self.program.backend
+
+    def seconds(self, program: Program) -> float:
+        """The estimate for one of the programs that can run the call."""
+        return self.costs[program].seconds(self.device, program.backend)
+
+    @property
+    def reason(self) -> str:
+        """Why this program."""
+        if self.is_asked:
+            return f"the {self.form.value} form was asked for"
+        others = [p for p in self.costs if p is not self.program]
+        if not others:
+            return "the only one that computes this call"
+        if not all(self.costs[p].fits for p in others) and self.costs[self.program].fits:
+            fitting = [p for p in others if self.costs[p].fits]
+            if not fitting:
+                return "the others would not fit in memory"
+            others = fitting
+        ratio = min(map(self.seconds, others)) / max(self.seconds(self.program), 1e-12)
+        return "the cheapest" if ratio < 1.05 else f"the cheapest by a factor of {ratio:.2g}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.spec} on {self.device}: {self.program}, {self.form.value} form ({self.reason})"]
+        for program in sorted(self.costs, key=self.seconds):
+            cost, mark = self.costs[program], "→" if program is self.program else " "
+            lines.append(
+                f" {mark} {program.name:21} ≈ {self.seconds(program) * 1e3:9.3g} ms, {cost.flops / 1e9:.3g} "
+                f"GFLOP, {cost.peak_bytes / 2**20:.3g} MiB beside inputs and output"
+            )
+        lines += [f"   {program.name:21} no: {why}" for program, why in self.refusals.items()]
+        if self.state_bytes is not None:
+            lines.append(f"   state: {self.state_bytes:,} bytes, however long the text")
+        return "\n".join(lines)
+
+
+def find_plan(call: Call) -> Plan:
+    """The cheapest program that computes the call; an error with the plain form's reason if none does."""
+    costs: dict[Program, Cost] = {}
+    refusals: dict[Program, str] = {}
+    for program in PROGRAMS:
+        why = program.refuses(call)
+        if why is None:
+            costs[program] = program.cost(call)
+        else:
+            refusals[program] = why
+    program = _cheapest(costs, call.device.type)
+    if program is None:
+        raise InputError(f"{_why_none(call, refusals)}.")
+    return Plan(
+        call.spec,
+        program,
+        program.chunk(call),
+        costs,
+        refusals,
+        call.device.type,
+        state_bytes(call),
+        call.form is not None,
+    )
+
+
+def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
+    """The fastest program that fits in memory, or the fastest if none does (a plain loop: it is traced)."""
+    best: tuple[bool, float] | None = None
+    chosen = None
+    for program, cost in costs.items():
+        rank = (not cost.fits, cost.seconds(device, program.backend))
+        if best is None or rank < best:
+            best, chosen = rank, program
+    return chosen
+
+
+def _why_none(call: Call, refusals: dict[Program, str]) -> str:
+    if call.form is not None:
+        return refusals[PLAIN_FORMS[call.form]]
+    carries = Form.CHUNKED if call.carries_state else Form.PARALLEL
+    return refusals[PLAIN_FORMS[carries]]
+
+
+# ------------------------------------------------------------------------------------- remembered plans
+
+_plans: dict[Hashable, Plan] = {}
+_MOST_PLANS = 4096
+
+
+def forget_plans() -> None:
+    """Find every plan anew."""
+    _plans.clear()
+
+
+after_registration(forget_plans)
+
+
+def remembered_plan(key: Hashable) -> Plan | None:
+    """The plan of an earlier call with the same key."""
+    return _plans.get(key)
+
+
+def remember_plan(key: Hashable, plan: Plan) -> None:
+    """Keep a plan for later calls with the same key."""
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan

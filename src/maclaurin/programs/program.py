@@ -1,0 +1,177 @@
+"""A program is one way to compute a call: it says whether it can, what it costs, and does it."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.state import State
+from maclaurin.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `attention` on rows of tokens, with padding on the right of a row if at all."""
+
+    spec: AttentionSpec
+    inputs: Inputs
+    scale: float
+    #: where it runs; the tensors of a plan may be on the meta device
+    device: torch.device
+    causal: bool = True
+    state: State | None = None
+    return_state: bool = False
+    form: Form | None = None  # None: any
+    chunk_size: int | None = None  # None: the program's own
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a state goes in or out."""
+        return self.state is not None or self.return_state
+
+    @property
+    def queries(self) -> int:
+        return self.inputs.q.shape[1]
+
+    @property
+    def keys(self) -> int:
+        return self.inputs.k.shape[1]
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether every key comes with its query."""
+        return self.queries == self.keys
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is one further token of texts whose states are at hand."""
+        one = self.queries == 1 and self.keys == 1 and self.inputs.present is None
+        return self.state is not None and self.causal and one
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.inputs.q.shape[2] // self.inputs.k.shape[2]
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether a gradient is to flow through it."""
+        if not torch.is_grad_enabled():
+            return False
+        given = [self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values()]
+        if self.state is not None:
+            given += list(self.state.tensors().values())
+        return any(u.requires_grad for u in given)
+
+    def with_inputs(self, inputs: Inputs) -> Call:
+        """The same call on other tensors."""
+        return dataclasses.replace(self, inputs=inputs)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does per second: matrix operations, bytes, launched operations."""
+
+    flops: float
+    bytes: float
+    launches: float
+
+
+#: by device and backend. Fused programs on a GPU: measured on an H200, d = 64, bf16, forward, 4,096 to 65,536
+#: tokens (benchmarks/results/gpu_bench.json); the others are typical
+RATES = {
+    "cpu": {"torch": Rates(6e10, 1.2e10, 2e5)},
+    "cuda": {
+        "torch": Rates(1e14, 3e12, 1.5e5),
+        "sdpa": Rates(4.2e14, 3e12, 1.5e5),
+        "triton": Rates(4e14, 3e12, 1.5e5),
+    },
+}
+#: bytes beside inputs and output above which a program is taken only if no other fits
+MEMORY_BUDGET = 4 << 30
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An estimate for one forward pass. It decides between programs whose costs differ by factors."""
+
+    flops: float
+    bytes: float
+    launches: float
+    peak_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is written down beside inputs and output stays within the budget."""
+        return self.peak_bytes <= MEMORY_BUDGET
+
+    def seconds(self, device: str, backend: str) -> float:
+        """The time it takes at the rates of the device."""
+        known = RATES.get(device, RATES["cpu"])
+        rates = known.get(backend, known["torch"])
+        return self.flops / rates.flops + self.bytes / rates.bytes + self.launches / rates.launches
+
+
+class Program(ABC):
+    """One way to compute a call. Programs hold nothing: one object of each serves every call."""
+
+    #: how it is called in a plan
+    name: ClassVar[str]
+    #: the form it computes
+    form: Form
+    #: what it is made of: "sdpa" (torch's fused softmax), "triton" (our fused programs) or "torch"
+    backend: ClassVar[str]
+
+    def refuses(self, call: Call) -> str | None:
+        """Why it does not compute this call; None if it does."""
+        if call.form is not None and call.form is not self.form:
+            return f"it computes the {self.form.value} form, and another was asked for"
+        return self.cannot(call)
+
+    @abstractmethod
+    def cannot(self, call: Call) -> str | None:
+        """Why it cannot compute this call, whatever form was asked for; None if it can."""
+
+    @abstractmethod
+    def cost(self, call: Call) -> Cost:
+        """What a forward pass takes."""
+
+    @abstractmethod
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        """The output [B, T, H, e] in the dtype of q, and the state after the last token if wanted."""
+
+    def chunk(self, call: Call) -> int | None:
+        """Tokens per chunk or block, where it has such."""
+        return None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# ------------------------------------------------------------------------------------- counting
+
+
+def dense_flops(call: Call) -> float:
+    """Scores and their product with the values, for every pair of query and key."""
+    batch, queries, heads, d = call.inputs.q.shape
+    return 2.0 * batch * heads * queries * call.keys * (d + call.inputs.v.shape[3])
+
+
+def working_bytes(call: Call) -> int:
+    """Bytes of a number while it is worked on."""
+    return working_dtype(call.inputs.q.dtype).itemsize
+
+
+def state_bytes(call: Call) -> int | None:
+    """Bytes of the state of such a call, for specs that have one."""
+    if not call.spec.has_finite_state:
+        return None
+    k, v = call.inputs.k, call.inputs.v
+    return k.shape[0] * k.shape[2] * call.spec.state_size(k.shape[3], v.shape[3]) * working_bytes(call)

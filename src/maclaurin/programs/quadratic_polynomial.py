@@ -1,0 +1,161 @@
+"""Polynomial kernels, and σ, on the fused quadratic program triton/polynomial_quadratic.py.
+
+The program divides by the row sum, by the number of visible keys, or not; what is left of a spec (other
+denominators, gates, norms) follows on its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.state import State
+from maclaurin.programs.operands import (
+    operands,
+    over_denominator,
+    refuse_denominator,
+    refuse_features,
+    refuse_tensors,
+    row_divisor,
+    rows_are_final,
+)
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.row_operators import finish_rows
+from maclaurin.spec import AttentionSpec
+
+#: Horner's rule is unrolled, and no higher order was measured
+_HIGHEST_ORDER = 12
+
+
+class QuadraticPolynomial(Program):
+    """Σ cₙ xⁿ or σ(x + b) for every pair of query and key."""
+
+    name = "quadratic polynomial"
+    backend = "triton"
+    form = Form.PARALLEL
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        return (
+            _refuse_weights(spec)
+            or ("it carries no state" if call.carries_state else None)
+            or refuse_denominator(spec)
+            or refuse_features(spec, call.inputs.q.dtype)
+            or refuse_tensors(call)
+        )
+
+    def cost(self, call: Call) -> Cost:
+        return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs = call.spec, call.inputs
+        weight = spec.kernel.fused
+        assert weight is not None
+        with torch.autocast(call.device.type, enabled=False):
+            y, *_ = polynomial_attention(
+                *operands(spec, inputs),
+                [c * call.scale**n for n, c in enumerate(weight.coefficients)],
+                *row_divisor(spec),
+                call.causal,
+                weight.function == "sigmoid",
+                rows_are_final(spec, inputs.q.dtype),
+            )
+            y, _ = over_denominator(spec, inputs, y, call.causal)
+            return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
+
+
+def _refuse_weights(spec: AttentionSpec) -> str | None:
+    weight = spec.kernel.fused
+    if weight is None or weight.function == "exp":
+        return "its weights are a polynomial of the score, or its sigmoid"
+    if weight.about_mean:
+        return "its polynomial is the same for every row"
+    if weight.function == "polynomial" and not len(spec.orders) > 0:
+        return "it weighs nothing"
+    if len(weight.coefficients) - 1 > _HIGHEST_ORDER:
+        return f"it goes up to order {_HIGHEST_ORDER}"
+    return "it has no decay gate and no window" if spec.has_order_of_time else None
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::polynomial_attention")
+def polynomial_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    coefficients: Sequence[float],
+    divisor: str,
+    eps: float,
+    causal: bool,
+    sigmoid: bool,
+    narrow: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
+
+    `narrow`: y in bf16, and behind it what rounding took from it, for the backward pass; else that is empty.
+    """
+    from maclaurin.programs.triton import polynomial_quadratic as program
+
+    call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
+    y, rest, z = program.forward(q, k, v, call)
+    return y, q.new_empty(0) if rest is None else rest, z
+
+
+@operator("maclaurin::polynomial_attention_backward")
+def polynomial_attention_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    rest: Tensor,
+    z: Tensor,
+    coefficients: Sequence[float],
+    divisor: str,
+    causal: bool,
+    sigmoid: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    from maclaurin.programs.triton import polynomial_quadratic as program
+
+    call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
+    return program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call)
+
+
+@polynomial_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    batch, tokens, heads, _size = q.shape
+    narrow = call[-1]
+    y = v.new_empty(batch, tokens, heads, v.shape[3], dtype=torch.bfloat16 if narrow else torch.float32)
+    rest = torch.empty_like(y) if narrow else q.new_empty(0)
+    return y, rest, q.new_empty(batch, heads, tokens, dtype=torch.float32)
+
+
+@polynomial_attention_backward.register_fake
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    """What rounding took and the divisor z are for this pass only: nothing of a spec reads them."""
+    if dy is None:
+        return (None,) * 9
+    q, k, v, y, rest, z = ctx.saved_tensors
+    call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
+    return *polynomial_attention_backward(dy, q, k, v, y, rest, z, *call), *(None,) * 6
+
+
+polynomial_attention.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,243 @@
+"""exp of a modified score (a clamp, a decay, a window with sinks) on the fused program triton/exp_modified.py:
+softmax rows and their log-sum-exp, both with gradients.
+
+    Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
+
+Where D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass takes ln D for the log-sum-exp and needs no
+rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import Inputs, log_decay
+from maclaurin.forms.output import SeenByRows, running_log_sum
+from maclaurin.forms.state import State
+from maclaurin.forms.stream import Rows, running_totals
+from maclaurin.programs import triton as gpu
+from maclaurin.programs.operands import operands, per_head, refuse_tensors
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.row_operators import finish_rows, row_products, scaled_rows, scaled_rows_backward
+from maclaurin.programs.stock_softmax import weights_fit
+from maclaurin.spec import AttentionSpec
+
+
+class ScoreMod(Program):
+    """exp with a clamp or a decay gate, or a window alone, under any denominator and norm per head."""
+
+    name = "score mod"
+    backend = "triton"
+    form = Form.PARALLEL
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if why := refuse_weights(spec):
+            return why
+        if call.carries_state:
+            return "it carries no state"
+        if not call.causal and spec.has_order_of_time:
+            return "a decay or a window is causal"
+        if spec.norm is not None and not spec.norm.per_head:
+            return "a norm over several heads sees gains that may overflow"
+        return refuse_tensors(call)
+
+    def cost(self, call: Call) -> Cost:
+        return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):
+            o = _rows(call)
+            return finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype), None
+
+
+def refuse_weights(spec: AttentionSpec) -> str | None:
+    """Why weights e^(modified score) are not all that the spec asks for; None if they are."""
+    weight, window = spec.kernel.fused, spec.window
+    if window is not None:
+        if spec.kernel.orders:
+            return "a window here has no tail beside it"
+        return None if window.is_plain else f"it does not know the bias of {window}"
+    if weight is None or weight.function != "exp":
+        return "its weights are e^x of a modified score"
+    return None if weight.clamp is not None or spec.decay_gates else "the score is not modified"
+
+
+def _rows(call: Call) -> Tensor:
+    """The rows [B, H, T, e] over their denominator."""
+    spec, inputs = call.spec, call.inputs
+    denominator = spec.denominator
+    if spec.ignores_row_scale:
+        return exact_rows(spec, inputs, scale=call.scale, causal=call.causal)[0]
+    running = running_log_sum(spec, inputs, None, call.causal)
+    seen = SeenByRows(spec, inputs, call.causal, running=running)
+    if denominator is not None and denominator.uses_row_sum:
+        o, lse = exact_rows(spec, inputs, scale=call.scale, causal=call.causal)
+        return scale_rows(o, lse - _log_of_row_sum(spec, inputs, seen, lse))
+    divisor = None if denominator is None else per_head(denominator.log_divisor(seen), inputs).float()
+    if weights_fit(inputs.q) and (divisor is None or not divisor.requires_grad):
+        return _directly(call, divisor)
+    o, lse = exact_rows(spec, inputs, scale=call.scale, causal=call.causal)
+    return scale_rows(o, lse if divisor is None else lse - divisor)
+
+
+def _log_of_row_sum(spec: AttentionSpec, inputs: Inputs, seen: SeenByRows, lse: Tensor) -> Tensor:
+    """ln D [B, H, T], with its gradient, of a denominator that depends on the row sum e^lse."""
+    assert spec.denominator is not None
+    rows = lse.unflatten(1, (inputs.k.shape[2], -1))
+    scale = rows.detach()
+    scaled = SeenByRows(
+        spec, inputs, seen.causal, running=seen.running, rows=Rows(rows, (rows - scale).exp(), scale)
+    )
+    return (scale + spec.denominator.divisor(scaled).log()).flatten(1, 2)
+
+
+def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
+    return modified_softmax(*_arguments(spec, inputs, scale, causal))
+
+
+def _arguments(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> tuple[Any, ...]:
+    """What the program takes, as the operators below list it."""
+    log_forget, weight = log_decay(spec, inputs), spec.kernel.fused
+    return (
+        *(u.transpose(1, 2) for u in operands(spec, inputs)),
+        None if log_forget is None else running_totals(log_forget),
+        scale,
+        causal,
+        None if weight is None else weight.clamp,
+        None if spec.window is None else spec.window.size,
+        0 if spec.window is None else spec.window.sinks,
+    )
+
+
+def _directly(call: Call, log_divisor: Tensor | None) -> Tensor:
+    """The rows [B, H, T, e] over a constant denominator [B, H, T]."""
+    q = call.inputs.q
+    log = q.new_zeros((), dtype=torch.float32) if log_divisor is None else log_divisor
+    log = log.expand(q.shape[0], q.shape[2], q.shape[1]).contiguous()
+    return _DividedRows.apply(log, *_arguments(call.spec, call.inputs, call.scale, call.causal))  # type: ignore[no-any-return]
+
+
+class _DividedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, log_divisor: Tensor, *arguments: Any) -> Tensor:
+        q, k, v, totals, *ctx.call = arguments
+        ctx.save_for_backward(q, k, v, totals, log_divisor)
+        o, lse = modified_softmax(*arguments)
+        return scaled_rows(o, lse - log_divisor, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        q, k, v, totals, log_divisor = ctx.saved_tensors
+        dq, dk, dv, d_totals = modified_softmax_backward(
+            gpu.dense(dy), q, k, v, totals, log_divisor, None, None, *ctx.call
+        )
+        return None, dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
+
+
+def scale_rows(o: Tensor, log_gain: Tensor) -> Tensor:
+    """e^g o for o [B, H, T, e]."""
+    return _ScaledRows.apply(o, log_gain.contiguous())  # type: ignore[no-any-return]
+
+
+class _ScaledRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, log_gain: Tensor) -> Tensor:
+        ctx.save_for_backward(o, log_gain)
+        return scaled_rows(o, log_gain, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
+        o, log_gain = ctx.saved_tensors
+        do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
+        return do, row_products(do, o)
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::modified_softmax")
+def modified_softmax(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    totals: Tensor | None,
+    scale: float,
+    causal: bool,
+    clamp: float | None,
+    window: int | None,
+    sinks: int,
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f."""
+    from maclaurin.programs.triton import exp_modified as program
+
+    return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
+
+
+@operator("maclaurin::modified_softmax_backward")
+def modified_softmax_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    totals: Tensor | None,
+    lse: Tensor,
+    o: Tensor | None,
+    dlse: Tensor | None,
+    scale: float,
+    causal: bool,
+    clamp: float | None,
+    window: int | None,
+    sinks: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
+    from maclaurin.programs.triton import exp_modified as program
+    from maclaurin.programs.triton import row_scale
+
+    delta = torch.zeros_like(lse) if o is None else row_scale.delta(do, o, dlse)
+    call = program.Call(scale, causal, clamp, window, sinks)
+    dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
+    return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
+
+
+@modified_softmax.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, _size = q.shape
+    lse = q.new_empty(batch, heads, tokens, dtype=torch.float32)
+    return v.new_empty(batch, heads, tokens, v.shape[3]), lse
+
+
+@modified_softmax_backward.register_fake
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_totals
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, totals, *ctx.call = inputs
+    ctx.save_for_backward(q, k, v, totals, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, totals, o, lse = ctx.saved_tensors
+    if do is None and dlse is None:
+        return (None,) * 9
+    do = torch.zeros_like(o) if do is None else gpu.dense(do)
+    dq, dk, dv, d_totals = modified_softmax_backward(do, q, k, v, totals, lse, o, dlse, *ctx.call)
+    return dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
+
+
+modified_softmax.register_autograd(_backward, setup_context=_save)

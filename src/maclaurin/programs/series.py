@@ -1,0 +1,142 @@
+"""Softmax in recurrent form: exp as its series, cut at an order certified from the scores at hand."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+
+from torch import Tensor
+
+from maclaurin.errors import InputError, NoFiniteStateError, SpecError, StateBudgetError
+from maclaurin.forms.certificate import Certificate, certified_order, output_error
+from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.state import State
+from maclaurin.programs.validate import check_state_budget
+from maclaurin.spec import AttentionSpec, SlidingWindow, Taylor
+
+
+class SeriesNotice(UserWarning):
+    """Says that exp runs as a truncated series, up to which order and how good that is."""
+
+
+def require_recurrent(spec: AttentionSpec) -> None:
+    """Raise unless the spec has a finite state, or is exp, whose series has one."""
+    if spec.has_finite_state or spec.has_series:
+        return
+    without = spec.kernel.unclamped
+    if without is not None:
+        raise NoFiniteStateError(
+            f"{spec} clamps its score, which no finite state can do, so it has no recurrent form and "
+            f"carries no state.\nDrop the clamp ({spec.with_kernel(without)}), or use form='parallel' or "
+            "'chunked' without a state."
+        )
+    raise NoFiniteStateError(
+        f"{spec} has no finite recurrent form: {spec.kernel} is no polynomial of the score.\n"
+        "Use form='parallel' or 'chunked' without a state, or a polynomial kernel such as taylor(2)."
+    )
+
+
+def as_series(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    *,
+    scale: float,
+    tolerance: float,
+    score_bound: float | None,
+    causal: bool,
+    state: State | None,
+    sequences: int,
+    state_budget: int,
+) -> tuple[AttentionSpec, Certificate, float]:
+    """(the spec with taylor(N) for exp, why N is enough, the longest key so far).
+
+    The bound is the largest |x| there is, or |scale|·max‖q‖·max‖k‖ where a state has keys that cannot
+    be seen any more, or a larger one that the caller promises for the tokens to come.
+    """
+    if not 0 < tolerance < 1:
+        raise InputError(f"tolerance must lie between 0 and 1, got {tolerance}.")
+    q, k = inputs.q.detach().double(), inputs.k.detach().double()
+    longest_key = max(float(k.norm(dim=-1).amax()), state.key_bound if state else 0.0)
+    if state is None:
+        bound = _largest_score(q, k, causal) * abs(scale)
+    else:
+        bound = float(q.norm(dim=-1).amax()) * longest_key * abs(scale)
+    if not math.isfinite(bound):
+        raise InputError("q or k holds NaN or infinity, so no order of the series can be certified.")
+    if score_bound is not None:
+        if score_bound < bound and state is None:
+            raise InputError(
+                f"score_bound is {score_bound:.3g}, but these tokens have |x| up to {bound:.3g}: pass a "
+                "larger one or leave it out."
+            )
+        bound = score_bound
+    certificate = _certificate(spec, state, bound, tolerance)
+    kernel = spec.kernel.truncated(certificate.order)
+    assert kernel is not None
+    series = spec.with_kernel(kernel)
+    reason = (
+        f"{spec} in recurrent form needs its series up to order {certificate.order} for "
+        f"|x| ≤ {certificate.score_bound:.3g} at tolerance {certificate.tolerance:.0e}: "
+    )
+    check_state_budget(
+        series, inputs.map(Tensor.double), sequences, state_budget, reason, _alternatives(spec)
+    )
+    if state is None:
+        warnings.warn(SeriesNotice(f"{spec}: {certificate}"), stacklevel=3)
+    return series, certificate, longest_key
+
+
+def _largest_score(q: Tensor, k: Tensor, causal: bool, block: int = 512) -> float:
+    """max |q·k| over the pairs that are visible, a block of queries at a time."""
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)
+    q = q.transpose(1, 2)
+    largest = 0.0
+    for start in range(0, q.shape[2], block):
+        scores = (q[:, :, start : start + block] @ k.mT).abs()
+        if causal:
+            scores = scores.tril(start + k.shape[2] - q.shape[2])
+        here = float(scores.amax())
+        if not math.isfinite(here):
+            return math.inf
+        largest = max(largest, here)
+    return largest
+
+
+def _certificate(spec: AttentionSpec, state: State | None, bound: float, tolerance: float) -> Certificate:
+    if state is None:
+        certificate = certified_order(bound, tolerance)
+        if certificate is None:
+            raise StateBudgetError(
+                f"{spec} in recurrent form: no order of its series is within {tolerance:.0e} for |x| up to "
+                f"{bound:.3g}, since its terms cancel by e^{2 * bound:.0f} in float64. {_alternatives(spec)}"
+            )
+        return certificate
+    known = state.certificate
+    if known is None:
+        raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
+    if output_error(known.order, bound) <= tolerance:
+        return Certificate(known.order, max(bound, known.score_bound), tolerance)
+    raise StateBudgetError(
+        f"this state holds the series of exp up to order {known.order}, certified for "
+        f"|x| ≤ {known.score_bound:.3g}; these tokens may have |x| up to {bound:.3g} (scale·‖q‖·‖k‖), where "
+        f"that order is not within {tolerance:.0e}.\nStart the text again with score_bound={bound:.3g} or "
+        "more in its first call, pass a larger tolerance, or use the parallel form without a state."
+    )
+
+
+def _alternatives(spec: AttentionSpec) -> str:
+    """What would work, as specs that can be typed."""
+    around = spec.parts[1:]
+    wanted = [
+        ("a lower order", (Taylor(2),)),
+        ("an expansion about the row's mean", (Taylor(2, "mean"),)),
+        ("an exact window beside it", (Taylor(2, "mean"), SlidingWindow(64, 1))),
+        ("an exact window beside it", (Taylor(2), SlidingWindow(64, 1))),
+    ]
+    found: dict[str, str] = {}
+    for what, parts in wanted:
+        with contextlib.suppress(SpecError):
+            found.setdefault(what, str(AttentionSpec.of(*parts, *around)))
+    options = [f"{what} ({notation})" for what, notation in found.items()]
+    return f"Use {', '.join(options)}, or form='parallel' without a state."

@@ -1,0 +1,292 @@
+"""The exp family through torch's fused softmax attention.
+
+L2, RMS and LayerNorm ignore a positive factor per row, and so does the row sum:
+
+    N(Σ e^x v) = N(softmax(x) V)
+
+so one call to a fused softmax computes exp under a row sum and under any norm per head. Every other
+denominator D is a gain per row on the same call:
+
+    Σ_s e^x v_s / D = e^g softmax(x)V,      g = lse − ln D,    lse = ln Σ_s e^x
+
+Backward, with do = e^g dy and a = ∂g/∂lse: the scores get dx = P∘(do Vᵀ − δ) with
+δ = Σ do∘o − a Σ do∘o = Σ do∘(1−a)o, so torch's backward gives the exact gradients when it is handed
+do for the gradient and (1−a)o for the output it saved. Where D does not depend on the row's weights (1, t,
+a learned sum, a detached row sum) a = 1, and that output is zero. Where D is also constant and there is no
+gate, dx = e^{x − ln D}∘(dy Vᵀ): torch's backward is handed dy itself and ln D for the log-sum-exp it saved,
+and nothing of the rows is kept.
+
+Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row give back o, so only they are kept.
+A mean that the norm takes off is not among them, but δ = Σ do∘o does not see it, as do has none either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
+from maclaurin.forms.output import SeenByRows, running_log_sum
+from maclaurin.forms.state import State
+from maclaurin.forms.stream import Rows, causal_mask
+from maclaurin.programs.operands import per_head
+from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.row_operators import (
+    finish_rows,
+    fused_length,
+    normed_rows,
+    normed_rows_backward,
+    scaled_rows,
+    scaled_rows_backward,
+)
+from maclaurin.programs.torch_softmax import torch_softmax, zeros_in_layout
+from maclaurin.spec import AttentionSpec
+
+
+class StockSoftmax(Program):
+    """exp without a clamp, under any denominator and norm."""
+
+    name = "stock softmax"
+    backend = "sdpa"
+    form = Form.PARALLEL
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        weight = spec.kernel.fused
+        if weight is None or weight.function != "exp" or weight.clamp is not None:
+            return "its weights are e^x"
+        if spec.decay_gates:
+            return "it has no decay gate"
+        if call.carries_state:
+            return "it carries no state"
+        return None if spec.ignores_row_scale else _why_no_gain(call)
+
+    def cost(self, call: Call) -> Cost:
+        return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs = call.spec, call.inputs
+        if spec.value_gates:
+            inputs = inputs.with_tensors(inputs.q, inputs.k, gated_values(spec, inputs.v, inputs.gates))
+        if not spec.ignores_row_scale:
+            return _gained(call, inputs), None
+        length = _kept_length(call, inputs)
+        if length is not None and spec.norm is not None:
+            q, k, v = (u.transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
+            y = _NormedSoftmax.apply(q, k, v, length, spec.norm.centred, call.scale, call.causal)
+            return y, None  # type: ignore[return-value]
+        y = _softmax(inputs, call.scale, call.causal)
+        return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
+
+
+# ------------------------------------------------------------------------------- softmax itself
+
+
+def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    mask, is_causal = _mask(inputs, causal)
+    grouped = True if q.shape[2] != k.shape[2] else False  # noqa: SIM210 (a plain bool for symbolic sizes)
+    return scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=grouped,
+    ).transpose(1, 2)
+
+
+def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
+    """The mask SDPA needs beside its own causal flag, which aligns the first query to the first key.
+
+    Padding on the right needs none when causal: no real query sees a later key.
+    """
+    queries, keys = inputs.q.shape[1], inputs.k.shape[1]
+    if causal and queries == keys:
+        return None, True
+    mask = causal_mask(queries, keys, inputs.q.device) if causal and queries > 1 else None
+    if inputs.present is None:
+        return mask, False
+    seen = inputs.present[:, None, None, :].expand(-1, 1, queries, -1)
+    seen = seen if mask is None else seen & mask
+    return seen | ~seen.any(-1, keepdim=True), False  # a row that sees nothing sees zeros
+
+
+# --------------------------------------------------------------------------- softmax with a gain
+
+
+def _why_no_gain(call: Call) -> str | None:
+    """A norm over several heads sees their relative gains, which may overflow: that stays with the forms."""
+    spec, inputs = call.spec, call.inputs
+    if spec.norm is not None and not spec.norm.per_head:
+        return "a norm over several heads sees gains that may overflow"
+    if not (call.is_aligned if call.causal else inputs.present is None):
+        return "with a gain per row it takes a query with every key, and no padding unless causal"
+    if torch_softmax(inputs.q.transpose(1, 2), inputs.k, inputs.v, call.device) is None:
+        return "torch has no fused attention that also gives the log-sum-exp for such tensors"
+    denominator = spec.denominator
+    if denominator is not None and denominator.uses_row_sum and not denominator.has_log_slope:
+        return f"{denominator} does not say how it changes with its row sum"
+    return None
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """The non-tensor arguments of a softmax with a gain, and how its denominator follows from the lse."""
+
+    spec: AttentionSpec
+    inputs: Inputs
+    scale: float
+    causal: bool
+
+    def from_row_sum(self, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+        """ln D and 1 − a = ∂ ln D/∂ lse (None for zero) where D depends on the row's weights."""
+        denominator = self.spec.denominator
+        assert denominator is not None
+        rows = lse.unflatten(1, (self.inputs.k.shape[2], -1))
+        seen = SeenByRows(self.spec, self.inputs, self.causal, rows=Rows(rows, torch.ones_like(rows), rows))
+        log_divisor = rows + denominator.divisor(seen).log()
+        slope = denominator.log_slope(seen)
+        return log_divisor.flatten(1, 2), None if slope is None else slope.expand_as(rows).flatten(1, 2)
+
+    @property
+    def uses_row_sum(self) -> bool:
+        return self.spec.denominator is not None and self.spec.denominator.uses_row_sum
+
+
+def _gained(call: Call, inputs: Inputs) -> Tensor:
+    """The rows over their denominator, their gates and their norm."""
+    spec, gates = call.spec, inputs.gates
+    (only,) = spec.gates_before_norm if len(spec.gates_before_norm) == 1 else (None,)
+    if only is not None and spec.norm is None and only.multiplies and gates[only.argument.name].dim() == 3:
+        return _gained_rows(call, inputs, gates[only.argument.name])
+    return finish_rows(spec, _gained_rows(call, inputs, None), gates, inputs.q.dtype)
+
+
+def _gained_rows(call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
+    """The rows over their denominator [B, T, H, e], times a gate [B, T, H] where one is given."""
+    q, k, v = (u.transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
+    if call.group > 1:
+        k, v = k.repeat_interleave(call.group, 1), v.repeat_interleave(call.group, 1)
+    e = v.shape[-1]
+    size = max(q.shape[-1], e)
+    size += -size % (8 if call.device.type == "cuda" else 1)  # what fused programs take
+    y = _GainedSoftmax.apply(
+        *(_padded(u, size) for u in (q, k, v)),
+        _log_divisor(call, inputs),
+        None if gate is None else gate.to(working_dtype(q.dtype)).transpose(1, 2).contiguous(),
+        _Gain(call.spec, inputs, call.scale, call.causal),
+    )
+    return y[..., :e].transpose(1, 2)  # type: ignore[index]
+
+
+def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
+    """ln D [B, H, T] of a denominator that does not depend on the row's weights; None for 1."""
+    denominator = call.spec.denominator
+    if denominator is None or denominator.uses_row_sum:
+        return None
+    running = running_log_sum(call.spec, inputs, None, call.causal)
+    seen = SeenByRows(call.spec, inputs, call.causal, running=running)
+    return per_head(denominator.log_divisor(seen), inputs).contiguous()
+
+
+def _padded(u: Tensor, size: int) -> Tensor:
+    return u if u.shape[-1] == size else pad(u, (0, size - u.shape[-1]))
+
+
+def weights_fit(like: Tensor) -> bool:
+    """Whether weights over a D that does not know them are multiplied as they are: fp16 has no range."""
+    return like.dtype != torch.float16
+
+
+class _GainedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_divisor: Tensor | None,
+        gate: Tensor | None,
+        gain: _Gain,
+    ) -> Tensor:
+        stock = torch_softmax(q, k, v, q.device)
+        assert stock is not None
+        o, lse = stock.forward(q, k, v, gain.scale, gain.causal)
+        lse, unseen = lse.contiguous(), None
+        if gain.uses_row_sum:
+            log_divisor, unseen = gain.from_row_sum(lse)
+        log_gain = lse if log_divisor is None else lse - log_divisor
+        ctx.call, ctx.layout = (stock, gain.scale, gain.causal), o.stride()
+        constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
+        ctx.is_direct = constant and gate is None and weights_fit(q)
+        if ctx.is_direct:
+            ctx.save_for_backward(q, k, v, torch.zeros_like(lse) if log_divisor is None else log_divisor)
+        else:
+            ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
+        return scaled_rows(o, log_gain, gate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        stock, scale, causal = ctx.call
+        if ctx.is_direct:
+            q, k, v, log_divisor = ctx.saved_tensors
+            dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
+            unseen = zeros_in_layout(dy, ctx.layout)
+            return *stock.backward(dy, q, k, v, unseen, log_divisor, scale, causal), None, None, None
+        q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
+        of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
+        do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
+        kept = zeros_in_layout(o, ctx.layout) if kept is None else kept
+        dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
+        d_divisor = d_gate = None
+        if of_divisor and sums is not None:
+            d_divisor = -sums if gate is None else -sums * gate
+        if of_gate and sums is not None:
+            d_gate = sums
+        return dq, dk, dv, d_divisor, d_gate, None
+
+
+# --------------------------------------------------------------------------- softmax under a norm
+
+
+def _kept_length(call: Call, inputs: Inputs) -> float | None:
+    """The norm's length where a norm per head is all that follows softmax and its answer can be kept alone."""
+    spec, q, k, v = call.spec, inputs.q, inputs.k, inputs.v
+    if spec.norm is None or not spec.norm.per_head or spec.gates_after_norm:
+        return None
+    plain = q.shape == k.shape == v.shape and q.shape[3] % 8 == 0
+    plain = plain and (call.causal or inputs.present is None)
+    if not plain or torch_softmax(q.transpose(1, 2), k, v, call.device) is None:
+        return None
+    return fused_length(spec, q)
+
+
+class _NormedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, length: float, centred: bool, scale: float, causal: bool
+    ) -> Tensor:
+        stock = torch_softmax(q, k, v, q.device)
+        assert stock is not None
+        o, lse = stock.forward(q, k, v, scale, causal)
+        y, gain = normed_rows(o.transpose(1, 2), length, centred)
+        ctx.save_for_backward(q, k, v, y, lse, gain)
+        ctx.call, ctx.layout = (stock, centred, scale, causal), o.transpose(1, 2).stride()
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        q, k, v, y, lse, gain = ctx.saved_tensors
+        stock, centred, scale, causal = ctx.call
+        do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
+        return *stock.backward(do, q, k, v, o, lse, scale, causal), None, None, None, None

@@ -1,0 +1,88 @@
+"""Fused GPU programs, one file per primitive. Only this folder imports triton.
+
+On a CPU they run in triton's interpreter (TRITON_INTERPRET=1), which is how they are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+#: bytes of shared memory a block must be able to have: tiles are made for data-centre GPUs
+_LEAST_SHARED = 160 * 1024
+#: compute capability from which the tiles are known to fit
+_LEAST_CAPABILITY = 9
+#: what a launch takes on its second axis
+_MOST_HEADS = 65535
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether these programs run on tensors of that device."""
+    return why_not_on(device) is None
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """Why these programs do not run on that device; None if they do."""
+    if not INSTALLED:
+        return "triton is not installed"
+    if INTERPRETED:
+        return None if device.type == "cpu" else "triton's interpreter runs on the CPU"
+    if device.type != "cuda":
+        return "it runs on a GPU"
+    return _why_not_on_gpu(device) if torch.cuda.is_available() else None  # a plan for a GPU elsewhere
+
+
+@lru_cache(maxsize=16)
+def _why_not_on_gpu(device: torch.device) -> str | None:
+    if torch.version.hip is not None:
+        return "its tiles are made for NVIDIA GPUs"
+    found = torch.cuda.get_device_properties(device)
+    if found.major < _LEAST_CAPABILITY or found.shared_memory_per_block_optin < _LEAST_SHARED:
+        return f"its tiles are made for NVIDIA Hopper and later data-centre GPUs, and this is an {found.name}"
+    return None
+
+
+def why_addresses_do_not_fit(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Why q, k, v and the outputs cannot be addressed in 32 bits, or not all heads be launched."""
+    batch, tokens, heads, d = q.shape
+    made = tokens * heads * max(d, v.shape[3])
+    given = max(u.shape[1] * u.stride(1) for u in (q, k, v))
+    if max(made, given) >= 1 << 31:
+        return "one sequence is longer than 32-bit addresses reach"
+    return (
+        None if batch * heads <= _MOST_HEADS else f"it takes at most {_MOST_HEADS} heads over all sequences"
+    )
+
+
+def dense(u: Tensor) -> Tensor:
+    """With entries of its last axis side by side, as programs read them."""
+    return u if u.stride(-1) == 1 else u.contiguous()
+
+
+def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
+    """Launches go to the GPU of the first tensor, whichever is current."""
+
+    @functools.wraps(launch)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> R:
+        first = arguments[0]
+        assert isinstance(first, Tensor)
+        if first.is_cuda and first.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(first.device):
+                return launch(*arguments, **options)
+        return launch(*arguments, **options)
+
+    return guarded

@@ -1,0 +1,398 @@
+"""softmax(x)V with a changed score: a clamp, a forget gate, a window with sinks; forward and backward.
+
+    x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
+    p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
+
+L are running totals of the log forget gate, in fp64. A tile looks at them from its own first token on, so that large
+totals leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the
+log-sum-exp. For fp32 that still rounds too much over a tile, and L_t − L_s is taken pair by pair (PAIRS). Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
+Tensors are [B, H, T, size] seen through three strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3)),
+    "queries": (Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)),
+    "keys": (Tile(64, 64, 4, 2), Tile(32, 64, 4, 3)),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor; None for what it does not have."""
+
+    scale: float
+    causal: bool
+    clamp: float | None = None
+    window: int | None = None
+    sinks: int = 0
+
+
+@triton.jit
+def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr):
+    """Which of keys s the queries t see; both broadcast."""
+    seen = (s < T) & (t < T)
+    if CAUSAL:
+        seen = seen & (s <= t)
+    if WINDOW > 0:
+        seen = seen & ((s > t - WINDOW) | (s < SINKS))
+    return seen
+
+
+@triton.jit
+def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
+    """L_n·log₂e; zeros beyond the text."""
+    if DECAY:
+        totals = tl.load(TOTALS + at + n, mask=n < T, other=0.0) * 1.4426950408889634
+    else:
+        totals = tl.zeros(n.shape, tl.float64)
+    return totals
+
+
+@triton.jit
+def _own(totals, origin, PAIRS: tl.constexpr):
+    """What of L_t is left out of a row's scores."""
+    return (totals - (totals if PAIRS else origin)).to(tl.float32)
+
+
+@triton.jit
+def _score(
+    dot, of_row, of_key, origin, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr, PAIRS: tl.constexpr
+):
+    """x·log₂e, but for the row's own L_t where it is left out."""
+    x = dot * scale
+    if CLAMP:
+        x = tl.minimum(x, clamp)
+    if DECAY:
+        x += ((of_row if PAIRS else origin) - of_key).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+               SINKS: tl.constexpr):  # fmt: skip
+    """For queries from `first` on: the keys begin … stop − 1 that all of them see; those before it that some see, from
+    `edge` on and up to sink_end; and how many tiles need a mask: sinks, edge … begin, stop … end."""
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    stop = first // BN * BN if CAUSAL else T // BN * BN
+    edge, begin, sink_end = 0, 0, 0
+    if WINDOW > 0:
+        edge = tl.maximum(0, first - WINDOW + 1) // BN * BN
+        begin = tl.minimum(tl.maximum(tl.cdiv(first + BM - WINDOW, BN) * BN, edge), stop)
+        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, edge)
+    masked = sink_end // BN + (begin - edge) // BN + tl.cdiv(tl.maximum(end - stop, 0), BN)
+    return begin, stop, edge, sink_end, masked
+
+
+@triton.jit
+def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
+    """Where the tile-th of the tiles with a mask starts."""
+    start = edge + tile * BN - sink_end
+    start = tl.where(start >= begin, start + stop - begin, start)
+    return tl.where(tile * BN < sink_end, tile * BN, start)
+
+
+@triton.jit
+def _forward(
+    Q, K, V, TOTALS, O, LSE,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    totals = (b * (H // GROUP) + g) * T
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    acc = tl.zeros((BM, BE), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    largest = tl.full((BM,), float("-inf"), tl.float32)
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(begin, stop, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
+    for tile in range(masked):
+        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
+    empty = total == 0
+    o = acc / tl.where(empty, 1.0, total)[:, None]
+    log2 = largest + tl.log2(tl.where(empty, 1.0, total)) + _own(of_row, origin, PAIRS)
+    lse = tl.where(empty, float("-inf"), log2 * 0.6931471805599453)
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
+    tl.store(LSE + (b * H + h) * T + m, lse, mask=m < T)
+
+
+@triton.jit
+def _add(acc, total, largest, x, v, PRECISION: tl.constexpr):
+    """One tile of scores into the running maximum, sum and output."""
+    new = tl.maximum(largest, tl.max(x, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    shrink = tl.exp2(largest - safe)
+    p = tl.exp2(x - safe[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, total, new
+
+
+@triton.jit
+def _log2_of_row(LSE, rows, own, m, T):
+    """What to take from a score for p = 2^(x − ·): lse·log₂e without the row's own L_t; 0 for empty rows."""
+    lse = tl.load(LSE + rows + m, mask=m < T, other=float("inf"))  # rows beyond the text weigh nothing
+    return tl.where(lse == float("-inf"), 0.0, lse * 1.4426950408889634 - own)
+
+
+@triton.jit
+def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T, scale, clamp,
+              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr,
+              DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
+              PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the gradient of a tile of queries."""
+    n = start + tl.arange(0, BN)
+    k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+    of_key = _totals(TOTALS, totals, n, T, DECAY)
+    dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    x = (
+        _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        - log2[:, None]
+    )
+    if MASKED:
+        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+    dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    if DECAY:
+        dl += tl.sum(dx, 1).to(dl.dtype)
+    if CLAMP:
+        dx = tl.where(dot * scale <= clamp, dx, 0.0)
+    return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
+
+
+@triton.jit
+def _backward_queries(
+    Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
+    delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
+    dq = tl.zeros((BM, BD), tl.float32)
+    dl = tl.zeros((BM,), tl.float64 if PAIRS else tl.float32)
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
+    for start in range(begin, stop, BN):
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
+                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, False,
+                           PAIRS, PRECISION)  # fmt: skip
+    for tile in range(masked):
+        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
+        dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
+                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, True,
+                           PAIRS, PRECISION)  # fmt: skip
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    dq *= scale * 0.6931471805599453
+    tl.store(
+        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
+    )
+    if DECAY:
+        tl.store(DL + rows + m, dl, mask=m < T)
+
+
+@triton.jit
+def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA, q_t, o_t, totals, rows, start,
+                 d, e, T, scale, clamp, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
+                 CLAMP: tl.constexpr, DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+                 MASKED: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries beyond the text have zeros for do and δ and add nothing.
+    """
+    m = start + tl.arange(0, BM)
+    q, do = load_rows(Q, q_t, m, d, T, D), load_rows(DO, o_t, m, e, T, E)
+    of_row = _totals(TOTALS, totals, m, T, DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
+    delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
+    dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    x = (
+        _score(dot, of_row[None, :], of_key[:, None], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        - log2[None, :]
+    )
+    if MASKED:
+        x = tl.where(_seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+    p = tl.exp2(x)
+    dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+    dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+    if DECAY:
+        dl -= tl.sum(dx, 1).to(dl.dtype)
+    if CLAMP:
+        dx = tl.where(dot * scale <= clamp, dx, 0.0)
+    dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv, dl
+
+
+@triton.jit
+def _backward_keys(
+    Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    T, H, scale, clamp,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BN
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    n = first + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    totals = (b * kv_heads + g) * T
+    of_key = _totals(TOTALS, totals, n, T, DECAY)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    dl = tl.zeros((BN,), tl.float64 if PAIRS else tl.float32)
+    # all queries from `begin` to `stop` see all keys of the tile, if none lies beyond the text
+    edge, end = first // BM * BM if CAUSAL else 0, T
+    begin, stop = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0, T
+    if WINDOW > 0:
+        if first >= SINKS:
+            end = tl.minimum(T, first + BN + WINDOW - 1)
+        stop = tl.minimum(tl.maximum((first + WINDOW) // BM * BM, begin), end)
+        stop = tl.where(first < SINKS, begin, stop)
+    begin = tl.where(first + BN > T, end, tl.minimum(begin, end))
+    stop = tl.where(first + BN > T, end, tl.maximum(stop, begin))
+    before = tl.cdiv(begin - edge, BM)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * T
+        for tile in range(before + tl.cdiv(end - stop, BM)):
+            start = tl.where(tile < before, edge + tile * BM, stop + (tile - before) * BM)
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t, o_t,
+                                      totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
+                                      DECAY, WINDOW, SINKS, True, PAIRS, PRECISION)  # fmt: skip
+        for start in range(begin, stop, BM):
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t,
+                                      o_t, totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
+                                      CLAMP, DECAY, WINDOW, SINKS, False, PAIRS, PRECISION)  # fmt: skip
+    inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
+    dk *= scale * 0.6931471805599453
+    at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
+    at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
+    if DECAY:
+        tl.store(DL + totals + n, dl, mask=n < T)
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+@on_its_device
+def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None."""
+    batch, heads, tokens, _ = q.shape
+    o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
+    lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    totals = None if totals is None else totals.contiguous()
+    tile = tile_options(TILES["forward"], q, v, tokens)
+    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, totals, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
+        tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
+    )  # fmt: skip
+    return o, lse
+
+
+@on_its_device
+def backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, lse: Tensor, delta: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv and the gradient of the totals [B, K, T]."""
+    batch, heads, tokens, _ = q.shape
+    kv_heads = k.shape[1]
+    totals = None if totals is None else totals.contiguous()
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    of_rows = torch.empty(batch, heads, tokens, dtype=wide, device=q.device)
+    of_keys = torch.empty(batch, kv_heads, tokens, dtype=wide, device=q.device)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    sizes = _sizes(q, k, v, totals, call)
+    tile = tile_options(TILES["queries"], q, v, tokens)
+    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, do, totals, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
+        tokens, heads, *_score_options(call), **sizes, **tile,
+    )  # fmt: skip
+    tile = tile_options(TILES["keys"], q, v, tokens)
+    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
+        q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        tokens, heads, *_score_options(call), **sizes, **tile,
+    )  # fmt: skip
+    if totals is None:
+        return dq, dk, dv, None
+    return dq, dk, dv, of_keys + of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+
+
+def _score_options(call: Call) -> tuple[float, float]:
+    """Scale and clamp of scores to base 2."""
+    log2_e = 1.4426950408889634
+    return call.scale * log2_e, (call.clamp or 0.0) * log2_e
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> dict:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[1] // k.shape[1],
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        "CAUSAL": call.causal,
+        "CLAMP": call.clamp is not None,
+        "DECAY": totals is not None,
+        "WINDOW": call.window or 0,
+        "SINKS": call.sinks,
+        "PAIRS": q.dtype == torch.float32,
+        "PRECISION": precision(q),
+    }

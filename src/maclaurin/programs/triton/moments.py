@@ -1,0 +1,381 @@
+"""Moments of a text up to each of its chunks: what a polynomial of the score needs to know of the past.
+
+    order n:   S⁽ⁿ⁾_c = Σ_{s before chunk c} x_s^{⊗n} g_sᵀ         (after chunk c, if reversed)
+
+For n ≥ 2, they lie in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or products of
+two entries of x. Features never reach memory: a tile of gᵀ lies in registers, is multiplied by one entry per token
+and meets a tile of X in a matrix product. The program that holds a block adds it up along the text in fp32
+and writes it down before every chunk.
+
+The small moments (orders 0 and 1, and those of the row sum, which weighs tokens with ω) are found chunk by chunk
+and then added up:
+
+    [Σ x gᵀ (d × e) | Σ g (e) | Σ ω x xᵀ (d × d) | Σ ω x (d) | Σ ω]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton.block_layout import (
+    GROUPED,
+    block_of,
+    block_rows,
+    blocks,
+    products,
+    row_of,
+    table,
+    times_counted,
+    together,
+)
+from maclaurin.programs.triton.lines import lines
+from maclaurin.programs.triton.tiles import cdiv, load_rows, operand, operand_options, width
+
+#: programs of the high orders below which they are made half as large: too few to fill a GPU
+FEW_PROGRAMS = 256
+#: tokens at a time, warps and loads ahead of the program for high orders, in bf16
+HIGH = (64, 4, 3)
+
+
+@triton.jit
+def _store_block(OUT, block, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
+    row, there = row_of(c, D, BD)
+    at = OUT + (i * P * D + row)[None, :] * E + e[:, None]
+    tl.store(at, block.to(OUT.dtype.element_ty), mask=there[None, :] & (e < E)[:, None])
+
+
+@triton.jit
+def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d, e, T, tokens,
+                D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
+                ORDER: tl.constexpr, FOUR: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of tokens into the blocks of one head."""
+    n = start + tl.arange(0, BN)
+    if ORDER == 2:
+        x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+    else:
+        x = products(X, x_t, n, group, T, D, BD, P, OPERAND)
+    gt = tl.load(GT + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(OPERAND)
+    c0 = tl.load(XT + a0 * tokens + n).to(OPERAND)
+    m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
+    c1 = tl.load(XT + a1 * tokens + n).to(OPERAND)
+    m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
+    if FOUR:
+        c2 = tl.load(XT + a2 * tokens + n).to(OPERAND)
+        m2 = tl.dot(gt * c2[None, :], x, m2, input_precision=PRECISION)
+        c3 = tl.load(XT + a3 * tokens + n).to(OPERAND)
+        m3 = tl.dot(gt * c3[None, :], x, m3, input_precision=PRECISION)
+    return m0, m1, m2, m3
+
+
+@triton.jit
+def _high(
+    XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
+    x_b, x_t, x_h, T, heads, chunks, tokens,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr,
+    LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Four blocks of one order (or two) for one key-value head, along the whole text; those of a group are added."""
+    i = tl.program_id(0) * (4 if FOUR else 2)
+    a0, a1, group = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 2), tl.load(TABLE + 2 * i + 1)
+    a2, a3 = a0, a0
+    if FOUR:
+        a2, a3 = tl.load(TABLE + 2 * i + 4), tl.load(TABLE + 2 * i + 6)
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    row = b * heads + g
+    c, d = tl.arange(0, P * BD), tl.arange(0, BD)
+    e = tl.program_id(2) * BE + tl.arange(0, BE)
+    SIZE: tl.constexpr = COUNT * P * D * E
+    m0 = tl.zeros((BE, P * BD), tl.float32)
+    m1, m2, m3 = m0, m0, m0
+    if STARTED:
+        INITIAL += row * SIZE
+        m0 = tl.trans(block_of(INITIAL, i, c, e, D, E, BD, P))
+        m1 = tl.trans(block_of(INITIAL, i + 1, c, e, D, E, BD, P))
+        if FOUR:
+            m2 = tl.trans(block_of(INITIAL, i + 2, c, e, D, E, BD, P))
+            m3 = tl.trans(block_of(INITIAL, i + 3, c, e, D, E, BD, P))
+    for step in range(chunks):
+        chunk = chunks - 1 - step if REVERSE else step
+        out = OUT + (row * chunks + chunk) * SIZE
+        _store_block(out, m0, i, c, e, D, E, BD, P)
+        _store_block(out, m1, i + 1, c, e, D, E, BD, P)
+        if FOUR:
+            _store_block(out, m2, i + 2, c, e, D, E, BD, P)
+            _store_block(out, m3, i + 3, c, e, D, E, BD, P)
+        if CARRIED:
+            carry = tl.load(CARRY + row * chunks + chunk)
+            m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
+        for member in range(GROUP):
+            h = g * GROUP + member
+            x_at = X + b * x_b + h * x_h
+            xt_at = XT + (b * heads * GROUP + h) * LINES * tokens
+            gt_at = GT + (b * heads * GROUP + h) * E * tokens
+            for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BN if FOUR else 2 * BN):
+                m0, m1, m2, m3 = _add_tokens(
+                    m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start, d, e, T, tokens,
+                    D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
+                )  # fmt: skip
+                if not FOUR:  # as many products in a turn, so that none has to end in it
+                    m0, m1, m2, m3 = _add_tokens(
+                        m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start + BN, d, e, T, tokens,
+                        D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
+                    )  # fmt: skip
+    if ENDED:
+        FINAL += row * SIZE
+        _store_block(FINAL, m0, i, c, e, D, E, BD, P)
+        _store_block(FINAL, m1, i + 1, c, e, D, E, BD, P)
+        if FOUR:
+            _store_block(FINAL, m2, i + 2, c, e, D, E, BD, P)
+            _store_block(FINAL, m3, i + 3, c, e, D, E, BD, P)
+
+
+@triton.jit
+def _small(
+    X, G, WEIGHTS, OMEGA, EXTRA, OUT,
+    x_b, x_t, x_h, g_b, g_t, g_h, T, heads, chunks, all_rows,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
+    CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
+    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The small moments of one chunk of one key-value head."""
+    c = tl.program_id(0)
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    first = tl.zeros((BD, BE), tl.float32)
+    zeroth = tl.zeros((BE,), tl.float32)
+    z_second = tl.zeros((BD, BD), tl.float32)
+    z_first = tl.zeros((BD,), tl.float32)
+    z_zeroth = tl.zeros((BN,), tl.float32)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        row = (b * heads * GROUP + h) * T
+        for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
+            n = start + tl.arange(0, BN)
+            x = load_rows(X + b * x_b + h * x_h, x_t, n, d, T, D)
+            values = load_rows(G + b * g_b + h * g_h, g_t, n, e, T, E)
+            one = tl.where(n < T, 1.0, 0.0)
+            w0, w1, w2 = one, one, one
+            if WEIGHTED:
+                w0 = tl.load(WEIGHTS + row + n, mask=n < T, other=0.0)
+                w1 = tl.load(WEIGHTS + all_rows + row + n, mask=n < T, other=0.0)
+                w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
+            scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
+            first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
+            zeroth += tl.sum(values.to(tl.float32) * w0[:, None], 0)
+            if SUMS:
+                omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
+                z_zeroth += w0 * omega
+                of_first = w1 * omega
+                if EXTRAS:
+                    of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
+                z_first += tl.sum(x.to(tl.float32) * of_first[:, None], 0)
+                if SECOND:
+                    z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
+    SIZE: tl.constexpr = D * E + E + D * D + D + 1
+    at = OUT + ((b * heads + g) * chunks + c) * SIZE
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
+    tl.store(at + D * E + e, zeroth, mask=e < E)
+    if SUMS:
+        inside = (d < D)[:, None] & (d < D)[None, :]
+        tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
+        tl.store(at + D * E + E + D * D + d, z_first, mask=d < D)
+        tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
+
+
+@triton.jit
+def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """+ Σ weight x xᵀ; a weighted x is split in two, so that nothing of it is lost in a narrow dtype."""
+    if WEIGHTED:
+        wide = x.to(tl.float32) * weight[:, None]
+        high = wide.to(OPERAND)
+        total = tl.dot(tl.trans(high), x.to(OPERAND), total, input_precision=PRECISION)
+        rest = (wide - high.to(tl.float32)).to(OPERAND)
+        return tl.dot(tl.trans(rest), x.to(OPERAND), total, input_precision=PRECISION)
+    return tl.dot(tl.trans(x).to(OPERAND), x.to(OPERAND), total, input_precision=PRECISION)
+
+
+@triton.jit
+def _step_of(M, row, step, at, chunks, SIZE, REVERSE: tl.constexpr):
+    """The moments of the chunk that a scan meets at this step; zeros behind the last."""
+    c = chunks - 1 - step if REVERSE else step
+    return tl.load(M + (row * chunks + c) * SIZE + at, mask=(at < SIZE) & (at * 0 + step < chunks), other=0.0)
+
+
+@triton.jit
+def _scan(
+    M, CARRY, INITIAL, FINAL, chunks, SIZE,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What lies before each chunk (after it, if REVERSE), in place; and the total. Three loads are under way."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    inside = at < SIZE
+    if STARTED:
+        total = tl.load(INITIAL + row * SIZE + at, mask=inside, other=0.0)
+    else:
+        total = tl.zeros((BLOCK,), tl.float32)
+    first = _step_of(M, row, 0, at, chunks, SIZE, REVERSE)
+    second = _step_of(M, row, 1, at, chunks, SIZE, REVERSE)
+    third = _step_of(M, row, 2, at, chunks, SIZE, REVERSE)
+    for step in range(chunks):
+        c = chunks - 1 - step if REVERSE else step
+        fourth = _step_of(M, row, step + 3, at, chunks, SIZE, REVERSE)
+        tl.store(M + (row * chunks + c) * SIZE + at, total, mask=inside)
+        if CARRIED:
+            total *= tl.load(CARRY + row * chunks + c)
+        total += first
+        first, second, third = second, third, fourth
+    tl.store(FINAL + row * SIZE + at, total, mask=inside)
+
+
+@triton.jit
+def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
+    """Σ over all entries of what lies before a chunk times what lies after the chunk before it."""
+    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < size
+        before = tl.load(BEFORE + (row * chunks + c + 1) * size + at, mask=inside, other=0.0).to(tl.float32)
+        after = tl.load(AFTER + (row * chunks + c) * size + at, mask=inside, other=0.0).to(tl.float32)
+        total += before * after * tl.load(WEIGHT + at // SQUARE, mask=inside, other=0.0)
+    tl.store(OUT + row * (chunks - 1) + c, tl.sum(total, 0))
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+@dataclass(frozen=True)
+class Side:
+    """Tokens whose moments are wanted.
+
+    x, g        [B, T, H, d], [B, T, H, e]
+    weights     [3 or 4, B, H, T] fp32, one factor per order and token, or None for ones
+    omega       [B, H, T] fp32, what the row sum weighs a token with, or None for ones
+    extra       [B, H, T] fp32, a further weight in Σ ω x alone, or None for zeros
+    carry       [B, K, chunks] fp32, what is left of the past at the end of each chunk, or None for ones
+    group       heads of x and g per key-value head; their moments are added
+    """
+
+    x: Tensor
+    g: Tensor
+    weights: Tensor | None = None
+    omega: Tensor | None = None
+    carry: Tensor | None = None
+    group: int = 1
+    extra: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) blocks, rows, e].
+
+    Those before each chunk are kept in the operands' dtype, those of a whole text in fp32.
+    """
+
+    small: Tensor
+    high: dict[int, Tensor]
+
+
+def moments(
+    side: Side,
+    order: int,
+    chunk: int,
+    *,
+    sums: bool,
+    reverse: bool = False,
+    initial: Moments | None = None,
+    totals: bool = False,
+) -> tuple[Moments, Moments | None]:
+    """The moments before (after) every chunk; and if asked for, with what came before, those of the whole text."""
+    small, small_total = _small_moments(side, order, chunk, sums, reverse, initial)
+    high, ends = {}, {}
+    for n in range(2, order + 1):
+        start = None if initial is None else initial.high[n]
+        high[n], end = _high_moments(side, n, chunk, reverse, start, totals)
+        if end is not None:
+            ends[n] = end
+    return Moments(small, high), Moments(small_total, ends) if totals else None
+
+
+def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
+    """Σ over all entries of order n ≥ 2 of the moments before chunks 1 … times those after chunks 0 …, [B·K, chunks − 1]."""
+    rows, chunks, count, height, e = before.high[n].shape
+    out = torch.empty(rows, chunks - 1, dtype=torch.float32, device=before.small.device)
+    if chunks > 1:
+        _across[(chunks - 1, rows)](
+            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, count * height * e,
+            SQUARE=height * e, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def small_size(d: int, e: int) -> int:
+    """How many numbers the small moments of a head are."""
+    return d * e + e + d * d + d + 1
+
+
+def _filled(count: int) -> int:
+    return -(-count // GROUPED) * GROUPED
+
+
+def _small_moments(
+    side: Side, order: int, chunk: int, sums: bool, reverse: bool, initial: Moments | None
+) -> tuple[Tensor, Tensor]:
+    x, g = side.x, side.g
+    batch, tokens, all_heads, d = x.shape
+    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
+    size = small_size(d, e)
+    out = torch.empty(batch * heads, chunks, size, dtype=torch.float32, device=x.device)
+    if not sums:
+        out[:, :, d * e + e :].zero_()
+    wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
+    _small[(chunks, batch * heads)](
+        x, g, side.weights, side.omega, side.extra, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
+        batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
+        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None, EXTRAS=side.extra is not None,
+        **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
+    )  # fmt: skip
+    total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
+    block = 256
+    _scan[(cdiv(size, block), batch * heads)](
+        out, side.carry, None if initial is None else initial.small, total, chunks, size,
+        REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None, BLOCK=block, num_warps=2,
+    )  # fmt: skip
+    return out, total
+
+
+def _high_moments(
+    side: Side, order: int, chunk: int, reverse: bool, initial: Tensor | None, total: bool
+) -> tuple[Tensor, Tensor | None]:
+    x, g = side.x, side.g
+    batch, tokens, all_heads, d = x.shape
+    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
+    count, height, kind = blocks(d, order), block_rows(d, order), operand(x)
+    out = torch.empty(batch * heads, chunks, count, height, e, dtype=kind, device=x.device)
+    final = (
+        torch.empty(batch * heads, count, height, e, dtype=torch.float32, device=x.device) if total else None
+    )
+    padded = chunks * chunk
+    weight = None if side.weights is None else side.weights[order]
+    block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
+    tile, columns = min(block, chunk), cdiv(e, 64)
+    many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
+    grouped = GROUPED if many else GROUPED // 2
+    _high[(count // grouped, batch * heads, columns)](
+        lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
+        initial, out, final, *x.stride()[:3], tokens, heads, chunks, padded,
+        D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
+        ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
+        STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),
+        num_warps=8 if width(d) > 64 else warps, num_stages=stages,
+    )  # fmt: skip
+    return out, final

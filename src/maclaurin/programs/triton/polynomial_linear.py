@@ -1,0 +1,321 @@
+"""Attention with a polynomial of low order for a weight, in time linear in the text.
+
+    w_ts = e^{L_t − L_s} Σ_n α_n(t) (q·k)ⁿ,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
+
+The text is cut into chunks. Queries see the keys of their own chunk pair by pair, and all before it through
+moments (moments.py). L are running totals of the log forget gate within a chunk; α are constants, or one number
+per order and row.
+
+Backward, with dn = dy/D, dz = dD − Σ dy∘y/D and g_ts = e^{L_t − L_s}(dn_t·v_s + dz_t):
+
+    r⁽ⁿ⁾_t = Σ_s g_ts (q·k)ⁿ⁻¹ k_s,     dq = Σ_n n α_n r⁽ⁿ⁾,     dα_n = q·r⁽ⁿ⁾,   dα₀ = Σ_s g_ts
+
+and keys and values read the moments of (q, dn, dz) over the chunks after their own in the same way. Moments lie in
+blocks that belong to one entry (block_layout.py), so both directions are sums over entries:
+
+    φ(q)·S = Σ_a q_a Q S_a,             Σ_s g (q·k)ⁿ⁻¹ k from Σ_a q_a dn S_aᵀ,        Q = q, or products of two
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton.block_layout import blocks, times_counted, together
+from maclaurin.programs.triton.linear_backward import backward_keys, backward_queries
+from maclaurin.programs.triton.linear_forward import forward_rows
+from maclaurin.programs.triton.moments import Moments, Side, across, moments
+from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor.
+
+    coefficients    α₀ … α_N of s, the score without its scale; where rows have their own, only N counts
+    divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
+    narrow          y in bf16, with what rounding takes from it; else in fp32
+    """
+
+    coefficients: tuple[float, ...]
+    divisor: str
+    eps: float
+    chunk: int
+    narrow: bool = False
+
+    @property
+    def order(self) -> int:
+        return len(self.coefficients) - 1
+
+    @property
+    def by_sum(self) -> bool:
+        return self.divisor == "sum"
+
+
+class Gradients(NamedTuple):
+    """Of q, k, v in their dtypes, of α and of the log forget gate in fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    alpha: Tensor | None
+    log_forget: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a call may have per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
+
+    alpha: Tensor | None = None
+    log_forget: Tensor | None = None
+
+
+@on_its_device
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    call: Call,
+    *,
+    initial: Moments | None = None,
+    totals: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor, Moments, Moments | None]:
+    """y [B, T, H, e], what rounding took from it and D [B, H, T] in fp32, causal; the moments of the keys, for the
+    way back; their totals.
+
+    `initial` are the totals of a text that came before; those after this one are made if asked for.
+    """
+    batch, tokens, heads, _ = q.shape
+    log = _chunk_totals(rows.log_forget, q, call.chunk)
+    past, after = moments(
+        _keys_side(k, v, log, call),
+        call.order,
+        call.chunk,
+        sums=call.by_sum,
+        initial=initial,
+        totals=totals,
+    )
+    y, rest = empty_rows(q, v, call.narrow)
+    divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    tile = _tile("forward", q, v, rows, call)
+    forward_rows[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
+        **_sizes(q, k, v, rows, call), **tile,
+        BY_COUNT=call.divisor == "count", NARROW=call.narrow, STARTED=initial is not None,
+    )  # fmt: skip
+    return y, rest, divisor, past, after
+
+
+@on_its_device
+def backward(
+    dy: Tensor,
+    d_divisor: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    rest: Tensor | None,
+    divisor: Tensor,
+    rows: Rows,
+    past: Moments,
+    call: Call,
+    *,
+    started: bool = False,
+    totals: Moments | None = None,
+    d_totals: Moments | None = None,
+) -> tuple[Gradients, Moments | None]:
+    """All gradients; and where the text was `started`, that of the totals it started from.
+
+    d_totals is the gradient of the totals after it, which are needed beside it where there is a forget gate.
+    """
+    batch, tokens, heads, _ = q.shape
+    kv_heads, chunks = k.shape[2], past.small.shape[1]
+    log = _chunk_totals(rows.log_forget, q, call.chunk)
+    dn, dz = row_quotient.backward(dy, y, rest, divisor, v, by_sum=call.by_sum)
+    if dz is not None and d_divisor is not None:
+        dz = dz + d_divisor
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
+    shape = (tokens, heads, chunks, batch * heads * tokens)
+    sizes = _sizes(q, k, v, rows, call)
+    of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
+    tile = _tile("queries", q, v, rows, call)
+    backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
+        *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
+    )  # fmt: skip
+    scaled = rows.alpha is not None
+    later, before = moments(
+        _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
+        call.order,
+        call.chunk,
+        sums=call.by_sum,
+        reverse=True,
+        initial=None if d_totals is None else _by_coefficients(d_totals, q, v, call, scaled, inverse=True),
+        totals=started,
+    )
+    of_keys = None if log is None else torch.empty_like(log)
+    left = None if log is None else _chunk_ends(log, call.chunk) - log
+    tile = _tile("keys", q, v, rows, call)
+    backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
+        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
+        *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
+    )  # fmt: skip
+    d_forget = None
+    if of_keys is not None and of_rows is not None:
+        crossing = _crossing(past, later, q, v, call, scaled)
+        end = torch.zeros_like(past.small[:, 0, 0])
+        if totals is not None and d_totals is not None:  # every gate shrinks the totals too
+            end = _inner(totals, d_totals, q.shape[3])
+        crossing = torch.cat([crossing, end[:, None]], 1).view(batch, kv_heads, -1)
+        within = of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
+        d_forget = _of_gates(within, crossing, call.chunk)
+    d_initial = None if before is None else _by_coefficients(before, q, v, call, scaled, inverse=False)
+    return Gradients(dq, dk, dv, d_alpha, d_forget), d_initial
+
+
+def _of_gates(within: Tensor, crossing: Tensor, chunk: int) -> Tensor:
+    """The gradient of ln f_t [B, K, T]: how the loss grows with the weights of all pairs t lies between.
+
+    Those are what rows from t on have more of than keys from t on, to the end of the chunk, and what crosses it.
+    """
+    tokens = within.shape[-1]
+    padded = torch.nn.functional.pad(within.double(), (0, -tokens % chunk)).unflatten(-1, (-1, chunk))
+    total = padded.flip(-1).cumsum(-1).flip(-1) + crossing[..., None]
+    return total.flatten(-2)[..., :tokens].float()
+
+
+def _crossing(past: Moments, later: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool) -> Tensor:
+    """Σ g w of all pairs on either side of the end of each chunk but the last, [B·K, chunks − 1]."""
+    d, c = q.shape[3], (1.0,) * (call.order + 1) if scaled else call.coefficients
+    small = _by_coefficients(Moments(later.small[:, :-1], {}), q, v, call, scaled, inverse=False).small
+    found = (past.small[:, 1:] * small).sum(-1)
+    for n in range(2, call.order + 1):
+        found = found + c[n] * across(past, later, n, d)
+    return found
+
+
+def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
+    """Σ over all entries of two moments, [B·K]."""
+    found = (totals.small * other.small).sum(-1)
+    for n, block in totals.high.items():
+        products = (block * other.high[n]).flatten(2).sum(-1)
+        found = found + (products * times_counted(d, n, block.device)).sum(-1)
+    return found
+
+
+def _by_coefficients(
+    totals: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool, *, inverse: bool
+) -> Moments:
+    """Moments of queries as gradients of a state: order n times its coefficient, or over it on the way back.
+
+    Where rows have coefficients of their own, their moments hold them already.
+    """
+    if scaled:
+        return totals
+    c = [1 / c if inverse and c else c for c in (*call.coefficients, 0.0, 0.0)]
+    d, e = q.shape[3], v.shape[3]
+    parts = totals.small.split([d * e, e, d * d, d, 1], dim=-1)
+    factors = (c[1], c[0], c[2], c[1], c[0])
+    small = torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)], -1)
+    return Moments(small, {n: u * c[n] for n, u in totals.high.items()})
+
+
+def _keys_side(k: Tensor, v: Tensor, log: Tensor | None, call: Call) -> Side:
+    """Keys and values, weighed by what is left of them at the end of their chunk."""
+    if log is None:
+        return Side(k, v)
+    ends = _chunk_ends(log, call.chunk)
+    weights = (ends - log).exp().float().expand(call.order + 1, *log.shape).contiguous()
+    return Side(k, v, _three(weights), carry=_carry(ends, call.chunk))
+
+
+def _queries_side(
+    q: Tensor, dn: Tensor, dz: Tensor | None, alpha: Tensor | None, log: Tensor | None, group: int, call: Call
+) -> Side:
+    """Queries and their gradients, weighed by what is left of the past when they look at it."""
+    weights, carry = alpha, None
+    if log is not None:
+        seen = log.exp().float().repeat_interleave(group, 1)
+        weights = (seen.expand(call.order + 1, *seen.shape) if alpha is None else alpha * seen).contiguous()
+        carry = _carry(_chunk_ends(log, call.chunk), call.chunk)
+    return Side(q, dn, None if weights is None else _three(weights), dz, carry, group)
+
+
+def _three(weights: Tensor) -> Tensor:
+    """At least the weights of orders 0 to 2, which the program of the small moments reads."""
+    missing = 3 - weights.shape[0]
+    return weights if missing <= 0 else torch.cat([weights, weights[:missing]])
+
+
+def _chunk_totals(log_forget: Tensor | None, q: Tensor, chunk: int) -> Tensor | None:
+    """L: running totals of the log forget gate from the beginning of each chunk; in fp64 for q in fp32."""
+    if log_forget is None:
+        return None
+    tokens = log_forget.shape[-1]
+    padded = torch.nn.functional.pad(log_forget.double(), (0, -tokens % chunk))
+    totals = padded.unflatten(-1, (-1, chunk)).cumsum(-1)
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    return totals.flatten(-2)[..., :tokens].to(wide).contiguous()
+
+
+def _chunk_ends(log: Tensor, chunk: int) -> Tensor:
+    """L at the last token of every token's chunk."""
+    tokens = log.shape[-1]
+    last = (torch.arange(tokens, device=log.device) // chunk * chunk + chunk - 1).clamp(max=tokens - 1)
+    return log[..., last]
+
+
+def _carry(ends: Tensor, chunk: int) -> Tensor:
+    """What is left of the past at the end of each chunk."""
+    return ends[..., ::chunk].exp().float().contiguous()
+
+
+def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    return past.small, past.high.get(2), past.high.get(3)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        "CHUNK": call.chunk,
+        "C": tuple(float(c) for c in call.coefficients),
+        "ORDER": call.order,
+        "BLOCKS2": blocks(d, 2),
+        "BLOCKS3": blocks(d, 3),
+        "P": together(d, 3),
+        "ROWS": rows.alpha is not None,
+        "DECAY": rows.log_forget is not None,
+        "BY_SUM": call.by_sum,
+        **operand_options(q),
+    }
+
+
+def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, int]:
+    """A tile, which must divide the chunk; products in tf32 and numbers per row take more room."""
+    options = tile_options(TILES[kind], q, v, call.chunk)
+    if q.dtype != torch.bfloat16:  # short where sums stay in registers
+        queries, keys = (32, 16) if kind == "keys" else (16, 32)
+        return {**options, "BM": min(queries, call.chunk), "BN": min(keys, call.chunk), "num_warps": 8}
+    crowded = rows.alpha is not None or rows.log_forget is not None
+    return {**options, "BM": min(32 if kind == "keys" else 64, options["BM"])} if crowded else options

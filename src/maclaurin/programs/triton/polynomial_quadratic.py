@@ -1,0 +1,340 @@
+"""Attention with a polynomial of the score for a weight, every pair once, nothing of size T² in memory.
+
+    w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
+
+Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with dn = dy/D and
+dz = −Σ dn∘y (0 where D is no row sum; row_quotient.py):
+
+    dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
+
+Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton.tiles import (
+    Tile,
+    cdiv,
+    divisor_of,
+    empty_rows,
+    load_rows,
+    operand_options,
+    store_rows,
+    tile_options,
+    width,
+)
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    "queries": (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What of a call is no tensor.
+
+    coefficients    c₀ … c_N of s, the score without its scale
+    sigmoid         whether the weight is σ of the polynomial
+    divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
+    narrow          y in bf16, with what rounding takes from it; else in fp32
+    """
+
+    coefficients: tuple[float, ...]
+    divisor: str
+    eps: float
+    causal: bool
+    sigmoid: bool = False
+    narrow: bool = False
+
+
+@triton.jit
+def _weight(s, C: tl.constexpr, SIGMOID: tl.constexpr):
+    """Σ c_n sⁿ by Horner's rule, or σ of it."""
+    w = tl.full(s.shape, C[len(C) - 1], tl.float32)
+    for i in tl.static_range(1, len(C)):
+        w = w * s + C[len(C) - 1 - i]
+    if SIGMOID:
+        w = tl.sigmoid(w)
+    return w
+
+
+@triton.jit
+def _slope(s, C: tl.constexpr, SIGMOID: tl.constexpr):
+    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) where the weight is σ."""
+    slope = tl.zeros(s.shape, tl.float32)
+    for i in tl.static_range(0, len(C) - 1):
+        slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
+    if SIGMOID:
+        w = _weight(s, C, SIGMOID)
+        slope *= w * (1 - w)
+    return slope
+
+
+@triton.jit
+def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+              OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the sums of a tile of queries."""
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), C, SIGMOID)
+    if MASKED:
+        seen = (n < T)[None, :]
+        if CAUSAL:
+            seen = seen & (n[None, :] <= m[:, None])
+        w = tl.where(seen, w, 0.0)
+    w = w.to(OPERAND)
+    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
+
+
+@triton.jit
+def _forward(
+    Q, K, V, Y, REST, Z,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    T, H, eps,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+    CAUSAL: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    acc = tl.zeros((BM, BE), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, False, CAUSAL, OPERAND, PRECISION)
+    for start in range(whole, end, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, OPERAND, PRECISION)
+    seen = m + 1 if CAUSAL else m * 0 + T
+    divisor = divisor_of(z, seen, eps, BY_SUM, BY_COUNT)
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
+    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
+    tl.store(Z + (b * H + h) * T + m, divisor, mask=m < T)
+
+
+@triton.jit
+def _score_gradient(
+    s, dw, dz, seen, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr
+):
+    """ds = (dn·v + dz) w′(s)."""
+    if BY_SUM:
+        dw += dz
+    ds = dw * _slope(s, C, SIGMOID)
+    if MASKED:
+        ds = tl.where(seen, ds, 0.0)
+    return ds
+
+
+@triton.jit
+def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
+    """dz of the rows m."""
+    if BY_SUM:
+        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
+    else:
+        dz = tl.zeros(m.shape, tl.float32)
+    return dz
+
+
+@triton.jit
+def _add_queries(dk, dv, k, v, q, dn, dz, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                 MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
+    """
+    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    w = _weight(s, C, SIGMOID)
+    seen = n[:, None] <= m[None, :]
+    if MASKED:
+        w = tl.where(seen, w, 0.0)
+    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
+    ds = _score_gradient(s, dw, dz[None, :], seen, C, SIGMOID, BY_SUM, MASKED)
+    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv
+
+
+@triton.jit
+def _backward_keys(
+    Q, K, V, DN, DZ, DK, DV,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BN
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    n = first + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    begin = first // BM * BM if CAUSAL else 0
+    whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+        for start in range(begin, tl.minimum(whole, T), BM):
+            m = start + tl.arange(0, BM)
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
+            dz = _row_sums(DZ, rows, m, T, BY_SUM)
+            dk, dv = _add_queries(dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
+        for start in range(whole, T, BM):
+            m = start + tl.arange(0, BM)
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
+            dz = _row_sums(DZ, rows, m, T, BY_SUM)
+            dk, dv = _add_queries(
+                dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION
+            )
+    inside_d = (n < T)[:, None] & (d < D)[None, :]
+    inside_e = (n < T)[:, None] & (e < E)[None, :]
+    tl.store(
+        DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :], dk.to(DK.dtype.element_ty), mask=inside_d
+    )
+    tl.store(
+        DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
+    )
+
+
+@triton.jit
+def _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                       MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
+    seen = n[None, :] <= m[:, None]
+    ds = _score_gradient(s, dw, dz[:, None], seen, C, SIGMOID, BY_SUM, MASKED)
+    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION)
+
+
+@triton.jit
+def _backward_queries(
+    Q, K, V, DN, DZ, DQ,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
+    T, H,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E)
+    dz = _row_sums(DZ, (b * H + h) * T, m, T, BY_SUM)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    dq = tl.zeros((BM, BD), tl.float32)
+    whole = first // BN * BN if CAUSAL else T
+    end = tl.minimum(first + BM, T) if CAUSAL else T
+    for start in range(0, whole, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION)
+    for start in range(whole, end, BN):
+        n = start + tl.arange(0, BN)
+        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    tl.store(
+        DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
+    )
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+@on_its_device
+def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded."""
+    batch, tokens, heads, _ = q.shape
+    y, rest = empty_rows(q, v, call.narrow)
+    z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    tile = _tile("forward", q, v, tokens)
+    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, y, rest, z,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        tokens, heads, call.eps,
+        **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
+        BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal, NARROW=call.narrow,
+    )  # fmt: skip
+    return y, rest, z
+
+
+@on_its_device
+def backward(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, rest: Tensor | None, z: Tensor, call: Call
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the dtypes of q, k, v."""
+    batch, tokens, heads, _ = q.shape
+    kv_heads = k.shape[2]
+    dn, dz = row_quotient.backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    common = {
+        **_sizes(q, k, v),
+        "C": _floats(call),
+        "SIGMOID": call.sigmoid,
+        "BY_SUM": call.divisor == "sum",
+        "CAUSAL": call.causal,
+    }
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
+    tile = _tile("keys", q, v, tokens)
+    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
+        q, k, v, dn, dz, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        tokens, heads, **common, **tile,
+    )  # fmt: skip
+    tile = _tile("queries", q, v, tokens)
+    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, dn, dz, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
+    )
+    return dq, dk, dv
+
+
+def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
+    """Products of fp32 take more room, also those of fp16, which are made in fp32 in part."""
+    options = tile_options(TILES[kind], q, v, tokens)
+    if q.dtype == torch.bfloat16:
+        return options
+    return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        **operand_options(q),  # weights and score gradients may leave the range of fp16
+    }
+
+
+def _floats(call: Call) -> tuple[float, ...]:
+    return tuple(float(c) for c in call.coefficients)

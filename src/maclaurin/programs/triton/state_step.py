@@ -1,0 +1,244 @@
+"""One token into a state and its queries out of it: one pass over the state, then one over what was read of it.
+
+    S ← f S + w φ(k) [v, 1]ᵀ,        sums of order n:  Σ_{f of order n} φ_f(c q) S_f,          y = Σ_n α_n sums / D
+
+with coefficients α_n that are numbers, or polynomials in the row's mean score, which is among the sums.
+
+The state [F, E] of a head is cut into blocks of features, none of which holds features of two orders, so that batch 1
+fills the chip. A feature is a product of entries times a root, φ_f(x) = r_f Π_j x_{i_fj}, made in registers; an index
+of d stands for 1. Every block writes what its queries read of it; a second program adds that up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.tiles import divisor_of, width
+
+#: features per block; one warp per 64 columns holds them, so that sums over features need no exchange
+BLOCK = 32
+#: blocks added up at a time
+BLOCKS = 64
+
+
+#: what the sums of an order weigh: Σ_j α_nj (−c)ʲ with the row's mean score c, or α_n0
+Table = tuple[tuple[float, ...], ...]
+
+
+class Token(NamedTuple):
+    """One token: k [B, K, d], q [B, H, d], v [B, K, e]; log_forget and weight [B, K], in fp32, or None for 0 and 1.
+
+    With a count [B] of keys that came before, the key counts only where that is `late` or more.
+    """
+
+    k: Tensor
+    q: Tensor
+    v: Tensor
+    log_forget: Tensor | None = None
+    weight: Tensor | None = None
+    count: Tensor | None = None
+    late: int = 0
+
+
+class Layout(NamedTuple):
+    """How features are made, and the blocks they are read in.
+
+    Features are products of the entries [F, degree] times roots [F]; blocks of them are starts[i] … stops[i] − 1,
+    and order n has the blocks cuts[n] … cuts[n + 1] − 1.
+    """
+
+    entries: Tensor
+    roots: Tensor
+    starts: Tensor
+    stops: Tensor
+    cuts: Tensor
+
+
+@triton.jit
+def _features(X, INDEX, ROOT, f, there, scale, D: tl.constexpr, DEGREE: tl.constexpr):
+    """φ_f(scale x) for the features f."""
+    found = tl.load(ROOT + f, mask=there, other=0.0)
+    for j in tl.static_range(DEGREE):
+        i = tl.load(INDEX + f * DEGREE + j, mask=there, other=D)
+        entry = tl.load(X + i, mask=there & (i < D), other=0.0).to(tl.float32) * scale
+        found *= tl.where(i < D, entry, 1.0)
+    return found
+
+
+@triton.jit
+def _step(
+    S, K, Q, V, LOG_FORGET, WEIGHT, COUNT, INDEX, ROOT, STARTS, STOPS, OUT, PARTIAL,
+    k_b, k_h, q_b, q_h, v_b, v_h, f_b, f_h, w_b, w_h, late, scale, F, heads, blocks,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+    DEGREE: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr,
+    DELAYED: tl.constexpr,
+):  # fmt: skip
+    """One block of features of one key-value head. COUNTED: the last column counts keys, beside those of v."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = row // heads, row % heads
+    f = tl.load(STARTS + block) + tl.arange(0, BF)
+    there = f < tl.load(STOPS + block)
+    e = tl.arange(0, BE)
+    VALUES: tl.constexpr = E - 1 if COUNTED else E
+    inside = there[:, None] & (e < VALUES)[None, :]
+    line = row * F * E + f * E
+    state = tl.load(S + line[:, None] + e[None, :], mask=inside, other=0.0)
+    if COUNTED:
+        count = tl.load(S + line + VALUES, mask=there, other=0.0)
+    key = _features(K + b * k_b + h * k_h, INDEX, ROOT, f, there, 1.0, D, DEGREE)
+    if WEIGHED:
+        key *= tl.load(WEIGHT + b * w_b + h * w_h)
+    if DELAYED:
+        key *= (tl.load(COUNT + b) >= late).to(tl.float32)
+    kept = tl.exp(tl.load(LOG_FORGET + b * f_b + h * f_h).to(tl.float32)) if FORGETS else 1.0
+    value = tl.load(V + b * v_b + h * v_h + e, mask=e < VALUES, other=0.0).to(tl.float32)
+    state = state * kept + key[:, None] * value[None, :]
+    tl.store(OUT + line[:, None] + e[None, :], state, mask=inside)
+    if COUNTED:
+        count = count * kept + key
+        tl.store(OUT + line + VALUES, count, mask=there)
+    for g in tl.static_range(GROUP):
+        query = _features(Q + b * q_b + (h * GROUP + g) * q_h, INDEX, ROOT, f, there, scale, D, DEGREE)
+        at = PARTIAL + ((row * GROUP + g) * blocks + block) * E
+        tl.store(at + e, tl.sum(query[:, None] * state, 0), mask=e < VALUES)
+        if COUNTED:
+            tl.store(at + VALUES, tl.sum(query * count, 0))
+
+
+@triton.jit
+def add_up(PARTIAL, row, start, stop, blocks, e, E: tl.constexpr, BB: tl.constexpr):
+    """What the blocks start … stop − 1 of a query's state have written, added."""
+    total = tl.zeros(e.shape, tl.float32)
+    for first in range(start, stop, BB):
+        b = first + tl.arange(0, BB)
+        here = (b < stop)[:, None] & (e < E)[None, :]
+        at = (row * blocks + b)[:, None] * E + e[None, :]
+        total += tl.sum(tl.load(PARTIAL + at, mask=here, other=0.0), 0)
+    return total
+
+
+@triton.jit
+def _sums(PARTIAL, CUTS, SUMS, rows, blocks, E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr):
+    """The sums of one order and query."""
+    row, n = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    e = tl.arange(0, BE)
+    total = add_up(PARTIAL, row, tl.load(CUTS + n), tl.load(CUTS + n + 1), blocks, e, E, BB)
+    tl.store(SUMS + (n * rows + row) * E + e, total, mask=e < E)
+
+
+@triton.jit
+def mean_score(PARTIAL, CUTS, row, blocks, E: tl.constexpr, BB: tl.constexpr):
+    """z₁/z₀ of a query's row, from orders 0 and 1 of the column that counts; 0 for an empty row."""
+    last = E - 1 + tl.arange(0, 1)
+    begin, middle, end = tl.load(CUTS), tl.load(CUTS + 1), tl.load(CUTS + 2)
+    count = tl.sum(add_up(PARTIAL, row, begin, middle, blocks, last, E, BB), 0)
+    first = tl.sum(add_up(PARTIAL, row, middle, end, blocks, last, E, BB), 0)
+    return tl.where(count > 1e-30, first / tl.where(count > 1e-30, count, 1.0), 0.0)
+
+
+@triton.jit
+def weighed_sums(
+    PARTIAL, CUTS, row, centre, blocks, e, E: tl.constexpr, BB: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
+):  # fmt: skip
+    """Σ_n α_n(c) sums of order n, for one query; α_n has the ORDERS coefficients from TABLE[n ORDERS] on."""
+    total = tl.zeros(e.shape, tl.float32)
+    for n in tl.static_range(ORDERS):
+        weight, power = 0.0, 1.0
+        for j in tl.static_range(ORDERS):
+            weight += TABLE[n * ORDERS + j] * power
+            power *= -centre
+        total += weight * add_up(PARTIAL, row, tl.load(CUTS + n), tl.load(CUTS + n + 1), blocks, e, E, BB)
+    return total
+
+
+@triton.jit
+def _rows(
+    PARTIAL, CUTS, COUNT, Y, AFTER, heads, blocks, eps,
+    E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
+    CENTRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """The row of one query over its denominator; and one token more that a sequence has seen."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BE)
+    centre = mean_score(PARTIAL, CUTS, row, blocks, E, BB) if CENTRED else 0.0
+    total = weighed_sums(PARTIAL, CUTS, row, centre, blocks, e, E, BB, TABLE, ORDERS)
+    seen = tl.load(COUNT + row // heads) + 1
+    last = tl.sum(tl.where(e == E - 1, total, 0.0), 0)
+    divisor = divisor_of(tl.zeros((BE,), tl.float32) + last, seen, eps, BY_SUM, BY_COUNT)
+    VALUES: tl.constexpr = E - 1 if COUNTED else E
+    tl.store(Y + row * VALUES + e, (total / divisor).to(Y.dtype.element_ty), mask=e < VALUES)
+    tl.store(AFTER + row // heads, seen, mask=row % heads == 0)
+
+
+def pass_over(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what each block of it gave its queries [B, H, blocks, E]."""
+    k, q, v, log_forget, weight, count, late = token
+    batch, heads, size, e = state.shape
+    blocks = layout.starts.numel()
+    out = torch.empty_like(state)
+    partial = torch.empty(batch, q.shape[1], blocks, e, dtype=torch.float32, device=state.device)
+    optional = (stride for u in (log_forget, weight) for stride in ((0, 0) if u is None else u.stride()))
+    _step[(batch * heads, blocks)](
+        state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, layout.starts, layout.stops, out,
+        partial, *k.stride()[:2], *q.stride()[:2], *v.stride()[:2], *optional, late, scale, size, heads, blocks,
+        GROUP=q.shape[1] // heads, D=k.shape[-1], E=e, BE=width(v.shape[-1]), BF=BLOCK,
+        DEGREE=layout.entries.shape[1], COUNTED=e > v.shape[-1], FORGETS=log_forget is not None,
+        WEIGHED=weight is not None, DELAYED=count is not None, num_warps=max(1, min(8, width(v.shape[-1]) // 64)),
+    )  # fmt: skip
+    return out, partial
+
+
+@on_its_device
+def sums(state: Tensor, token: Token, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The state after the token, and what queries read of each order [orders, B, H, E].
+
+    state [B, K, F, E] in fp32, contiguous, with E = e or, to count keys, e + 1.
+    """
+    out, partial = pass_over(state, token, layout, 1.0)
+    batch, heads, blocks, e = partial.shape
+    orders, rows = layout.cuts.numel() - 1, batch * heads
+    found = torch.empty(orders, batch, heads, e, dtype=torch.float32, device=state.device)
+    _sums[(rows, orders)](partial, layout.cuts, found, rows, blocks, E=e, BE=width(e), BB=BLOCKS, num_warps=8)
+    return out, found
+
+
+@on_its_device
+def rows(
+    state: Tensor,
+    count: Tensor,
+    token: Token,
+    layout: Layout,
+    scale: float,
+    table: Table,
+    divisor: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [B, 1, H, e] over the row sum and eps ("sum"), the keys seen ("count") or 1, in the dtype of q; the state and
+    the count of keys after the token. State as above; the table has a line per order of the layout."""
+    out, partial = pass_over(state, token, layout, scale)
+    batch, heads, blocks, e = partial.shape
+    q, v = token.q, token.v
+    y = torch.empty(batch, 1, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    after = torch.empty_like(count)
+    _rows[(batch * heads,)](
+        partial, layout.cuts, count, y, after, heads, blocks, eps, E=e, BE=width(e), BB=BLOCKS, TABLE=flat(table),
+        ORDERS=len(table), CENTRED=is_centred(table), BY_SUM=divisor == "sum", BY_COUNT=divisor == "count",
+        COUNTED=e > v.shape[-1], num_warps=8,
+    )  # fmt: skip
+    return y, out, after
+
+
+def is_centred(table: Table) -> bool:
+    """Whether the coefficients depend on the row's mean score."""
+    return any(len(line) > 1 for line in table)
+
+
+def flat(table: Table) -> tuple[float, ...]:
+    """Lines of the same length, one after the other."""
+    return tuple(a for line in table for a in (*line, *(0.0,) * (len(table) - len(line))))

@@ -1,0 +1,182 @@
+"""Bad input gets one clear error: what came, why it cannot work, what would."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError, StateBudgetError, did_you_mean
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.packing import check_cu_seqlens
+from maclaurin.forms.state import State
+from maclaurin.spec import Argument, AttentionSpec, Part
+from maclaurin.spec.part import registered
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q [B, T, H, d], k [B, S, Hkv, d], v [B, S, Hkv, e], one dtype, one device."""
+    for name, u in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(u, Tensor):
+            raise InputError(f"{name} must be a torch tensor, not {type(u).__name__}.")
+        if u.dim() != 4:
+            raise InputError(
+                f"{name} must be [batch, tokens, heads, size], got {_shape(u)} with {u.dim()} axes."
+            )
+        if not u.is_floating_point():
+            raise InputError(f"{name} must be floating point, got {u.dtype}.")
+        if 0 in u.shape:
+            raise InputError(f"{name} is empty: {_shape(u)}; every axis must be at least 1.")
+    if len({q.dtype, k.dtype, v.dtype}) > 1:
+        raise InputError(
+            f"q, k, v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}: cast them to one."
+        )
+    if len({q.device, k.device, v.device}) > 1:
+        raise InputError(f"q, k, v must be on one device, got {q.device}, {k.device}, {v.device}.")
+    if k.shape[:3] != v.shape[:3]:
+        raise InputError(
+            f"k and v must agree in batch, tokens and heads, got k {_shape(k)} and v {_shape(v)}."
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(f"q and k must agree in batch and size, got q {_shape(q)} and k {_shape(k)}.")
+    if q.shape[2] % k.shape[2]:
+        raise InputError(
+            f"q has {q.shape[2]} heads and k has {k.shape[2]}: the query heads must be a multiple of "
+            "the key-value heads."
+        )
+
+
+def check_gates(spec: AttentionSpec, inputs: Inputs) -> None:
+    """Exactly the arguments that the spec's parts declare, each with its shape."""
+    for name in inputs.gates:
+        if name not in spec.gates:
+            raise InputError(_unknown_argument(spec, name))
+    for part in spec.parts:
+        for argument in part.arguments:
+            _check_gate(spec, part, argument, inputs)
+
+
+def _check_gate(spec: AttentionSpec, part: Part, argument: Argument, inputs: Inputs) -> None:
+    name, gate = argument.name, inputs.gates.get(argument.name)
+    tokens = (inputs.q if argument.tokens == "query" else inputs.k).shape[1]
+    heads = (inputs.q if argument.heads == "query" else inputs.k).shape[2]
+    shape = [inputs.q.shape[0], tokens, heads]
+    if gate is None:
+        raise InputError(f"{spec} has {part.mark}{part}, so it needs {name} {shape}; none was given.")
+    if not isinstance(gate, Tensor):
+        raise InputError(f"{name} must be a torch tensor, not {type(gate).__name__}.")
+    per_channel = [*shape, inputs.v.shape[3]] if spec.may_be_per_channel(argument) else None
+    if list(gate.shape) != shape and (per_channel is None or list(gate.shape) != per_channel):
+        either = "" if per_channel is None else f" or {per_channel}"
+        raise InputError(f"{name} must be {shape}{either} here, got {_shape(gate)}.")
+    if gate.device != inputs.q.device:
+        raise InputError(f"{name} is on {gate.device} and q on {inputs.q.device}: move one.")
+    if not gate.is_floating_point():
+        raise InputError(f"{name} must be floating point, got {gate.dtype}.")
+
+
+def _unknown_argument(spec: AttentionSpec, name: str) -> str:
+    """Why a keyword of `attention` has no meaning: no part of this spec takes it, or it is misspelt."""
+    owner = next((p for p in _known_gates() if any(a.name == name for a in p.arguments)), None)
+    if owner is not None:
+        symbol = f"{owner.mark}{owner.notation}"
+        return f"{name} was given, but {spec} has no {symbol}: leave it out or add {symbol} to the spec."
+    takes = f"{spec} takes {', '.join(spec.gates)}" if spec.gates else f"{spec} takes no gates"
+    return f"attention has no argument {name!r}, and {takes}." + did_you_mean(name, [*spec.gates, *_OPTIONS])
+
+
+def _known_gates() -> list[Part]:
+    """One of each registered part that takes an argument and can be built without fields."""
+    classes = [c for family in ("gate", "denominator") for c in registered(family).values()]
+    return [c.from_arguments([], {}) for c in classes]
+
+
+#: the other keywords of `attention`, for a hint when one is misspelt
+_OPTIONS = (
+    "state", "return_state", "scale", "causal", "cu_seqlens", "max_seqlen", "key_padding_mask", "form",
+    "chunk_size", "tolerance", "score_bound", "state_budget",
+)  # fmt: skip
+
+
+def check_layout(
+    inputs: Inputs,
+    *,
+    causal: bool,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    key_padding_mask: Tensor | None,
+) -> None:
+    """Padding, packing and a number of queries that differs from the number of keys."""
+    q, k = inputs.q, inputs.k
+    if cu_seqlens is not None and key_padding_mask is not None:
+        raise InputError("cu_seqlens and key_padding_mask both say where tokens are: give one of them.")
+    if q.shape[1] != k.shape[1]:
+        if cu_seqlens is not None:
+            raise InputError(
+                f"with packed sequences there must be as many queries as keys, got {q.shape[1]} and "
+                f"{k.shape[1]}."
+            )
+        if causal and q.shape[1] > k.shape[1]:
+            raise InputError(
+                f"causal attention takes the queries as the last tokens of the keys, but there are "
+                f"{q.shape[1]} queries and {k.shape[1]} keys. Use causal=False for cross attention."
+            )
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, q.shape[0], q.shape[1], max_seqlen)
+    mask = key_padding_mask
+    if mask is not None and not isinstance(mask, Tensor):
+        raise InputError(f"key_padding_mask must be a bool tensor, not {type(mask).__name__}.")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
+        raise InputError(
+            f"key_padding_mask must be bool {list(k.shape[:2])}, True for real tokens; got "
+            f"{mask.dtype} {_shape(mask)}."
+        )
+
+
+def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: int) -> None:
+    """The state must be this spec's, for these heads and this many sequences."""
+    if not isinstance(state, State):
+        raise InputError(f"state must be one that attention returned, not {type(state).__name__}.")
+    if state.spec != spec:
+        raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
+    batch, kv_heads = state.moments.shape[:2]
+    d, e = inputs.k.shape[3], inputs.v.shape[3]
+    wanted = (sequences, inputs.k.shape[2], spec.features(d), e + int(spec.needs_row_sum))
+    if tuple(state.moments.shape) != wanted:
+        raise InputError(
+            f"this state is for {batch} sequences and {kv_heads} key-value heads with moments "
+            f"{_shape(state.moments)}; these inputs need {list(wanted)}."
+        )
+    if state.moments.dtype != working_dtype(inputs.q.dtype):
+        raise InputError(
+            f"this state is kept in {state.moments.dtype}, and inputs in {inputs.q.dtype} need one in "
+            f"{working_dtype(inputs.q.dtype)}: cast the inputs or begin again."
+        )
+    if state.running is not None and state.running.shape[1] != inputs.q.shape[2]:
+        raise InputError(
+            f"this state is for {state.running.shape[1]} query heads, and q has {inputs.q.shape[2]}."
+        )
+    if state.device != inputs.q.device:
+        raise InputError(f"the state is on {state.device} and q on {inputs.q.device}: use state.to(…).")
+
+
+def check_state_budget(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    sequences: int,
+    budget: int,
+    reason: str = "",
+    hints: str = "Use a lower order, a smaller d, a window beside a lower order, the parallel form without a "
+    "state, or pass a larger state_budget.",
+) -> None:
+    """A state over the budget is refused before it is allocated."""
+    d, e, heads = inputs.k.shape[3], inputs.v.shape[3], inputs.k.shape[2]
+    needed = sequences * heads * spec.state_size(d, e) * working_dtype(inputs.q.dtype).itemsize
+    if needed > budget:
+        raise StateBudgetError(
+            f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} bytes "
+            f"for {sequences} sequences of {heads} heads, over the budget of {budget:,}. {hints}"
+        )
+
+
+def _shape(u: Tensor) -> str:
+    return str(list(u.shape))

@@ -1,0 +1,66 @@
+"""An operator is called as it is, and recorded where something records."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from maclaurin.programs.operators import operator
+
+
+@operator("maclaurin::doubled_for_tests")
+def doubled(x: torch.Tensor, times: float) -> torch.Tensor:
+    return 2 * times * x.detach()
+
+
+@doubled.register_fake
+def _(x, times):
+    return torch.empty_like(x)
+
+
+def _save(ctx, inputs, output):
+    ctx.times = inputs[1]
+
+
+doubled.register_autograd(lambda ctx, grad: (2 * ctx.times * grad, None), setup_context=_save)
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_gradient_is_the_same_called_and_compiled():
+    x = torch.randn(3, requires_grad=True)
+    compiled = torch.compile(lambda u: doubled(u, 3.0).sum(), fullgraph=True, backend="aot_eager")
+    for call in (lambda u: doubled(u, 3.0).sum(), compiled):
+        (grad,) = torch.autograd.grad(call(x), x)
+        torch.testing.assert_close(grad, torch.full((3,), 6.0))
+
+
+def test_a_mode_sees_the_operator_and_not_its_inside():
+    x = torch.randn(3)
+    with Seen() as seen:
+        doubled(x, 1.0)
+    assert seen.names == ["maclaurin.doubled_for_tests.default"]
+
+
+def test_transforms_of_torch_func_get_the_operator():
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(torch.func.vmap(lambda u: doubled(u, 1.0))(x), 2 * x)
+
+
+def test_there_is_no_second_gradient():
+    x = torch.randn(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(doubled(x, 1.0).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+def test_arguments_are_given_by_position():
+    with pytest.raises(TypeError, match=r"by position, got \['times'\]"):
+        doubled(torch.randn(3), times=1.0)
