@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.programs.linear_attention import first_order, linear_rows
-from maclaurin.programs.triton import INSTALLED
 from maclaurin.forms.attend import Form, attend
-from maclaurin.forms.inputs import Inputs
+from maclaurin.programs.linear_attention import LinearAttention, first_order
+from maclaurin.programs.program import Call
+from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
-from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, outputs_and_gradients, plain
+from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, inputs_of, outputs_and_gradients, plain
 
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
@@ -24,11 +24,14 @@ if not ON_GPU:
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def fused(case, *, causal=True, chunk=16, **state):
+def fused(case, *, causal=True, chunk=16, state=None, return_state=False):
     """y through the program, and the state after it."""
-    inputs = Inputs(**case.tensors)
+    inputs, program = inputs_of(case), LinearAttention()
     scale = case.spec.kernel.default_scale(inputs.q.shape[3])
-    return linear_rows(case.spec, inputs, scale=scale, causal=causal, chunk=chunk, **state)
+    options = {"chunk_size": chunk, "state": state, "return_state": return_state}
+    call = Call(case.spec, inputs, scale, inputs.q.device, causal, **options)
+    assert program.refuses(call) is None, program.refuses(call)
+    return program.run(call)
 
 
 def assert_right(notation, shape, dtype, device, *, causal=True, chunk=16):
@@ -97,7 +100,7 @@ def test_short_texts(tokens, device, poisoned):
 def test_every_head_size_and_length(notation, d, dtype, device, poisoned):
     for length in (63, 1000, 4097):
         shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=d, e=64)
-        assert_right(notation, shape, dtype, device, chunk=0)
+        assert_right(notation, shape, dtype, device, chunk=None)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +129,12 @@ def of_both(case, run):
 
 def in_pieces(case):
     first, state = fused(case.tokens(0, 20), return_state=True)
-    count = torch.full((2,), 20, device=first.device)
-    second, state = fused(case.tokens(20, 50), return_state=True, initial=state, before=count)
-    return torch.cat([first, second], 1), state
+    second, state = fused(case.tokens(20, 50), return_state=True, state=state)
+    return torch.cat([first, second], 1), state.moments
 
 
 def at_once(case):
-    inputs = Inputs(**case.tensors)
+    inputs = inputs_of(case)
     scale = case.spec.kernel.default_scale(inputs.q.shape[3])
     options = {"scale": scale, "causal": True, "chunk": 64, "state": None, "return_state": True}
     y, state = attend(case.spec, inputs, Form.CHUNKED, **options)

@@ -1,7 +1,6 @@
-"""linear(φ) in linear time through its own fused program (programs/triton/first_order.py).
+"""linear(φ) in linear time, on its own fused program triton/first_order.py.
 
-The program computes feature map, gates, denominator and norm; an output gate, or a norm of another kind,
-follows on its rows. Operators (operators.py), so torch.compile keeps them whole.
+The program computes feature map, gates, denominator and norm; whatever else a spec has follows on its rows.
 """
 
 from __future__ import annotations
@@ -11,83 +10,160 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import gated_values, log_decay, working_dtype
+from maclaurin.forms.state import State
+from maclaurin.programs.operands import (
+    over_denominator,
+    refuse_denominator,
+    refuse_tensors,
+    row_divisor,
+    rows_are_divided,
+)
 from maclaurin.programs.operators import operator
-from maclaurin.programs.row_norm import finish_rows
+from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.row_operators import finish_rows
 from maclaurin.programs.triton import dense
-from maclaurin.forms.inputs import Inputs, working_dtype
-from maclaurin.spec import AttentionSpec, RowSum, VisibleKeys
-from maclaurin.spec.sign import Sign
+from maclaurin.spec import AttentionSpec, Sign
 
-#: feature maps that the program computes; others are applied before it
-_INSIDE = ("identity", "elu1", "relu", "cosine")
+#: tokens per chunk in bf16; half of it in fp32 and fp16
+_CHUNK = 64
 #: tensors and other arguments of `first_order`
 _TENSORS, _OPTIONS = 7, 12
 
 
-def linear_rows(
-    spec: AttentionSpec,
-    inputs: Inputs,
-    *,
-    scale: float,
-    causal: bool = True,
-    initial: Tensor | None = None,
-    before: Tensor | None = None,
-    return_state: bool = False,
-    chunk: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, e] in the dtype of q for a kernel with a feature map; the moments after the text, or empty.
+class LinearAttention(Program):
+    """φ(q)·φ(k), causal or not, from and to a state."""
 
-    `initial` are the moments of the text so far, `before` [B] the number of its keys. The denominator is a
-    row sum without floor and detach, the number of visible keys, or none. `chunk` is a power of two from 16
-    to 64, or 0.
-    """
-    feature_map = spec.kernel.feature_map
+    name = "linear attention"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if spec.kernel.feature_map is None or spec.orders != (1,):
+            return "it is for linear(φ)"
+        return (
+            ("it knows no window" if spec.window is not None else None)
+            or (
+                "without a causal mask it has no decay gate" if not call.causal and spec.decay_gates else None
+            )
+            or refuse_denominator(spec)
+            or (_refuse_state(call) if call.carries_state else None)
+            or refuse_tensors(call)
+        )
+
+    def chunk(self, call: Call) -> int:
+        asked = _CHUNK if call.chunk_size is None else call.chunk_size
+        largest = _CHUNK if call.inputs.q.dtype == torch.bfloat16 else _CHUNK // 2
+        return min(largest, max(16, 1 << (asked - 1).bit_length()))
+
+    def cost(self, call: Call) -> Cost:
+        batch, tokens, heads, d = call.inputs.q.shape
+        kv_heads, e, chunk = call.inputs.k.shape[2], call.inputs.v.shape[3], self.chunk(call)
+        rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
+        size = call.inputs.q.element_size()
+        states = keys / chunk * d * e * size
+        moved = size * (rows * (d + e) + 2 * keys * (d + e)) + 2 * states
+        return Cost(2 * (rows + keys) * d * e + 2 * rows * chunk * (d + e), moved, 3, states)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):
+            y, moments = linear_rows(call, self.chunk(call))
+        if not call.return_state:
+            return y, None
+        return y, _state_after(call, moments)
+
+
+def _refuse_state(call: Call) -> str | None:
+    if not call.causal:
+        return "without a causal mask it carries no state"
+    if call.state is not None and call.state.moments.dtype != torch.float32:
+        return "it keeps states in fp32"
+    if call.spec.running_argument is not None:
+        return "it keeps no running sum"
+    return None if call.inputs.present is None else "with a state it knows no padding"
+
+
+def _state_after(call: Call, moments: Tensor) -> State:
+    state, k = call.state, call.inputs.k
+    count = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
+    decay = log_decay(call.spec, call.inputs)
+    if decay is not None:
+        decay = decay.sum(-1)
+        decay = decay if state is None or state.log_decay is None else state.log_decay + decay
+    return State(call.spec, moments, count + call.keys, decay)
+
+
+def linear_rows(call: Call, chunk: int) -> tuple[Tensor, Tensor]:
+    """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
+    spec, inputs, state = call.spec, call.inputs, call.state
+    feature_map, before = spec.kernel.feature_map, None if state is None else state.count
     assert feature_map is not None
-    name, q, k = feature_map.notation, inputs.q, inputs.k
-    if name not in _INSIDE:
+    q, k, v, name = inputs.q, inputs.k, inputs.v, feature_map.fused
+    if name is None:
         q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         name = "identity"
-    length = _length_inside(spec, inputs.v.shape[3])
-    sums_cancel = isinstance(spec.denominator, RowSum) and feature_map.sign is Sign.INDEFINITE
-    final = length > 0 or (spec.norm is None and not spec.output_gate)
-    y, _, _, state, *_ = first_order(
+    gate = _gate_inside(spec)
+    if gate is None and spec.value_gates:
+        v = gated_values(spec, v.to(working_dtype(v.dtype)), inputs.gates).to(v.dtype)
+    length = _length_inside(spec, v.shape[3])
+    divisor, eps = ("one", 0.0) if length else row_divisor(spec)
+    final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
+    cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
+    y, _, _, moments, *_ = first_order(
         dense(q),
         dense(k),
-        dense(inputs.v),
-        inputs.input_gate,
-        inputs.log_forget,
-        before,
-        initial,
+        dense(v),
+        None if gate is None else inputs.gates[gate],
+        _log_decay(spec, inputs.gates),
+        before if divisor == "count" else None,
+        None if state is None else state.moments,
         name,
-        scale,
-        _divisor(spec, length),
-        (spec.denominator.eps or 0.0) if isinstance(spec.denominator, RowSum) else 0.0,
+        call.scale,
+        divisor,
+        eps,
         length,
         length > 0 and spec.norm is not None and spec.norm.centred,
-        causal,
+        call.causal,
         final,
-        final and q.dtype != torch.float32 and (length > 0 or sums_cancel),
+        final and q.dtype != torch.float32 and (length > 0 or cancels),
         chunk,
         0,
-        return_state,
+        call.return_state,
     )
     if length > 0:
-        return y, state
-    return finish_rows(spec, y, inputs.output_gate, inputs.q.dtype), state
+        return y, moments
+    if not rows_are_divided(spec):
+        y, _ = over_denominator(spec, inputs, y, call.causal, state)
+    return finish_rows(spec, y, inputs.gates, inputs.q.dtype), moments
+
+
+def _gate_inside(spec: AttentionSpec) -> str | None:
+    """The argument that the program multiplies values with, if there is one such gate."""
+    gates = spec.value_gates
+    if len(gates) != 1 or not gates[0].multiplies or gates[0].argument.per_channel:
+        return None
+    return gates[0].argument.name
+
+
+def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
+    """ln f [B, T, K] of all decay gates; the program limits it."""
+    if not spec.decay_gates:
+        return None
+    first, *others = (gate.log_decay(gates[gate.argument.name]) for gate in spec.decay_gates)
+    return sum(others, first)
 
 
 def _length_inside(spec: AttentionSpec, e: int) -> float:
-    """The length a norm gives to rows where the program can do it: no output gate, no row sum; else 0."""
-    if spec.norm is None or spec.output_gate or spec.gate_after_norm or isinstance(spec.denominator, RowSum):
+    """The length a norm gives to rows, where nothing else is done to them; else 0."""
+    if spec.norm is None or spec.gates_before_norm or spec.gates_after_norm:
         return 0.0
-    return spec.norm.length(e) or 0.0
+    divided_out = spec.denominator is None or spec.denominator in spec.cancelled
+    return spec.norm.length(e) or 0.0 if divided_out else 0.0
 
 
-def _divisor(spec: AttentionSpec, length: float) -> str:
-    """ "sum", "count" or "one"; under a norm the number of keys does nothing."""
-    if isinstance(spec.denominator, RowSum):
-        return "sum"
-    return "count" if isinstance(spec.denominator, VisibleKeys) and not length else "one"
+# -------------------------------------------------------------------------------- the operators
 
 
 @operator("maclaurin::first_order")

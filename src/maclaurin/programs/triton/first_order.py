@@ -165,7 +165,7 @@ def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constex
         tl.store(at + E, sums, mask=d < D)
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _key_states(
     K, V, GATE, LOG, INITIAL, S, Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
     k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h,
@@ -285,7 +285,7 @@ def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
     return y * gain[:, None], gain / largest
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _rows(
     Q, K, V, GATE, LOG, BEFORE, S, Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h, y_b, y_t, y_h,
@@ -402,7 +402,7 @@ def _gradient_of_rows(
     return dn, y
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradient_states(
     Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
     q_b, q_t, q_h, o_b, o_t, o_h, y_b, y_t, y_h, l_b, l_t, l_h,
@@ -466,7 +466,7 @@ def rows_of(b, h, H, T, first):
     return (b * T + first) * H + h
 
 
-@triton.jit(do_not_specialize=["T", "chunks", "segments", "per_segment"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradients(
     Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
     DQ, DK, DV, DGATE, DLOG,

@@ -30,8 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.block_layout import block_of
+from maclaurin.programs.triton import dense, on_its_device, state_layout
+from maclaurin.programs.triton.block_layout import block_of, blocks
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles
 from maclaurin.programs.triton.linear_registers import add_block, times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments
@@ -48,12 +48,12 @@ from maclaurin.programs.triton.tiles import (
 
 #: tiles by pass for heads up to 64 and up to 128, where every pair is formed and where chunks are
 TILES = {
-    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    "queries": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
-    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
-    "forward far": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "queries far": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "keys far": (Tile(32, 64, 4, 3), Tile(64, 64, 8, 3)),
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    "queries": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 64, 8, 2)),
+    "forward far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
+    "queries far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
+    "keys far": (Tile(32, 64, 4, 3), Tile(64, 32, 8, 2)),
 }
 _TILE = tl.constexpr(TILE)
 
@@ -133,14 +133,14 @@ def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, s
 # ------------------------------------------------------------------------------------------------ rows
 
 
-@triton.jit(do_not_specialize=["T", "tiles", "chunks"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
     Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
@@ -194,7 +194,7 @@ def _forward(
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
         far = tl.zeros((BM, BE), tl.float32)
         if len(C) > 2:
-            at = S2 + past * D * D * E
+            at = S2 + past * BLOCKS * D * E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
             for a in range(D * there):
                 block = block_of(at, a, d, e, D, E, BD, 1)
@@ -310,14 +310,14 @@ def _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, PARTS, k_t, v_t, d, e, T, s
     return dq, r
 
 
-@triton.jit(do_not_specialize=["T", "tiles", "chunks", "tail_tokens"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
     Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DELTA, EDGE, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
     T, H, tiles, chunks, tail_tokens, all_rows, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; per row dy·y and dc/n for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
@@ -365,7 +365,7 @@ def _backward_queries(
         if len(C) > 2:
             second = tl.zeros((BM, BD), tl.float32)
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
-            at2 = S2 + past * D * D * E
+            at2 = S2 + past * BLOCKS * D * E
             for a in range(D * there):
                 block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
                 second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
@@ -460,14 +460,14 @@ def _add_queries(dk, dv, k, v, j, Q, DY, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows,
     return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
 
 
-@triton.jit(do_not_specialize=["T", "chunks"])
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
     Q, K, V, DY, DELTA, MEAN, LOG, EDGE, CENTRED, SMALL, S2, DK, DV,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, c_b, c_t, c_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys behind the sinks, for one key-value head."""
@@ -495,7 +495,7 @@ def _backward_keys(
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
         x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D).to(OPERAND)
         if len(C) > 2:
-            at2 = S2 + later * D * D * E
+            at2 = S2 + later * BLOCKS * D * E
             of_k = tl.zeros((BN, BD), tl.float32)
             for a in range(D * there):
                 factor = _entry(c_at, c_t, a, n, j, T - SHIFT)
@@ -600,6 +600,14 @@ class Start(NamedTuple):
     moments: Moments
 
 
+def start_from(initial: Tensor | None, offset: Tensor | None, order: int, e: int) -> Start | None:
+    """Moments [B, K, F, e + 1] about an offset [B, K, d], as programs read them."""
+    if initial is None or offset is None:
+        return None
+    held = state_layout.unpacked(initial.flatten(0, 1), range(order + 1), offset.shape[-1], e, order)
+    return Start(offset.flatten(0, 1), held)
+
+
 @on_its_device
 def forward(
     q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None = None, *, totals: bool = False
@@ -611,11 +619,10 @@ def forward(
     batch, tokens, heads, d = q.shape
     e, tail = v.shape[3], max(0, tokens - call.shift)
     count, first = (None, None) if start is None else _counted(start, d, e)
-    empty = torch.empty(0, dtype=torch.float32, device=q.device)
     keys = k[:, call.sinks : call.sinks + tail]
-    prefix = sums_before_tiles(keys, first) if call.about_mean else empty
+    prefix = sums_before_tiles(keys, first) if call.about_mean else _nothing(q)
     far = call.chunk > 0
-    offset, past, after = empty, Moments(empty, {}), None
+    offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
     if far:
         offset = _offset(prefix, start, call, tail, k)
         past, after = moments(
@@ -624,9 +631,9 @@ def forward(
         )  # fmt: skip
     y, rest = empty_rows(q, v, call.narrow)
     log = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    mean = torch.empty_like(log) if call.about_mean else empty
+    mean = torch.empty_like(log) if call.about_mean else _nothing(q)
     tile = _tile("forward", q, v, call)
-    second = past.high.get(2, empty)
+    second = past.high[2] if 2 in past.high else _nothing(q)
     _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
         q, k, v, prefix, count, offset, past.small, second, y, rest, mean, log,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
@@ -665,7 +672,6 @@ def backward(
     kv_heads, e = k.shape[2], v.shape[3]
     tail = max(0, tokens - call.shift)
     dy = dense(dy)
-    empty = torch.empty(0, dtype=torch.float32, device=q.device)
     count = None if start is None else _counted(start, d, e)[0]
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     delta = torch.empty_like(rows.log)
@@ -673,7 +679,7 @@ def backward(
     far = call.chunk > 0
     weights = torch.empty((3, batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
     omega = torch.empty((batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
-    extra = torch.empty_like(omega) if call.about_mean else empty
+    extra = torch.empty_like(omega) if call.about_mean else _nothing(q)
     tile = _tile("queries", q, v, call)
     parts = _tiles_of_rows(tokens, call, tile["BM"])
     sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
@@ -685,7 +691,7 @@ def backward(
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, call.scale,
         **sizes, **tile, NARROW=rest is not None,
     )  # fmt: skip
-    later, before, centred = Moments(empty, {}), None, q
+    later, before, centred = Moments(_nothing(q), {}), None, q
     if far:
         keys = k[:, call.sinks : call.sinks + tail]
         centred = _centred(keys, offset)
@@ -696,7 +702,7 @@ def backward(
         )
     tile = _tile("keys", q, v, call)
     _backward_keys[(cdiv(max(tokens - call.sinks, 0), tile["BN"]), batch * kv_heads)](
-        q, k, v, dy, delta, rows.mean, rows.log, edge, centred, later.small, later.high.get(2, empty), dk, dv,
+        q, k, v, dy, delta, rows.mean, rows.log, edge, centred, later.small, later.high.get(2), dk, dv,
         *strides, *centred.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, _chunks(later), call.scale,
         **{n: u for n, u in sizes.items() if n != "SB"} | {"STARTED": d_totals is not None}, **tile,
@@ -732,6 +738,11 @@ def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
     return count, (about + count[:, None] * start.offset.float()).contiguous()
 
 
+def _nothing(like: Tensor) -> Tensor:
+    """In the place of a tensor that a call does not have; a new one each time, as operators return none twice."""
+    return torch.empty(0, dtype=torch.float32, device=like.device)
+
+
 def _tiles(prefix: Tensor) -> int:
     return prefix.shape[1] - 1 if prefix.numel() else 0
 
@@ -763,6 +774,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "WINDOW": call.window,
         "SINKS": call.sinks,
         "CHUNK": call.chunk or 1,
+        "BLOCKS": blocks(d, 2),
         "FAR": call.chunk > 0,
         "ABOUT_MEAN": call.about_mean,
         "STARTED": start is not None,
