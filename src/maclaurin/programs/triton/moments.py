@@ -40,6 +40,10 @@ from maclaurin.programs.triton.tiles import cdiv, load_rows, operand, operand_op
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and loads ahead of the program for high orders, in bf16
 HIGH = (64, 4, 3)
+#: the same where products are made in fp32. Their left operand is made anew in registers in every turn, which Hopper's
+#: products may still be reading (triton issue 9433): one group of four warps, and no loads ahead, so that each product
+#: has ended before the next begins
+WIDE = (32, 4, 1)
 
 
 @triton.jit
@@ -366,9 +370,10 @@ def _high_moments(
     )
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
-    block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
+    narrow = kind is torch.bfloat16
+    block, warps, stages = HIGH if narrow else WIDE
     tile, columns = min(block, chunk), cdiv(e, 64)
-    many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
+    many = (narrow and count // GROUPED * batch * heads * columns >= FEW_PROGRAMS) or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
     _high[(count // grouped, batch * heads, columns)](
         lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
@@ -376,6 +381,6 @@ def _high_moments(
         D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
         ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
         STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),
-        num_warps=8 if width(d) > 64 else warps, num_stages=stages,
+        num_warps=8 if narrow and width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense
-from maclaurin.programs.triton.tiles import operand, row_offsets, row_tiles
+from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _backward(
     at = row_offsets(row, T, H, dy_b, dy_t, dy_h)[:, None] + e[None, :]
     dn = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32) / divisor[:, None]
     dn = dn.to(DN.dtype.element_ty)
-    at = row.to(tl.int64)[:, None] * E + e[None, :]
+    at = entries(row, e, E)
     tl.store(DN + at, dn, mask=inside)
     if BY_SUM:
         y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
