@@ -2,9 +2,10 @@
 
     python benchmarks/python_sources.py sources.jsonl
     python benchmarks/gpu_training.py runs/gpu --data sources.jsonl [--steps 1000] [--together 3]
+    python benchmarks/gpu_training.py runs/gpu --speed-only      # model-FLOP utilisation of mini and small
 
-The first variant runs alone, for its speed; the others several at a time. Results go to
-benchmarks/results/gpu_training.json; finished runs are not repeated.
+Softmax runs alone first, compiled and not, at two sizes, for its speed; then the variants, several at a time.
+Results go to benchmarks/results/gpu_training.json; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -25,35 +26,51 @@ RESULTS = Path(__file__).parent / "results" / "gpu_training.json"
 #: dense bf16 operations per second of an H200 by its datasheet
 PEAK_FLOPS = 989e12
 VARIANTS = ["exp/sum", "exp/l2", "exp/rms", "exp/len*out", "exp/len", "taylor(2)/sum"]
+#: size → rows of 1024 tokens per step, vocabulary of the paper, steps
+SPEED = {"mini": (64, 4096, 200), "small": (32, 32000, 60)}
 
 
-def command(attention: str, data: str, out: Path, steps: int, seed: int) -> list[str]:
+def command(attention: str, data: str, steps: int, seed: int, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "maclaurin", "train", f"--attention={attention}", "--size=mini",
-        f"--data={data}", "--tokenizer=bpe:4096", "--batch-size=64", f"--steps={steps}", "--warmup=100",
-        "--lr=1e-3", "--precision=bf16", "--eval-every=0", "--checkpoint-every=0",
-        f"--seed={seed}", f"--out={out}",
+        sys.executable, "-m", "maclaurin", "train", f"--attention={attention}", f"--data={data}",
+        f"--steps={steps}", "--lr=1e-3", "--precision=bf16", "--eval-every=0", "--checkpoint-every=0",
+        f"--seed={seed}", *more,
     ]  # fmt: skip
 
 
-def run(attention: str, data: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
-    settings = command(attention, data, Path(), steps, seed)[2:]  # another setting is another folder
-    out = folder / hashlib.sha256(" ".join(settings).encode()).hexdigest()[:16]
+def run(folder: Path, arguments: list[str]) -> dict[str, Any]:
+    """Train, unless these settings have been trained before; what the run's summary says."""
+    out = folder / hashlib.sha256(" ".join(arguments[1:]).encode()).hexdigest()[:16]
     begun = time.perf_counter()
     if not (out / "summary.json").exists():
         resume = ["--resume"] if (out / "config.json").exists() else []
         result = subprocess.run(
-            [*command(attention, data, out, steps, seed), *resume],
-            capture_output=True,
-            text=True,
-            check=False,
+            [*arguments, f"--out={out}", *resume], capture_output=True, text=True, check=False
         )
         if result.returncode:
-            return {"attention": attention, "seed": seed, "error": result.stderr[-2000:]}
-    seconds = time.perf_counter() - begun
+            return {"error": result.stderr[-2000:]}
     summary = json.loads((out / "summary.json").read_text())
-    print(f"{attention}: test loss {summary['test_loss']:.4f}, {seconds:.0f} s", flush=True)
-    return {"attention": attention, "seed": seed, "seconds": seconds, **summary}
+    return {"seconds": time.perf_counter() - begun, **summary}
+
+
+def speed(folder: Path, size: str, compiled: bool) -> dict[str, Any]:
+    """Tokens per second and utilisation of softmax, alone on the GPU, on rows made on the fly."""
+    rows, vocabulary, steps = SPEED[size]
+    flag = "--compile" if compiled else "--no-compile"
+    data = f"mqar:pairs=8,vocab={vocabulary},length=1024"
+    more = (f"--size={size}", f"--batch-size={rows}", "--eval-rows=64", flag)
+    found = run(folder, command("exp/sum", data, steps, 0, *more))
+    if "error" not in found:
+        found["model_flop_utilisation"] = found["tokens_per_second"] * found["flops_per_token"] / PEAK_FLOPS
+    print(size, flag, json.dumps(found), flush=True)
+    return {"size": size, "rows": rows, "asked_to_compile": compiled, **found}
+
+
+def variant(folder: Path, attention: str, data: str, steps: int, seed: int) -> dict[str, Any]:
+    more = ("--size=mini", "--tokenizer=bpe:4096", "--batch-size=64", "--warmup=100")
+    found = run(folder, command(attention, data, steps, seed, *more))
+    print(f"{attention}: {found.get('test_loss', found.get('error'))}", flush=True)
+    return {"attention": attention, "seed": seed, **found}
 
 
 def main() -> None:
@@ -63,18 +80,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--together", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--speed-only", action="store_true")
     options = parser.parse_args()
-    alone, *others = VARIANTS
-    found = [run(alone, options.data, options.folder, options.steps, options.seed)]
-    if "tokens_per_second" in found[0]:
-        found[0]["alone_on_the_gpu"] = True
-        found[0]["model_flop_utilisation"] = (
-            found[0]["tokens_per_second"] * found[0]["flops_per_token"] / PEAK_FLOPS
-        )
-    with ThreadPoolExecutor(options.together) as pool:
-        found += pool.map(lambda v: run(v, options.data, options.folder, options.steps, options.seed), others)
-    setting = f"mini, {Path(options.data).name}, bpe:4096, 64 rows of 512 tokens, bf16 autocast, not compiled"
-    data = {"machine": stamp(), "setting": setting, "steps": options.steps, "runs": found}
+    data = {
+        "machine": stamp(),
+        "speed": [speed(options.folder, size, compiled) for size in SPEED for compiled in (False, True)],
+    }
+    if not options.speed_only:
+        with ThreadPoolExecutor(options.together) as pool:
+            runs = pool.map(
+                lambda a: variant(options.folder, a, options.data, options.steps, options.seed), VARIANTS
+            )
+            data["runs"] = list(runs)
+        name = Path(options.data).name
+        data["setting"] = f"mini, {name}, bpe:4096, 64 rows of 512 tokens, bf16 autocast, compiled"
+        data["steps"] = options.steps
     RESULTS.write_text(json.dumps(data, indent=1) + "\n")
     print(json.dumps(data, indent=1))
 

@@ -23,9 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from maclaurin.data.config import DataConfig, open_source
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.optimizer import make_optimizer
+from maclaurin.training.model import model_config
 from maclaurin.training.processes import Processes
-from maclaurin.training.starting import model_config
+from maclaurin.training.step import make_optimizer
 from maclaurin.training.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "training.json"

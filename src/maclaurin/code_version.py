@@ -10,7 +10,7 @@ from pathlib import Path
 import maclaurin
 
 #: editing these may change a number; editing commands, studies or reports may not
-ROOMS = ("spec", "forms", "backends", "layers", "models", "data", "training", "errors.py")
+ROOMS = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
 
 
 @lru_cache(maxsize=1)
@@ -32,11 +32,18 @@ def digest_of_source(package: Path) -> str:
 
 
 def commit() -> str | None:
-    """Which state of the code this is, where it lies in a git checkout."""
-    here = Path(__file__).parent
+    """The commit of this package's source; None where it is installed, also inside somebody's repository."""
+    source = Path(__file__)
+    if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
+        return None  # git does not track this file, so the repository around it is another project's
+    return _git(source.parent, "describe", "--always", "--dirty")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None."""
     try:
         result = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, encoding="utf-8"
         )
     except (OSError, subprocess.CalledProcessError):
         return None

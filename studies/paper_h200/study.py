@@ -27,6 +27,7 @@ COMMON = {
     "precision": "bf16",
     "eval_every": 125,
     "eval_rows": 256,
+    "final_rows": 0,
     "checkpoint_every": 0,
 }
 

@@ -1,12 +1,15 @@
 """The commands as a user types them, in processes of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.e2e.in_process import maclaurin
 
 COMMAND = Path(sys.executable).with_name("maclaurin")
 
@@ -27,12 +30,25 @@ def test_without_a_command_it_shows_its_help():
 
 
 def test_list_shows_every_row_and_finds_the_names_of_the_paper():
-    table = run("list", env={"COLUMNS": "200", "PATH": ""}).stdout
+    table = run("list", env={**os.environ, "COLUMNS": "200"}).stdout
     assert "softmax" in table
     assert "54 of 54" in table
+    assert "gated_softmax_no_in_gate_no_norm" in table
     found = json.loads(run("list", "softmax_divS_gatev2", "--json").stdout)
     assert [row["name"] for row in found] == ["gate"]
     assert found[0]["notation"] == "exp(clamp=5)/len*out"
+
+
+def test_names_and_notations_are_not_broken_at_80_columns(monkeypatch, capfd):
+    from maclaurin.spec.catalogue import catalogue
+
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = maclaurin(monkeypatch, capfd, "list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for entry in catalogue:
+        assert any(line.split()[:2] == [entry.name, entry.notation] for line in lines), entry.name
+    monkeypatch.delenv("COLUMNS")
+    assert "gated_softmax_no_in_gate_no_norm" in maclaurin(monkeypatch, capfd, "list").stdout
 
 
 def test_list_of_nothing_is_an_error_with_near_names():
@@ -60,6 +76,27 @@ def test_a_typo_gets_the_nearest_names_and_a_caret(command):
     assert "Did you mean sum" in error
     assert "\n    exp/smu\n        ^" in error
     assert "Traceback" not in error
+
+
+def test_the_check_of_the_readme_shows_agreement(monkeypatch, capfd):
+    """Every form of both specs runs and agrees, and what is said of a bound is a number or nothing."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = maclaurin(monkeypatch, capfd, "check", "exp/l2", "based").stdout
+    assert "budget" not in text
+    assert "∞" not in text
+    assert "exp/l2: exp runs as its series up to order" in text
+    assert "all 4 comparisons agree" in text
+    assert [
+        line for line in text.splitlines() if line.startswith((" exp/l2 ", " taylor(2)/sum ")) and "–" in line
+    ] == []
+
+
+def test_check_says_why_a_form_was_left_out(monkeypatch, capfd):
+    arguments = ("check", "exp/sum", "sigmoid(-2)", "--score-size", "3", "--tokens", "8")
+    text = " ".join(maclaurin(monkeypatch, capfd, *arguments).stdout.split())
+    assert "exp/sum: no order of its series is within 1e-10 for |x| up to" in text
+    assert "try a smaller --score-size" in text
+    assert "sigmoid(-2): no recurrent form, since no finite state computes the kernel" in text
 
 
 def test_check_of_some_specs_as_table_json_and_plot(tmp_path):
@@ -104,13 +141,18 @@ def test_check_on_tensors_of_ones_own(tmp_path):
     ("arguments", "words"),
     [
         (["--plot", "no/such/folder/x.svg"], "there is no folder"),
+        (["--plot", "/proc/x.svg"], "--plot: /proc cannot be written"),
         (["--plot", "x.gif"], "png, svg or pdf"),
         (["--dtype", "float8"], "known are float64"),
         (["--inputs", "nothing.safetensors"], "there is no file"),
+        (["--inputs", "text.txt"], "text.txt is not a safetensors file"),
+        (["--inputs", "."], "is a folder; name a file"),
     ],
 )
-def test_check_says_at_once_what_it_cannot_do(arguments, words):
-    assert words in run("check", "exp/sum", *arguments, expect=2).stderr
+def test_check_says_at_once_what_it_cannot_do(tmp_path, monkeypatch, capfd, arguments, words):
+    (tmp_path / "text.txt").write_text("no tensors here")
+    monkeypatch.chdir(tmp_path)
+    assert words in maclaurin(monkeypatch, capfd, "check", "exp/sum", *arguments, expect=2).stderr
 
 
 def test_a_disagreement_is_found(monkeypatch, capsys):

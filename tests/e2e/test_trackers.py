@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tests.e2e.training import records, train
+from tests.e2e.training import records, train, train_here
 
 
 def log_entries(log: bytes, block: int = 32768) -> list[bytes]:
@@ -29,15 +29,15 @@ def test_tensorboard_holds_every_step_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
-    train(out, trackers="tensorboard", steps=6, checkpoint_every=2)
+    train_here(out, trackers="tensorboard", steps=6, checkpoint_every=2)
     (out / "checkpoints" / "step-00000006").rename(tmp_path / "lost")
-    train(out, "--resume", trackers="tensorboard", steps=6, checkpoint_every=2)
+    train_here(out, "--resume", trackers="tensorboard", steps=6, checkpoint_every=2)
     events = EventAccumulator(str(out / "tensorboard")).Reload()
     known = {r["step"]: r["loss"] for r in records(out) if r["kind"] == "train"}
     found = {event.step: event.value for event in events.Scalars("train/loss")}
     assert len(events.Scalars("train/loss")) == len(known) == 6
     assert found == pytest.approx(known, rel=1e-6)
-    assert events.Scalars("test/loss")[-1].step == 6
+    assert events.Scalars("validation/loss")[-1].step == 6
 
 
 def test_wandb_gets_config_and_losses(tmp_path, monkeypatch):
@@ -63,5 +63,5 @@ def test_wandb_gets_config_and_losses(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_is_unknown_leaves_no_folder_behind(tmp_path):
-    assert "known are tensorboard" in train(tmp_path / "c", trackers="paper", expect=2).stderr
+    assert "known are tensorboard" in train_here(tmp_path / "c", trackers="paper", expect=2).stderr
     assert not (tmp_path / "c").exists()

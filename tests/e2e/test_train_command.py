@@ -1,14 +1,21 @@
-"""`maclaurin train` and `sweep` as a user types them, beside what survives and what runs together."""
+"""`maclaurin train` and `sweep` as a user types them: what they print, write and refuse."""
 
 import json
+import os
+import signal
+import stat
 import subprocess
 import sys
+import time
 
-from tests.e2e.training import environment, records, train
+from maclaurin import InputError
+from maclaurin.training.losses import NextToken
+from tests.e2e import training
+from tests.e2e.training import COMMAND, arguments, environment, records, train_here
 
 
 def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
-    text = train(tmp_path / "run", "--dry-run").stdout
+    text = train_here(tmp_path / "run", "--dry-run").stdout
     for words in ("parameters", "tokens", "FLOP", "state", "GiB", "seconds"):
         assert words in text
     assert not (tmp_path / "run").exists()
@@ -16,7 +23,7 @@ def test_dry_run_prints_the_plan_and_leaves_nothing(tmp_path):
 
 def test_a_run_leaves_config_machine_records_and_summary(tmp_path):
     out = tmp_path / "run"
-    result = train(out, attention="2mamba", steps=4)
+    result = train_here(out, attention="2mamba", steps=4)
     assert "test loss" in result.stdout
     assert json.loads((out / "config.json").read_text())["attention"] == ["2mamba"]
     facts = json.loads((out / "machine.json").read_text())
@@ -26,15 +33,118 @@ def test_a_run_leaves_config_machine_records_and_summary(tmp_path):
     assert json.loads((out / "summary.json").read_text())["tokens_per_second"] > 0
 
 
-def test_unknown_options_and_values_are_told(tmp_path):
-    assert "there is no size" in train(tmp_path / "a", size="nanno", expect=2).stderr
-    assert "Did you mean" in train(tmp_path / "b", attention="softmx", expect=2).stderr
+def test_unknown_options_and_values_are_errors(tmp_path):
+    assert "there is no size" in train_here(tmp_path / "a", size="nanno", expect=2).stderr
+    assert "Did you mean" in train_here(tmp_path / "b", attention="softmx", expect=2).stderr
+
+
+def assert_one_error(result, *words):
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("error:") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_settings_that_cannot_work_leave_no_folder(tmp_path):
+    result = train_here(tmp_path / "run", kv_heads=3, expect=2)
+    assert_one_error(result, "kv_heads=3", "use one of 1, 2, 4")
+    assert not (tmp_path / "run").exists()
+    train_here(tmp_path / "run", kv_heads=2, steps=2)  # the folder is free for settings that work
+
+
+def test_a_failure_in_the_first_step_leaves_no_folder(tmp_path, monkeypatch):
+    def fail(*arguments, **named):
+        raise InputError("a spec that cannot be computed")
+
+    monkeypatch.setattr(NextToken, "forward", fail)
+    assert_one_error(train_here(tmp_path / "run", expect=2), "a spec that cannot be computed")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert_one_error(train_here(tmp_path / "file" / "run", expect=2), "cannot be saved", "--out")
+
+
+def test_config_files_that_cannot_be_read_are_one_error(tmp_path):
+    (tmp_path / "latin.toml").write_bytes('data = "caf\xe9"'.encode("latin-1"))
+    (tmp_path / "bad.json").write_text("{")
+    for name, words in (("", "is a folder"), ("latin.toml", "UTF-8"), ("bad.json", "not JSON")):
+        result = train_here(tmp_path / "run", f"--config={tmp_path / name}", expect=2)
+        assert_one_error(result, words)
+
+
+def test_the_config_of_a_run_starts_the_same_run_again(tmp_path, monkeypatch):
+    train_here(tmp_path / "first", steps=3)
+    monkeypatch.setattr(training, "SMALL", {})
+    train_here(tmp_path / "second", f"--config={tmp_path / 'first' / 'config.json'}")
+    assert records(tmp_path / "second") == records(tmp_path / "first")
+
+
+def test_the_final_evaluation_has_eval_rows_too(tmp_path):
+    train_here(tmp_path / "run", steps=2, eval_rows=4)
+    during, last, final = (r for r in records(tmp_path / "run") if r["kind"] != "train")
+    assert during["tokens"] == last["tokens"] == final["tokens"]
+    train_here(tmp_path / "all", steps=2, eval_rows=4, final_rows=0)
+    (whole,) = (r for r in records(tmp_path / "all") if r["kind"] == "final")
+    assert whole["tokens"] > final["tokens"]
+
+
+def test_positions_that_are_not_scored_have_no_loss(tmp_path):
+    train_here(tmp_path / "run", steps=2)
+    (final,) = (r for r in records(tmp_path / "run") if r["kind"] == "final")
+    assert final["loss_by_position"][0] is None  # the first key is never asked for
+    assert 0.0 not in final["loss_by_position"]
+
+
+def test_the_saved_model_can_be_read_by_whom_the_umask_allows(tmp_path):
+    before = os.umask(0o027)
+    try:
+        train_here(tmp_path / "run", steps=1)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "run" / "model" / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_a_run_stopped_by_ctrl_c_says_so_and_exits_with_130(tmp_path):
+    out = tmp_path / "run"
+    command = [*COMMAND, *arguments(out, steps=5000, eval_every=0)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    while not list(out.glob("checkpoints/step-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping after this step" in text
+    assert "--resume continues" in text
+
+
+def test_a_compiled_run_ends_when_it_is_done(tmp_path):
+    """Nothing of it is alive any more a few seconds after its last line: no process, no worker."""
+    out = tmp_path / "run"
+    command = [
+        *COMMAND,
+        *arguments(out, "--compile", size="pico", steps=2, eval_every=0, attention="exp/sum"),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    last = time.monotonic()
+    assert "test loss" in line
+    _, text = process.communicate(timeout=100)  # until every process that holds its output has ended
+    assert process.returncode == 0
+    assert time.monotonic() - last < 20
+    assert "compiling the training step" in text
+    assert "first step done after" in text
+    assert json.loads((out / "summary.json").read_text())["compiled"]
 
 
 def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path):
     command = [
         sys.executable, "-m", "maclaurin", "sweep", "--rates=1e-4,1e-2", "--steps=6", "--batch-size=4",
-        "--data=mqar:pairs=3,vocab=32,length=24", f"--out={tmp_path}", "--device=cpu",
+        "--data=mqar:pairs=3,vocab=32,length=24", "--eval-rows=64", f"--out={tmp_path}", "--device=cpu",
     ]  # fmt: skip
     for _ in range(2):
         result = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)

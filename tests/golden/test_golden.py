@@ -65,7 +65,20 @@ def test_state_sizes(same_as_golden):
 
 @pytest.mark.parametrize(
     "command",
-    ["", "list", "show", "check", "report", "study", "generate", "inspect", "convert", "eval", "bench"],
+    [
+        "",
+        "list",
+        "show",
+        "check",
+        "train",
+        "report",
+        "study",
+        "generate",
+        "inspect",
+        "convert",
+        "eval",
+        "bench",
+    ],
 )
 def test_help(same_as_golden, command):
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}

@@ -20,7 +20,7 @@ def first_losses(attention, folder):
     config = TrainConfig(attention=(attention,), size="pico", data=task, batch_size=8, lr=4e-3, warmup=2)
     source = open_source(DataConfig(task, length=24))
     trainer = Trainer(config, source, folder, Processes(0, 1, torch.device("cpu")))
-    return [float(trainer._step(step, config.lr)[0]) for step in range(6)]
+    return [float(trainer.step(trainer.batch(step), config.lr).loss) for step in range(6)]
 
 
 def test_losses_are_the_golden_ones(request, tmp_path):

@@ -410,6 +410,40 @@ def test_compiles_with_state_padding_and_packing(layout):
     assert_same(compiled(**options), case.output(**options), layout)
 
 
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "taylor(2)/sum",
+        "taylor(2,about=mean)/sum",
+        "power(2)*forget/sum",
+        "linear(elu1)*in/running(floor=1)",
+        "taylor(2,about=mean)+window(4,sinks=1)/l2*out",
+    ],
+)
+def test_decoding_steps_compile_once(notation):
+    """Token by token from a state, in one graph, as without a compiler."""
+    torch._dynamo.reset()
+    case = random_tensors(parse(notation), Shape(batch=2, tokens=14, d=4), 0)
+    names, compilations = list(case.tensors), []
+
+    def step(state, *tensors):
+        named = dict(zip(names, tensors, strict=True))
+        return attention(**named, spec=notation, state=state, return_state=True)
+
+    def counting(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(step, fullgraph=True, backend=counting)
+    _, state = case.tokens(0, 7)(return_state=True)
+    outputs = []
+    for t in range(7, 14):
+        y, state = compiled(state, *case.tokens(t, t + 1).tensors.values())
+        outputs.append(y)
+    assert_same(torch.cat(outputs, 1), case.output(form="parallel")[:, 7:], "compiled steps")
+    assert len(compilations) <= 2
+
+
 @pytest.mark.parametrize("notation", ["exp/sum", "taylor(2)/sum"])
 def test_compiles_once_for_many_lengths(notation):
     torch._dynamo.reset()

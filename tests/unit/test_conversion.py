@@ -11,12 +11,13 @@ from maclaurin.conversion.choose import choose, read_layers
 from maclaurin.conversion.convert import convert, own_attention, perplexities, require_new, save
 from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, windows_alone
 from maclaurin.conversion.memory import Memory
-from maclaurin.conversion.recall import Question, RecallOverDistance, recall_over
+from maclaurin.conversion.recall import RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.stdlib import StandardLibrary
-from maclaurin.data.split import TEST, side_of
+from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
+from maclaurin.evaluation import Item, Query
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.models.loading import load_model
 
@@ -102,7 +103,7 @@ def test_the_default_sample_is_text_that_no_run_trains_on():
 
     sample = "".join(map(chr, tokens_of(Letters(), None, 3000, 1 << 20).tolist()))
     first = next(d.text for d in StandardLibrary().documents() if d.text.startswith(sample[:200]))
-    assert side_of(first, DataConfig.test_fraction) == TEST
+    assert hash_share(first) < DataConfig.test_fraction
 
 
 def test_a_conversion_is_a_model_folder(model, tmp_path):
@@ -139,10 +140,26 @@ def test_gates_have_no_weights_to_come_from(model):
         convert(model, "x", choice, sample=torch.arange(9), measures=[])
 
 
+class Words:
+    """A tokenizer whose words are numbers of tokens."""
+
+    def __init__(self, beginning=False):
+        self.bos_token_id, self.eos_token_id = (1 if beginning else None), 2
+        self._first = [1] if beginning else []
+
+    def __call__(self, text, add_special_tokens=True, verbose=True):
+        words = [int(word) if word.isdecimal() else len(word) for word in text.split()]
+        return {"input_ids": [*self._first, *words] if add_special_tokens else words}
+
+
 def test_recall_is_asked_of_the_attention_that_is_there(model):
     """The likeliest of the choices by the whole rows, for every attention; caches are made for it too."""
     text = torch.randint(0, 50, (30,))
     choices = tuple(torch.randint(0, 50, (n,)) for n in (1, 2, 4, 1))
+
+    def spelled(tokens):
+        return " ".join(map(str, tokens.tolist()))
+
     for attention in (["exp/sum"] * 2, [TAIL] * 2, ["exp/sum", TAIL]):
 
         def likelihood(choice, attention=attention):
@@ -153,25 +170,19 @@ def test_recall_is_asked_of_the_attention_that_is_there(model):
 
         best = max(range(4), key=lambda n: likelihood(choices[n]))
         for answer in range(4):
-            measure = RecallOverDistance(30, (Question(text, choices, answer),))
+            query = Query("", tuple(map(spelled, choices)), (answer,))
+            item = Item(spelled(text), (query,), without=None)
+            measure = RecallOverDistance(30, (item,), (30,), Words())
             assert measured_with(model, attention, measure) == float(answer == best)
     assert model.config.attention == "exp/sum"
 
 
 def test_questions_of_recall_come_from_afar():
-    class Words:
-        bos_token_id = 1
-
-        def __call__(self, text, add_special_tokens=True):
-            words = [hash(word) % 1000 + 3 for word in text.split()]
-            return {"input_ids": [1, *words, 2] if add_special_tokens else words}
-
-    near, far = recall_over([64, 256], Words(), 5)
-    assert (near.at, far.at, len(far.questions)) == (64, 256, 5)
-    assert min(q.text.numel() for q in far.questions) > max(q.text.numel() for q in near.questions)
-    assert all(len(q.choices) == 4 and min(map(len, q.choices)) == 1 for q in far.questions)
-    assert all(q.text[0] == 1 and 2 not in q.text for q in far.questions)  # begun, and not ended
-    assert near.tokens == sum(q.text.numel() for q in near.questions)
+    near, far = recall_over([64, 256], Words(beginning=True), 5)
+    assert (near.at, far.at, len(far.items)) == (64, 256, 5)
+    assert min(far.lengths) > max(near.lengths)
+    assert [n.queries[0].choices for n in near.items] == [f.queries[0].choices for f in far.items]
+    assert near.tokens == sum(near.lengths)
 
 
 def test_memory_is_that_of_the_caches(model):

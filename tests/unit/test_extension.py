@@ -1,5 +1,5 @@
-"""Parts of one's own, exactly as docs/extending.md shows them: each in one block under 15 lines, all laws inherited,
-its formula printed, trained in the Hugging Face model and decoded with a state."""
+"""Parts of one's own, exactly as docs/extending.md shows them: each in one block under 15 lines, all laws
+inherited, its formula printed, trained in the Hugging Face model and decoded with a state."""
 
 import re
 from dataclasses import dataclass

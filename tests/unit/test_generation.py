@@ -251,7 +251,7 @@ def test_rolled_back_it_is_as_if_the_tokens_had_not_come(attention):
 
 
 def test_what_cannot_be_rolled_back_says_so_and_stays():
-    for attention, why in [("simple-gla", "forget gate"), ("poly(0)+window(4)/sum", "window")]:
+    for attention, why in [("simple-gla", r"\*forget"), ("poly(0)+window(4)/sum", r"\+window\(4\)")]:
         model, ids = model_of(attention), tokens()
         cache = MaclaurinCache(model.config, rollback=4)
         read(model, ids, cache, [18])

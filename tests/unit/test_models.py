@@ -170,7 +170,7 @@ def test_initialisations():
 def test_forget_gates_begin_with_horizons_from_4_to_1024_tokens():
     for name in ("forgetting-transformer", "2mamba", "simple-gla"):
         gate = tiny(name).model.layers[0].self_attn.forget_gate
-        log_forget = gate(torch.zeros(1, 1, 32), None)[0, 0]
+        log_forget = gate(torch.zeros(1, 1, 32), torch.zeros(1, 1), None)[0, 0]
         horizons = (1 / (1 - log_forget.exp())).tolist()
         assert horizons[0] == pytest.approx(4, rel=1e-2)
         assert horizons[-1] == pytest.approx(1024, rel=1e-2)

@@ -1,7 +1,8 @@
-"""Training that starts from a model: adapters, following a teacher, and what may not be mixed."""
+"""Training that starts from a model: LoRA adapters, matching a teacher, settings that contradict."""
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
-from maclaurin.training.lora import AdaptedLinear, merge_adapters, with_adapters
-from maclaurin.training.train import train
+from maclaurin.training.model import ADAPTED, with_adapters
+from maclaurin.training.trainer import train
 
 TASK = "mqar:pairs=3,vocab=32,length=24"
 SETTINGS = {
@@ -21,6 +22,7 @@ SETTINGS = {
     "lr": 3e-3,
     "device": "cpu",
     "warmup": 2,
+    "eval_rows": 8,
 }
 
 
@@ -45,22 +47,65 @@ def losses(folder):
 
 
 def test_adapters_change_nothing_at_first_and_merge_into_what_they_did():
-    torch.manual_seed(0)
+    pytest.importorskip("peft")
     model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 32)).eval()
     tokens = torch.randint(0, 32, (2, 9))
     plain = model(input_ids=tokens).logits
-    with_adapters(model, 4)
+    adapters = with_adapters(model, 4)
     torch.testing.assert_close(model(input_ids=tokens).logits, plain)
-    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trainable
     assert all("lora_" in name for name in trainable)
-    for module in model.modules():
-        if isinstance(module, AdaptedLinear):
-            torch.nn.init.normal_(module.lora_b)
+    for name, parameter in trainable.items():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
     changed = model(input_ids=tokens).logits
-    merge_adapters(model)
+    adapters.merge_and_unload()
     torch.testing.assert_close(model(input_ids=tokens).logits, changed, rtol=1e-4, atol=1e-4)
-    assert not any(isinstance(m, AdaptedLinear) for m in model.modules())
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["2mamba", "mamba-2", "exp*in*forget/len*out", "linear-cosine"])
+def test_what_attention_has_beside_its_projections_is_trained_with_the_adapters(name):
+    """Gates, step sizes, norms of queries and keys, convolutions."""
+    pytest.importorskip("peft")
+    model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), name, 32, query_key_norm=True))
+    own = {
+        f"layers.{n}.self_attn.{child}"
+        for n, block in enumerate(model.model.layers)
+        for child, module in block.self_attn.named_children()
+        if child not in ADAPTED and list(module.parameters())
+    }
+    assert any("norm" in module for module in own)
+    with_adapters(model, 2)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad and "lora" not in n]
+    for module in own:
+        assert any(module in name for name in trained), module
+    assert all("self_attn" in name for name in trained)
+
+
+def test_adapters_are_saved_as_peft_reads_them(tmp_path):
+    peft = pytest.importorskip("peft")
+    start = saved(tmp_path / "start", "exp*in*forget/len*out")
+    train(config_from({**SETTINGS, "start": start, "lora": 2}), tmp_path / "run")
+    base = MaclaurinForCausalLM.from_pretrained(start)
+    adapted = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()
+    merged = MaclaurinForCausalLM.from_pretrained(tmp_path / "run" / "model").eval()
+    tokens = torch.randint(0, 32, (2, 20))
+    expected = merged(input_ids=tokens).logits
+    torch.testing.assert_close(adapted(input_ids=tokens).logits, expected, rtol=1e-4, atol=1e-4)
+    untrained = MaclaurinForCausalLM.from_pretrained(start).eval()
+    assert (untrained(input_ids=tokens).logits - expected).abs().max() > 1e-3
+    described = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == start
+
+
+def test_lora_without_peft_names_the_extra(tmp_path, monkeypatch):
+    start = saved(tmp_path / "start", "exp/sum")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(InputError, match=r"maclaurin\[lora\]"):
+        train(config_from({**SETTINGS, "start": start, "lora": 2}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -94,8 +139,8 @@ def test_a_recovery_that_was_cut_off_goes_on(tmp_path):
         assert torch.equal(one, other)
 
 
-def test_what_does_not_go_together_is_told(tmp_path, teacher):
-    with pytest.raises(InputError, match="has its attention from there"):
+def test_settings_that_contradict_each_other_are_errors(tmp_path, teacher):
+    with pytest.raises(InputError, match="takes its attention from there"):
         config_from({**SETTINGS, "start": teacher, "attention": "exp/l2"})
     with pytest.raises(InputError, match="name it with start"):
         config_from({**SETTINGS, "lora": 4})

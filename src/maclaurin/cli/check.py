@@ -1,4 +1,4 @@
-"""`maclaurin check`: do the forms agree, is softmax torch's softmax, does the series converge?"""
+"""`maclaurin check`: whether the forms agree, softmax is torch's softmax, and the series converges."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
 from rich.table import Table
 
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import catalogue, resolve
+from maclaurin.user_files import require_file, require_writable_file
 
 if TYPE_CHECKING:
     from maclaurin.testing.agreement import Agreement, ConvergencePoint
     from maclaurin.testing.cases import TensorCase
 
-#: features beyond which a state is too large for a check of seconds
+#: features beyond which a state is too large to be checked in seconds
 MOST_FEATURES = 1100
+#: specs that a note names
+MOST_NAMED = 4
 
 
 def check(
@@ -31,9 +35,14 @@ def check(
         typer.Argument(help="Notations or catalogue names; all of the catalogue by default."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float64, float32, float16 or bfloat16.")] = "float64",
-    tokens: Annotated[int, typer.Option(min=1, help="Length of the random text.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the random inputs.")] = 32,
     key_size: Annotated[int, typer.Option("--key-size", min=1, help="Size d of a key.")] = 4,
-    score_size: Annotated[float, typer.Option(min=0.0, help="Typical size of the scores.")] = 1.0,
+    score_size: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Typical size of the scores. The series of exp needs higher orders for more."
+        ),
+    ] = 0.25,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random inputs.")] = 0,
     inputs: Annotated[
         Path | None,
@@ -44,17 +53,20 @@ def check(
         Path | None, typer.Option(help="Draw the convergence of the series to this file (png, svg, pdf).")
     ] = None,
 ) -> None:
-    """Agreement of the three forms in values and gradients; softmax against torch; the series.
+    """Compare the three forms in values and gradients, softmax with torch's, and the series with softmax.
 
-    Exits with 1 if any form disagrees with the parallel one by more than the tolerance of the dtype.
+    Exits with 1 if a form differs from the parallel one by more than the tolerance of the dtype. A dash is a
+    form that a spec does not have; the notes below the table say why.
 
     [bold]Examples[/]
 
         maclaurin check
 
+        maclaurin check exp/l2 based
+
         maclaurin check exp/l2 "taylor(2,about=mean)/sum" --dtype float32
 
-        maclaurin check softmax --score-size 3 --plot series.svg
+        maclaurin check softmax --score-size 1 --plot series.svg
 
         maclaurin check "power(2)/sum" --inputs qkv.safetensors --json
     """
@@ -111,12 +123,18 @@ def _case(
     if inputs is None:
         return random_tensors(spec, shape, seed, kind, size=size)
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
         raise MaclaurinError("--inputs needs safetensors: pip install 'maclaurin[state]'.") from None
-    if not inputs.is_file():
-        raise InputError(f"--inputs: there is no file {inputs}.")
-    stored = load_file(str(inputs))
+    require_file(inputs, "--inputs")
+    try:
+        stored = load_file(str(inputs))
+    except (SafetensorError, OSError) as problem:
+        raise InputError(
+            f"--inputs: {inputs} is not a safetensors file ({problem}). Save q, k, v and gates with "
+            "safetensors.torch.save_file."
+        ) from None
     needed = ("q", "k", "v", *spec.gates)
     if missing := [name for name in needed if name not in stored]:
         raise InputError(
@@ -126,22 +144,14 @@ def _case(
 
 
 def _agreements(cases: list[TensorCase], quiet: bool) -> list[Agreement]:
+    from maclaurin.progress_bar import report_progress
     from maclaurin.testing.agreement import agreement
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
     rows: list[Agreement] = []
-    with Progress(*columns, console=console, transient=True, disable=quiet) as progress:
-        task = progress.add_task("forms", total=len(cases))
-        for case in cases:
-            progress.update(task, description=str(case.spec))
+    with report_progress("comparing forms", enabled=not quiet) as report:
+        for number, case in enumerate(cases, start=1):
             rows += agreement(case, chunk_size=16)
-            progress.advance(task)
+            report(number / len(cases), str(case.spec))
     return rows
 
 
@@ -167,33 +177,21 @@ def _print_tables(
     score_size: float,
     plot: Path | None,
 ) -> None:
-    console = Console()
-    table = Table(title="forms against the parallel form, relative errors", title_justify="left")
-    for column in ("spec", "form", "values", "gradients", "", "note"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(
-            row.spec,
-            row.form,
-            _number(row.value_error),
-            _number(row.gradient_error),
-            _mark(row.holds),
-            row.note,
-        )
-    console.print(table)
+    console = Console(highlight=False)
+    console.print("relative errors against the parallel form")
+    console.print(_forms_table(rows))
+    for note, specs in _notes(rows).items():
+        named = ", ".join(specs[:MOST_NAMED])
+        more = f" and {len(specs) - MOST_NAMED} more" if len(specs) > MOST_NAMED else ""
+        console.print(f"{named}{more}: {note}", markup=False)
     errors = ", ".join(f"{form} {error:.1e}" for form, error in torch_errors.items())
     console.print(f"\nexp/sum against torch's scaled_dot_product_attention in float64: {errors}\n")
-    series = Table(
-        title=f"the series and softmax: output error relative to max|v|, scores of size {score_size:g}",
-        title_justify="left",
-    )
-    for column in ("order", "about 0", "about the mean", "certified bound about 0"):
-        series.add_column(column, justify="right")
-    for p in points:
-        series.add_row(str(p.order), *(_number(e) for e in (p.about_zero, p.about_mean, p.certificate)))
-    console.print(series)
+    if any(resolve(row.spec).has_series for row in rows):
+        console.print(f"taylor(N)/sum against softmax, relative to max|v|; scores of size {score_size:g}")
+        console.print(_series_table(points))
+        console.print("A dash: no bound yet, since the row sum could vanish at this order.\n")
     if plot is not None:
-        console.print(f"drawn to {plot}")
+        console.print(f"drawn to {plot}", markup=False)
     disagreeing = [row for row in rows if row.holds is False]
     compared = sum(row.holds is not None for row in rows)
     if disagreeing:
@@ -202,26 +200,70 @@ def _print_tables(
         console.print(f"[bold green]all {compared} comparisons agree[/]")
 
 
-def _number(value: float | None) -> str:
+def _forms_table(rows: list[Agreement]) -> Table:
+    """One row per spec: values and gradients of the chunked and of the recurrent form."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("chunked", "gradients", "recurrent", "gradients"):
+        table.add_column(column, justify="right")
+    forms: dict[str, dict[str, Agreement]] = {}
+    for row in rows:
+        forms.setdefault(row.spec, {})[row.form] = row
+    for spec, found in forms.items():
+        errors = [
+            _error(error, found[form].tolerance)
+            for form in ("chunked", "recurrent")
+            for error in (found[form].value_error, found[form].gradient_error)
+        ]
+        table.add_row(escape(spec), *errors)
+    return table
+
+
+def _series_table(points: list[ConvergencePoint]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("order N", "about 0", "about the mean", "certified bound, about 0"):
+        table.add_column(column, justify="right")
+    for point in points:
+        bound = None if math.isinf(point.certificate) else point.certificate
+        table.add_row(str(point.order), *(_number(e) for e in (point.about_zero, point.about_mean, bound)))
+    return table
+
+
+def _notes(rows: list[Agreement]) -> dict[str, list[str]]:
+    """Note → the specs it is about."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            notes.setdefault(_plain(row.note), []).append(row.spec)
+    return notes
+
+
+def _plain(note: str) -> str:
+    """What a note means for the user."""
+    if note.startswith("none: no finite state"):
+        return "no recurrent form, since no finite state computes the kernel"
+    return f"{note}; try a smaller --score-size" if note.startswith("no order") else note
+
+
+def _error(value: float | None, tolerance: float) -> str:
     if value is None:
         return "–"
-    return "∞" if value == float("inf") else f"{value:.1e}"
+    return f"{value:.1e}" if value <= tolerance else f"[bold red]{value:.1e} ✗[/]"
 
 
-def _mark(holds: bool | None) -> str:
-    return {True: "[green]✓[/]", False: "[bold red]✗[/]", None: ""}[holds]
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"
 
 
 def _require_plot(path: Path) -> None:
-    """Say now, not after the work, that the figure cannot be drawn."""
+    """Raise before the work if the figure cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MaclaurinError("--plot needs matplotlib: pip install 'maclaurin[plot]'.") from None
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an ending'!r}.")
-    if not path.parent.is_dir():
-        raise InputError(f"--plot: there is no folder {path.parent}.")
+    require_writable_file(path, "--plot")
 
 
 def _draw(points: list[ConvergencePoint], score_size: float, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,7 +139,7 @@ def _convert(
     from maclaurin.conversion.convert import convert as convert_model
     from maclaurin.conversion.convert import own_attention, require_new, save
     from maclaurin.conversion.measure import windows_alone
-    from maclaurin.inspection.display import Display
+    from maclaurin.progress_bar import report_progress
 
     require_new(out)
     model, tokenizer = _loaded(name, device)
@@ -152,14 +153,15 @@ def _convert(
     )
     sample, measures = sampling.measures(model, tokenizer)
     passes = 2 if windows_alone(choice.attention) is None else 3
-    with Display(sample.numel() + passes * sum(measure.tokens for measure in measures)) as display:
+    total = sample.numel() + passes * sum(measure.tokens for measure in measures)
+    with report_progress("measuring", True) as report:
         conversion = convert_model(
             model,
             name,
             choice,
             sample=sample.to(model.device),
             measures=measures,
-            tell=lambda tokens: display.advance(tokens, "measuring"),
+            tell=_counted(report, total),
         )
     save(model.cpu(), tokenizer, conversion, out, measured_on=asdict(sampling))
     return conversion
@@ -178,12 +180,13 @@ def _to_go_on_with(out: Path, recovery: Recovery) -> _Sampling | None:
 
 def _loaded(name: str, device: str) -> tuple[Any, Any]:
     from maclaurin.cli.device import device_named
-    from maclaurin.inspection.text import require_tokenizer
+    from maclaurin.evaluation.model_tokenizer import tokenizer_for
     from maclaurin.models.loading import load_model
 
     place = device_named(device)
     model, tokenizer = load_model(name)
-    return model.to(place), require_tokenizer(name, tokenizer, None)  # type: ignore[arg-type]
+    found, _ = tokenizer_for(name, model.config.vocab_size, tokenizer, None)
+    return model.to(place), found  # type: ignore[arg-type]
 
 
 def _sharp_layers(file: Path | None, count: int) -> list[int]:
@@ -196,7 +199,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     from maclaurin.conversion.convert import measure_recovered, own_attention
     from maclaurin.conversion.measure import windows_alone
     from maclaurin.conversion.recover import recover, write_down
-    from maclaurin.inspection.display import Display
+    from maclaurin.progress_bar import report_progress
 
     begin = time.monotonic()
     outcomes = recover(out, teacher, recovery)
@@ -207,10 +210,23 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     model, tokenizer = _loaded(str(out), recovery.device)
     _, measures = sampling.measures(model, tokenizer)
     passes = 1 if windows_alone(own_attention(model)) is None else 2
-    with Display(passes * sum(measure.tokens for measure in measures)) as display:
-        written = measure_recovered(out, model, measures, lambda tokens: display.advance(tokens, "measuring"))
+    total = passes * sum(measure.tokens for measure in measures)
+    with report_progress("measuring", True) as report:
+        written = measure_recovered(out, model, measures, _counted(report, total))
     for kind in dict.fromkeys(measure.kind for measure in measures):
         _print_recovered(kind, written[kind])
+
+
+def _counted(report: Any, total: int) -> Callable[[int], None]:
+    """Reports the share of the tokens that were read."""
+    done = 0
+
+    def count(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        report(done / total)
+
+    return count
 
 
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:

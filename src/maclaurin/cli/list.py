@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from maclaurin.errors import MaclaurinError, did_you_mean
@@ -17,9 +21,9 @@ from maclaurin.spec.catalogue import Entry, catalogue
 def list_entries(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Show only entries with these words in name, notation or source."),
+        typer.Argument(help="Only entries with these words in name, notation or source."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything about them, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything about them as JSON.")] = False,
 ) -> None:
     """Every published variant under its short name, with its notation and source.
 
@@ -40,14 +44,36 @@ def list_entries(
     if as_json:
         print(json.dumps([_as_data(entry) for entry in chosen], indent=2, ensure_ascii=False))
         return
-    table = Table(title=f"{len(chosen)} of {len(catalogue)} published variants", title_justify="left")
-    for column in ("name", "notation", "recurrent form", "source", "the paper's code calls it"):
-        table.add_column(column, overflow="fold")
-    for entry in chosen:
-        table.add_row(
-            entry.name, entry.notation, _state(entry), entry.source, "\n".join(entry.aliases), style=None
-        )
-    Console().print(table)
+    console = (
+        Console(highlight=False) if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=200)
+    )
+    console.print(f"{len(chosen)} of {len(catalogue)} published variants")
+    console.print(_table(chosen, console.width))
+
+
+#: (heading, narrowest terminal that shows the column)
+_COLUMNS = (
+    ("name", 0),
+    ("notation", 0),
+    ("recurrent", 0),
+    ("source", 115),
+    ("the paper's code calls it", 160),
+)
+
+
+def _table(entries: list[Entry], width: int) -> Table:
+    """Names and notations are never broken; what a narrow terminal has no space for is left out."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = [place for place, (_, narrowest) in enumerate(_COLUMNS) if width >= narrowest]
+    for place in shown:
+        table.add_column(_COLUMNS[place][0], no_wrap=True)
+    for entry in entries:
+        cells = (entry.name, entry.notation, _state(entry), entry.source, ", ".join(entry.aliases))
+        table.add_row(*(escape(cells[place]) for place in shown))
+    if len(shown) < len(_COLUMNS):
+        table.caption = "A wider terminal also shows sources and the paper's names; --json has everything."
+        table.caption_justify = "left"
+    return table
 
 
 def _has(entry: Entry, word: str) -> bool:

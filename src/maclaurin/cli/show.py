@@ -1,4 +1,4 @@
-"""`maclaurin show SPEC`: one spec, told."""
+"""`maclaurin show SPEC`: everything about one spec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD_SIZES = (16, 32, 64, 128)
 
 def show(
     spec: Annotated[str, typer.Argument(help="A notation such as 'taylor(2)/sum', or a name such as based.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """One spec: its formula, its recurrence, its state, its forms, and what cancels in it.
 
@@ -55,11 +55,11 @@ def _paragraphs(spec: AttentionSpec, entries: list[Entry]) -> list[tuple[str, st
     ]
     if spec.denominator is not None:
         answer = (
-            "can vanish, and a row where it does gives 0" if spec.denominator_can_vanish else "never vanishes"
+            "can vanish; a row where it does gives 0" if spec.denominator_can_vanish else "never vanishes"
         )
         paragraphs.append(("denominator", answer))
     if spec.cancelled_parts:
-        paragraphs.append(("cancels", f"the norm divides out: {', '.join(spec.cancelled_parts)}"))
+        paragraphs.append(("cancels", f"the norm divides out: {', '.join(map(str, spec.cancelled_parts))}"))
     if (simpler := spec.simplified()) != spec:
         paragraphs.append(("equal and simpler", str(simpler)))
     for entry in entries:
@@ -116,7 +116,7 @@ def _as_data(spec: AttentionSpec, entries: list[Entry]) -> dict[str, object]:
         "forms": _forms(spec),
         "gates": list(spec.gates),
         "denominator_can_vanish": spec.denominator_can_vanish,
-        "cancelled_parts": list(spec.cancelled_parts),
+        "cancelled_parts": [str(part) for part in spec.cancelled_parts],
         "simplified": str(spec.simplified()),
         "state": [
             {"head_size": d, "features": spec.features(d), "numbers": spec.state_size(d, d)}

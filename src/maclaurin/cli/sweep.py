@@ -28,10 +28,10 @@ def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
         raise InputError("a sweep takes its learning rates from --rates, not from --lr.")
     values = [_rate(text) for text in rates.split(",")]
     configs = {lr: load_config(None, None, {**given, "lr": lr}) for lr in values}
-    losses = {lr: _test_loss(config, out / f"lr-{lr:g}") for lr, config in configs.items()}
-    table = Table(title=f"test loss after {configs[values[0]].steps} steps", title_justify="left")
+    losses = {lr: _validation_loss(config, out / f"lr-{lr:g}") for lr, config in configs.items()}
+    table = Table(title=f"validation loss after {configs[values[0]].steps} steps", title_justify="left")
     table.add_column("learning rate")
-    table.add_column("test loss")
+    table.add_column("validation loss")
     finite = {lr: loss for lr, loss in losses.items() if isinstance(loss, float)}
     best = min(finite, key=lambda lr: finite[lr]) if finite else None
     for lr, loss in losses.items():
@@ -56,17 +56,17 @@ def _rate(text: str) -> float:
     return value
 
 
-def _test_loss(config: Any, folder: Path) -> float | str:
-    """The final test loss of one run, trained now or found finished; 'diverged' is a result too."""
+def _validation_loss(config: Any, folder: Path) -> float | str:
+    """The final validation loss of one run, trained now or found finished; 'diverged' is a result too."""
     with requires_extra("models", "transformers"):
-        from maclaurin.training.health import Diverged
-        from maclaurin.training.train import train
+        from maclaurin.training.step import Diverged
+        from maclaurin.training.trainer import train
 
         try:
             outcome = train(config, folder, resume=(folder / "config.json").exists())
         except Diverged as problem:
             return f"diverged at step {problem.step}"
-    return outcome.evaluation.loss if outcome.evaluation else "stopped"
+    return outcome.validation.loss if outcome.finished and outcome.validation else "stopped"
 
 
 def make_sweep() -> Any:

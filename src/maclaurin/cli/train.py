@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,23 +14,38 @@ from rich.console import Console
 
 from maclaurin.cli.extras import requires_extra
 
-Files = dict[str, Any]
+Values = dict[str, Any]
 
 
 def _own_options() -> dict[str, Any]:
-    """Options that are no keys of the config."""
+    """Options that are not settings of the run."""
     return {
-        "out": Annotated[Path, typer.Option("--out", "-o", help="Folder of the run.")],
+        "out": Annotated[Path, typer.Option("--out", "-o", help="Folder to save the run in.")],
         "config": Annotated[
-            Path | None, typer.Option("--config", "-c", help="TOML file with the same keys.")
+            Path | None,
+            typer.Option("--config", "-c", help="TOML file with settings, or the config.json of a run."),
         ],
-        "preset": Annotated[str | None, typer.Option(help="paper: the paper's optimiser settings.")],
-        "resume": Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")],
-        "dry_run": Annotated[bool, typer.Option("--dry-run", help="Only print what the run would take.")],
+        "preset": Annotated[str | None, typer.Option(help="paper: the optimizer settings of the paper.")],
+        "resume": Annotated[
+            bool,
+            typer.Option("--resume", help="Continue the run in --out from its last checkpoint."),
+        ],
+        "dry_run": Annotated[
+            bool, typer.Option("--dry-run", help="Print parameters, memory and time, and train nothing.")
+        ],
     }
 
 
 _OWN_DEFAULTS = {"out": Path("runs/train"), "config": None, "preset": None, "resume": False, "dry_run": False}
+
+#: the first setting of each panel of the help text
+_PANELS = {
+    "attention": "Model",
+    "data": "Data",
+    "steps": "Optimizer",
+    "precision": "Speed and memory",
+    "eval_every": "Evaluation and saving",
+}
 
 _TYPES: dict[str, Any] = {
     "int": int,
@@ -43,11 +59,11 @@ _TYPES: dict[str, Any] = {
 
 
 def with_config_options(
-    command: Callable[..., None], keep: dict[str, Any], defaults: Files
+    command: Callable[..., None], keep: dict[str, Any], defaults: Values
 ) -> Callable[..., None]:
-    """The command with one option per key of the training config, read off its fields.
+    """The command with one option for each setting of a run, made from the fields of TrainConfig.
 
-    Options that are not given stay None, so that a file or a preset may speak.
+    Options that are not given stay None, so that those of a file or a preset hold.
     """
     from maclaurin.training.config import TrainConfig
 
@@ -56,15 +72,19 @@ def with_config_options(
         inspect.Parameter(name, kind, default=defaults[name], annotation=annotation)
         for name, annotation in keep.items()
     ]
+    panel = None
     for field in dataclasses.fields(TrainConfig):
-        help_ = f"{field.metadata['help']} [dim]\\[{_shown(field.default)}][/]"
+        panel = _PANELS.get(field.name, panel)
         flag = "--" + field.name.replace("_", "-")
-        if field.type == "bool":
-            option = typer.Option(f"{flag}/--no-{flag[2:]}", help=help_, show_default=False)
-            annotation: Any = Annotated[bool | None, option]
-        else:
-            option = typer.Option(flag, help=help_, show_default=False)
-            annotation = Annotated[_TYPES[str(field.type)] | None, option]
+        is_switch = str(field.type).startswith("bool")
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if is_switch else flag,
+            help=field.metadata["help"] + _shown(field.default),
+            show_default=False,
+            rich_help_panel=panel,
+        )
+        value = bool if is_switch else _TYPES[str(field.type)]
+        annotation: Any = Annotated[value | None, option]
         parameters.append(inspect.Parameter(field.name, kind, default=None, annotation=annotation))
 
     def wrapped(**options: Any) -> None:
@@ -78,19 +98,34 @@ def with_config_options(
 
 
 def _shown(default: Any) -> str:
-    return ", ".join(default) or "none" if isinstance(default, tuple) else str(default)
+    """The default at the end of a help text; where there is none, the text itself says what happens."""
+    if default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        text = "on" if default else "off"
+    else:
+        text = ", ".join(default) if isinstance(default, tuple) else str(default)
+    return f" [dim]\\[{text}][/]"
 
 
 def _train(
-    *, out: Path, config: Path | None, preset: str | None, resume: bool, dry_run: bool, given: Files
+    *, out: Path, config: Path | None, preset: str | None, resume: bool, dry_run: bool, given: Values
 ) -> None:
     """Train a language model with any attention spec.
 
+    The folder --out receives settings, a record of every step, checkpoints
+    and the trained model. A run that was stopped or killed continues with
+    --resume, which takes its settings from that folder.
+
     [bold]Examples[/]
 
-        maclaurin train --attention exp/l2 --size nano --data stdlib --steps 400 --out runs/norm
+        maclaurin train --attention exp/l2 --size nano --steps 400 --out runs/norm
 
-        maclaurin train --attention exp/l2 --size nano --data stdlib --steps 400 --out runs/norm --resume
+        maclaurin train --resume --out runs/norm                  # after an interruption
+
+        maclaurin train --resume --out runs/norm --steps 800      # train it for longer
+
+        maclaurin train --config runs/norm/config.json --seed 1 --out runs/norm-1
 
         maclaurin train --attention "taylor(2)/sum" --data mqar:pairs=8 --dry-run
 
@@ -98,19 +133,26 @@ def _train(
     """
     from maclaurin.training.config import load_config
 
-    settings = load_config(config, preset, given)
     with requires_extra("models", "transformers"):
+        settings = load_config(config, preset, given, _settings_in(out) if resume else None)
         if dry_run:
             _print_plan(settings)
             return
         _run(settings, out, resume)
 
 
+def _settings_in(out: Path) -> Values | None:
+    from maclaurin.training.run_folder import RunFolder
+
+    folder = RunFolder(out)
+    return folder.settings() if folder.config.exists() else None
+
+
 def _print_plan(settings: Any) -> None:
+    from maclaurin.training.batches import open_data
     from maclaurin.training.estimate import estimate
+    from maclaurin.training.model import model_config
     from maclaurin.training.processes import join
-    from maclaurin.training.starting import model_config
-    from maclaurin.training.train import open_data
 
     processes = join(settings.device)
     source = open_data(settings, processes)
@@ -124,14 +166,16 @@ def _print_plan(settings: Any) -> None:
 
 
 def _run(settings: Any, out: Path, resume: bool) -> None:
-    from maclaurin.training.train import train as run_training
+    from maclaurin.training.trainer import train as run_training
 
     outcome = run_training(settings, out, resume=resume)
-    if outcome.evaluation is not None:
-        found = outcome.evaluation
+    if not outcome.finished:
+        raise typer.Exit(128 + (outcome.signal or signal.SIGTERM))
+    if outcome.test is not None:
+        found = outcome.test
         Console(highlight=False).print(
             f"step {outcome.step}: test loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, accuracy "
-            f"{found.accuracy:.3f} over {found.tokens:,} tokens; {out}",
+            f"{found.accuracy:.3f} over {found.tokens:,} tokens; saved in {out}",
             soft_wrap=True,
         )
 

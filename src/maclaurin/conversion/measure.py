@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
-from maclaurin.inspection.perplexity import perplexity, summed_loss
+from maclaurin.evaluation.likelihood import perplexity, summed_loss
 from maclaurin.inspection.trials import exchanged
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec, parse

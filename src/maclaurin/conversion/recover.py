@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.training.config import TrainConfig, config_from
-from maclaurin.training.train import train
-from maclaurin.training.trainer import Outcome
+from maclaurin.training.trainer import Outcome, train
 
 
 @final

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.data.config import DataConfig
-from maclaurin.data.corpora.stdlib import StandardLibrary
-from maclaurin.data.split import TEST, side_of
-from maclaurin.inspection.text import read_contexts
+from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
+from maclaurin.inspection.contexts import read_contexts
 
 
 def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
@@ -32,7 +32,7 @@ def _held_out(needed: int) -> str:
     """Documents that no run with data=stdlib trains on, enough of them for so many tokens."""
     pieces: list[str] = []
     for document in StandardLibrary().documents():
-        if side_of(document.text, DataConfig.test_fraction) == TEST:
+        if hash_share(document.text) < DataConfig.test_fraction:
             pieces.append(document.text)
             if sum(map(len, pieces)) > 8 * needed:  # a token is rarely longer than eight characters
                 break

@@ -1,14 +1,13 @@
-"""Text and synthetic tasks → batches. Knows no model."""
+"""Text and synthetic tasks as batches, independent of any model."""
 
 from maclaurin.data.batch import NOT_SCORED, Batch
 from maclaurin.data.config import DataConfig, open_source
-from maclaurin.data.errors import DamagedFileError, DataError
+from maclaurin.data.errors import DataError
 from maclaurin.data.source import Source
 
 __all__ = [
     "NOT_SCORED",
     "Batch",
-    "DamagedFileError",
     "DataConfig",
     "DataError",
     "Source",

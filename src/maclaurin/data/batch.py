@@ -1,6 +1,6 @@
-"""What a source gives: rows of tokens with the answer that is scored at each place.
+"""Rows and batches: tokens with the target at each position.
 
-B rows, T places
+B rows, T positions
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NOT_SCORED = -100
-"""The target of a place that no loss and no accuracy looks at; torch's cross_entropy ignores it."""
+"""The target of a position that is not scored; the default ignore_index of torch's cross_entropy."""
 
 
 class Row(NamedTuple):
     """One row of a batch, still in numpy."""
 
     tokens: np.ndarray  # [T]
-    targets: np.ndarray  # [T], NOT_SCORED where nothing is asked
+    targets: np.ndarray  # [T], NOT_SCORED where there is no target
     documents: np.ndarray | None = None  # [T], counting from 0
 
     def unscored(self) -> Row:
-        """The same row as filler: nothing in it counts."""
+        """The same row as padding: nothing in it is scored."""
         return self._replace(targets=np.full_like(self.targets, NOT_SCORED))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens, the right answer at each place, and the document each token belongs to."""
+    """Tokens, the target at each position, and the document each token belongs to."""
 
     tokens: Tensor  # [B, T] int64
-    targets: Tensor  # [B, T] int64, the next token or the answer; -100 where not scored
-    documents: Tensor | None = None  # [B, T] int32, from 0 in each row; None: attention may cross
+    targets: Tensor  # [B, T] int64, the next token or the answer; NOT_SCORED where not scored
+    documents: Tensor | None = None  # [B, T] int32, from 0 in each row; None: attention may cross them
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> Batch:
-        """Rows of equal length, one above the other."""
+        """Stack rows of equal length."""
         import torch
 
         documents = [row.documents for row in rows if row.documents is not None]
@@ -52,7 +52,7 @@ class Batch:
 
     @property
     def scored(self) -> int:
-        """How many places are scored: the weight of this batch in a token-weighted mean."""
+        """Number of scored positions: the weight of this batch in a token-weighted mean."""
         return int((self.targets != NOT_SCORED).sum())
 
     def to(self, device: str | object, *, non_blocking: bool = False) -> Batch:

@@ -1,13 +1,24 @@
-"""What can go wrong with data, by name."""
+"""Errors about data, and libraries that only some data needs."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from maclaurin.errors import MaclaurinError
 
 
 class DataError(MaclaurinError):
-    """Data that is not there, cannot be read, or cannot serve as asked."""
+    """Data that is missing, cannot be read, or cannot be used as asked."""
 
 
-class DamagedFileError(DataError):
-    """A file of the cache whose bytes are no longer those that were written."""
+def load_extra(library: str, purpose: str, instead: str = "") -> Any:
+    """Import the library, or raise an error that names the extra with it and what works without it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        alternative = f", or {instead}" if instead else ""
+        raise DataError(
+            f"{purpose} needs the library {library}, which is not installed: "
+            f"pip install 'maclaurin[data]'{alternative}."
+        ) from None

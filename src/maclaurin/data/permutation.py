@@ -1,4 +1,4 @@
-"""A shuffled order that need not be stored: index → place, in constant time and memory.
+"""A shuffled order that is not stored: index → position, in constant time and memory.
 
 A Feistel network permutes the 4^h numbers (l, r) of 2h bits, whatever its round function F is:
 
@@ -30,10 +30,10 @@ class Permutation:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise DataError(f"a permutation of {self.size} rows was asked for; there must be at least one.")
+            raise DataError(f"a permutation needs at least one row, got {self.size}.")
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The places of these indices."""
+        """The positions of these indices."""
         if np.any((indices < 0) | (indices >= self.size)):
             raise DataError(
                 f"indices of this permutation lie in 0 … {self.size - 1}; got {indices.tolist()}."

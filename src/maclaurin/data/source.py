@@ -1,4 +1,4 @@
-"""A source gives the batch of any step, on any rank, without having given those before it."""
+"""A source: the batch of any step, on any rank, without computing those before it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 from maclaurin.data.batch import Batch, Row
 from maclaurin.data.errors import DataError
+from maclaurin.data.splits import TEST, VALIDATION
 
 
 class Source(ABC):
-    """Rows for training, in an order that is a function of seed and step alone, and rows for testing.
+    """Training rows, in an order that is a function of seed and step alone; validation and test rows.
 
     The global batch of a step is the same for every number of processes; rank r of w gets the r-th of
     w equal, consecutive shares.
@@ -21,7 +22,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the user called this data."""
+        """The name the user gave."""
 
     @property
     @abstractmethod
@@ -36,34 +37,33 @@ class Source(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Digest of everything that decides the numbers of every batch."""
+        """Digest of everything that determines the numbers of every batch."""
 
     @property
     @abstractmethod
     def scores_accuracy(self) -> bool:
-        """Whether the share of right answers, rather than the loss, is what this data asks for."""
+        """Whether accuracy, rather than the loss, is the metric of this data."""
 
     @property
     @abstractmethod
     def tokens_per_epoch(self) -> int | None:
-        """Scored places of the training rows, each once; None where training rows never end."""
-
-    @property
-    @abstractmethod
-    def test_rows(self) -> int:
-        """Rows of the whole test set."""
+        """Scored positions of the training rows, each once; None if training rows never end."""
 
     @abstractmethod
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
-        """Which training rows stand at places first, first + 1, … of the endless training order."""
+        """The training rows at positions first, first + 1, … of the endless training order."""
 
     @abstractmethod
     def train_row(self, number: int) -> Row:
         """One training row."""
 
     @abstractmethod
-    def test_row(self, number: int) -> Row:
-        """One test row; the order of numbers is the order of testing."""
+    def held_out_rows(self, split: str) -> int:
+        """Rows of the whole validation or test split."""
+
+    @abstractmethod
+    def held_out_row(self, split: str, number: int) -> Row:
+        """One row of the validation or test split; the order of numbers is the order of evaluation."""
 
     def train_batch(self, step: int, batch_size: int, *, rank: int = 0, world: int = 1) -> Batch:
         """This rank's share of the batch_size rows of a step (steps count from 0)."""
@@ -80,10 +80,22 @@ class Source(ABC):
         numbers = self.train_row_numbers(step * batch_size + rank * share, share)
         return Batch.of_rows([self.train_row(int(number)) for number in numbers])
 
+    def validation_batches(
+        self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        """For evaluation during training, and for all choosing."""
+        return self.held_out_batches(VALIDATION, batch_size, limit, rank=rank, world=world)
+
     def test_batches(
         self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """The whole test set once (or its first `limit` rows), always in the same order.
+        """For the final number alone."""
+        return self.held_out_batches(TEST, batch_size, limit, rank=rank, world=world)
+
+    def held_out_batches(
+        self, split: str, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        """The whole split once (or its first `limit` rows), always in the same order.
 
         Every rank gets equally many batches of equal shapes, as collective calls need it: where the last
         rows cannot be shared equally, unscored rows fill the gaps.
@@ -91,19 +103,20 @@ class Source(ABC):
         _check_rank(rank, world)
         if batch_size < 1 or batch_size % world:
             raise DataError(
-                f"test batches of {batch_size} rows cannot be shared equally by {world} processes."
+                f"{split} batches of {batch_size} rows cannot be shared equally by {world} processes."
             )
-        rows = self.test_rows if limit is None else min(limit, self.test_rows)
+        all_rows = self.held_out_rows(split)
+        rows = all_rows if limit is None else min(limit, all_rows)
         for first in range(0, rows, batch_size):
             count = min(batch_size, rows - first)
             share = -(-count // world)
-            yield Batch.of_rows(self._test_share(first + rank * share, share, first + count))
+            yield Batch.of_rows(self._held_out_share(split, first + rank * share, share, first + count))
 
-    def _test_share(self, first: int, count: int, end: int) -> Sequence[Row]:
-        """`count` rows from `first` on; those at `end` and beyond are filler."""
-        real = [self.test_row(number) for number in range(first, min(first + count, end))]
+    def _held_out_share(self, split: str, first: int, count: int, end: int) -> Sequence[Row]:
+        """`count` rows from `first` on; those at `end` and beyond are padding."""
+        real = [self.held_out_row(split, number) for number in range(first, min(first + count, end))]
         missing = count - len(real)
-        return [*real, *[self.test_row(end - 1).unscored()] * missing]
+        return [*real, *[self.held_out_row(split, end - 1).unscored()] * missing]
 
 
 def _check_rank(rank: int, world: int) -> None:

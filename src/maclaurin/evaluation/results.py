@@ -1,127 +1,172 @@
-"""Results on disk: one JSON file, written after each task, from which an evaluation goes on."""
+"""Results of an evaluation: one JSON file, written after each task, from which an evaluation continues."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
-from maclaurin.data.cache.whole_file import write_whole_file
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
+from maclaurin.plain_data import from_plain, to_plain
 
-SCHEMA = 1
+SCHEMA = 2
+#: of a standard normal distribution, for intervals that hold 95 %
+Z = 1.959964
+
+AskedBy = Literal["maclaurin", "lm-eval"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number with its standard error; None where it is no finite number."""
+    """One number, None where it is not finite; standard error and 95 % interval where they are known."""
 
     value: float | None
-    stderr: float | None
-    higher_is_better: bool | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    higher_is_better: bool | None = None
+
+
+def share_metric(scores: Sequence[float]) -> Metric:
+    """The mean of scores between 0 and 1, with Wilson's interval.
+
+    The interval is exact for right-or-wrong scores, and too wide for scores in between.
+    """
+    number = len(scores)
+    mean = sum(scores) / number
+    centre = (mean + Z**2 / (2 * number)) / (1 + Z**2 / number)
+    spread = Z / (1 + Z**2 / number) * math.sqrt(mean * (1 - mean) / number + Z**2 / (4 * number**2))
+    return Metric(
+        value=mean,
+        stderr=_standard_error(scores),
+        low=0.0 if mean == 0 else centre - spread,
+        high=1.0 if mean == 1 else centre + spread,
+        higher_is_better=True,
+    )
+
+
+def mean_metric(values: Sequence[float], higher_is_better: bool | None = True) -> Metric:
+    """The mean with its standard error and a normal interval; None without finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return Metric(value=None, higher_is_better=higher_is_better)
+    mean, error = sum(finite) / len(finite), _standard_error(finite)
+    low, high = (None, None) if error is None else (mean - Z * error, mean + Z * error)
+    return Metric(value=mean, stderr=error, low=low, high=high, higher_is_better=higher_is_better)
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    number = len(values)
+    if number < 2:
+        return None
+    mean = sum(values) / number
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (number - 1) / number)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What came out of one task.
+    """The result of one task.
 
-    kind          multiple_choice, loglikelihood, loglikelihood_rolling or generate_until
-    version       of the task, as its file says
+    kind          how it was asked: choices, written or text; for the harness's own, its output type
+    asked_by      maclaurin or lm-eval
+    version       of the task
     fingerprint   sha256 of its items where they are ours
     items         how many were asked
-    cut           requests that were longer than the model reads and lost their beginning
-    broken        texts with logits that are no numbers, whose answers mean nothing
-    chance        accuracy of guessing where it is known
+    questions     how many queries they had
+    cut           texts that were longer than the model reads and lost their beginning
+    broken        answers with output that is not a number; they count as wrong
+    chance        score of a guess where it is known
     distance      tokens, in this tokenizer, from what is asked for to the question: [least, median, most]
     """
 
     task: str
     kind: str
+    asked_by: AskedBy
     version: str
     fingerprint: str | None
     items: int
+    questions: int
     metrics: dict[str, Metric]
     cut: int = 0
     broken: int = 0
     chance: float | None = None
-    distance: list[int] | None = None
+    distance: tuple[int, ...] | None = None
     seconds: float = 0.0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What decides the numbers beside the tasks: results of different ones do not go into one file."""
+    """What decides the numbers beside the tasks: results that differ in it do not go into one file.
+
+    text   name and digest of the prose that our tasks are made of
+    """
 
     model: str
     weights: str
-    attention: list[str]
+    attention: tuple[str, ...]
     tokenizer: str
     max_length: int
     limit: int | None
     seed: int
+    text: str
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class Results:
-    """Everything one file holds."""
+    """Everything in one file."""
 
     identity: Identity
     machine: dict[str, Any]
     tasks: dict[str, TaskResult] = field(default_factory=dict)
     groups: dict[str, dict[str, Metric]] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "schema": SCHEMA,
-            **asdict(self.identity),
-            "machine": self.machine,
-            "tasks": {name: asdict(result) for name, result in self.tasks.items()},
-            "groups": {name: {m: asdict(v) for m, v in group.items()} for name, group in self.groups.items()},
-        }
-
     def write(self, path: Path) -> None:
-        """Whole or not at all."""
-        text = json.dumps(self.to_json(), indent=1, allow_nan=False, ensure_ascii=False)
-        write_whole_file(path, (text + "\n").encode())
+        """Replace the file."""
+        data = {"schema": SCHEMA, **to_plain(self)}
+        write_file(path, json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_results(path: Path) -> Results:
+    """What `Results.write` wrote."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as problem:
+        raise InputError(f"--out: {path} exists but is not JSON ({problem}): choose another.") from None
+    found = data.pop("schema", None) if isinstance(data, dict) else None
+    if found != SCHEMA:
+        raise InputError(
+            f"--out: {path} has schema {found}; this version of maclaurin writes schema {SCHEMA}. Choose "
+            "another, or --again to replace it."
+        )
+    try:
+        return from_plain(Results, data)
+    except (TypeError, KeyError) as problem:
+        raise InputError(
+            f"--out: {path} holds no complete results ({problem}): choose another, or --again to replace it."
+        ) from None
 
 
 def finished_tasks(path: Path, identity: Identity) -> dict[str, TaskResult]:
-    """What the file already holds of this very evaluation; nothing if there is none."""
+    """The results in a file, if it is about the same evaluation; none if there is no file."""
     if not path.exists():
         return {}
-    data = _read(path)
-    now = asdict(identity)
+    known = read_results(path)
     changed = [
-        f"{key}: {data.get(key)!r}, now {value!r}" for key, value in now.items() if data.get(key) != value
+        f"{name}: {before!r}, now {now!r}"
+        for name, now in vars(identity).items()
+        if (before := getattr(known.identity, name)) != now
     ]
     if changed:
         raise InputError(
-            f"{path} holds results of another evaluation ({'; '.join(changed)}): choose another --out, or "
-            "--again to write it anew."
+            f"{path} holds the results of another evaluation ({'; '.join(changed)}): choose another --out, "
+            "or --again to replace it."
         )
-    return {name: _result(result) for name, result in data["tasks"].items()}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as problem:
-        raise InputError(f"--out: {path} is there, but not JSON ({problem}): choose another.") from None
-    found = data.get("schema") if isinstance(data, dict) else None
-    if found != SCHEMA or "tasks" not in data:
-        raise InputError(
-            f"--out: {path} has schema {found}, and this version of maclaurin writes schema {SCHEMA}: "
-            "choose another, or --again to write it anew."
-        )
-    return data
-
-
-def _result(data: dict[str, Any]) -> TaskResult:
-    metrics = {name: Metric(**metric) for name, metric in data["metrics"].items()}
-    return TaskResult(**{**data, "metrics": metrics})
+    return known.tasks

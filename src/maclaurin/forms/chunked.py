@@ -160,8 +160,8 @@ def _span_sums(
     far_sums = features @ before
     far_sums = far_sums if reach is None else far_sums * reach
     near_sums = (spec.kernel.weight(x, statistics) * within) @ values[:, :, None]
-    sums = (far_sums + near_sums).flatten(-3, -2)[..., :tokens, :]
-    return sums, None if statistics is None else statistics.map(lambda u: _per_token(u, tokens)), after
+    sums = out_of_chunks(far_sums + near_sums, tokens)
+    return sums, None if statistics is None else statistics.map(lambda u: out_of_chunks(u, tokens)), after
 
 
 def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tensor) -> Tensor:
@@ -291,8 +291,8 @@ def in_chunks(u: Tensor, chunk: int) -> Tensor:
     return u.unflatten(-2, (-1, chunk))
 
 
-def _per_token(u: Tensor, tokens: int) -> Tensor:
-    """[..., C, L, 1] as [..., T, 1]."""
+def out_of_chunks(u: Tensor, tokens: int) -> Tensor:
+    """[..., C, L, n] → [..., T, n], the inverse of in_chunks."""
     return u.flatten(-3, -2)[..., :tokens, :]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,14 +16,16 @@ from maclaurin.spec import AttentionSpec
 _LOWEST_LOG_FORGET = -200.0
 
 
-@dataclass(frozen=True)
-class Inputs:
+_NO_GATES: Mapping[str, Tensor] = MappingProxyType({})
+
+
+class Inputs(NamedTuple):
     """q, k, v [B, T, heads, size] and the arguments of the spec's parts by name."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    gates: Mapping[str, Tensor] = field(default_factory=dict)
+    gates: Mapping[str, Tensor] = _NO_GATES
     present: Tensor | None = None  # [B, S], False for padding
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
@@ -33,7 +35,7 @@ class Inputs:
 
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> Inputs:
         """The same call on other queries, keys and values."""
-        return dataclasses.replace(self, q=q, k=k, v=v)
+        return self._replace(q=q, k=k, v=v)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

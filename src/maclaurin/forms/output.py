@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.stream import Rows
+from maclaurin.forms.tracing import is_tracing
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.gate import RowGate
 
@@ -32,8 +34,9 @@ class SeenByRows:
 
     @property
     def keys(self) -> Tensor:
-        """The number of keys each row sees, at least 1, [B, 1, 1, T]."""
-        return visible_keys(self.inputs, self.count, self.causal).clamp(min=1)[:, None, None]
+        """The number of keys each row sees, at least 1, [B or 1, 1, 1, T]."""
+        number = visible_keys(self.inputs, self.count, self.causal)[:, None, None]
+        return number if self.inputs.present is None else number.clamp(min=1)
 
     @property
     def row_sum(self) -> Tensor:
@@ -62,17 +65,25 @@ class SeenByRows:
 
 
 def visible_keys(inputs: Inputs, before: Tensor | None, causal: bool) -> Tensor:
-    """The number of keys each query sees, [B, T] in the working dtype; `before` [B] came earlier."""
-    batch, queries, keys = inputs.q.shape[0], inputs.q.shape[1], inputs.k.shape[1]
-    device = inputs.q.device
+    """The number of keys each query sees, [B or 1, T] in the working dtype; `before` [B] came earlier."""
+    queries, keys = inputs.q.shape[1], inputs.k.shape[1]
+    dtype = working_dtype(inputs.q.dtype)
     if inputs.present is not None:
         number = inputs.present.cumsum(-1)[:, keys - queries :] if causal else inputs.present.sum(-1)[:, None]
-        number = number.expand(-1, queries)
+        number = number.expand(-1, queries).to(dtype)
     elif causal:
-        number = torch.arange(keys - queries + 1, keys + 1, device=device).expand(batch, -1)
+        count = _counting_up.__wrapped__ if is_tracing() else _counting_up
+        number = count(keys - queries + 1, keys + 1, dtype, inputs.q.device)
     else:
-        number = torch.full((batch, queries), keys, device=device)
-    return (number if before is None else number + before[:, None]).to(working_dtype(inputs.q.dtype))
+        number = torch.full((1, queries), keys, dtype=dtype, device=inputs.q.device)
+    return number if before is None else number + before[:, None]
+
+
+@lru_cache(maxsize=256)
+def _counting_up(start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """start, …, stop − 1 as [1, n], kept per device: making it anew takes as long as a short program."""
+    with torch.inference_mode(False):
+        return torch.arange(start, stop, dtype=dtype, device=device)[None]
 
 
 def running_log_sum(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class State:
     log_decay: Tensor | None = None  # [B, K], ln of all forget gates so far
     running: Tensor | None = None  # [B, heads], ln Σ e^g of the running argument so far
     exact: ExactKeys | None = None
-    #: whether window and sinks are known to be full, so that the tail has begun; asking costs a wait for a GPU
+    #: whether window and sinks are known to be full, so that the tail has begun; asking a GPU means waiting
     is_full: bool = False
     #: for exp run as a series: what its order is good for, and the longest key so far
     certificate: Certificate | None = None
@@ -77,8 +77,14 @@ class State:
         """What the choice of a program depends on."""
         moments, running = self.moments, self.running
         heads = None if running is None else running.shape
-        graded = torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors().values())
-        return self.spec, moments.shape, moments.dtype, moments.device, heads, self.is_full, graded
+        return self.spec, moments.shape, moments.dtype, moments.device, heads, self.is_full, self.has_gradient
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient is to flow through it."""
+        if not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
@@ -183,15 +189,17 @@ class State:
             key_bound=max(self.key_bound, later.key_bound),
         )
 
-    def rollback(self, k: Tensor, v: Tensor, **gates: Tensor) -> State:
-        """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, value gates, ….
+    def rollback(
+        self, k: Tensor, v: Tensor, *, gates: Mapping[str, Tensor] | None = None, **named_gates: Tensor
+    ) -> State:
+        """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, and their gates.
 
         A decay gate or a window destroys what a rollback would have to bring back: keep a
         `clone()` from before those tokens instead.
         """
         self._require_invertible()
         self._require_holds(k, v)
-        dropped = self._of_tokens(k, v, gates)
+        dropped = self._of_tokens(k, v, {**(gates or {}), **named_gates})
         return dataclasses.replace(
             self,
             moments=self.moments - dropped.moments,
@@ -209,7 +217,7 @@ class State:
         if bool(lost.any()):
             raise InputError(
                 "the tokens to drop make up all of the running sum but a share below rounding, so the sum of "
-                "the tokens before them cannot be recovered. Keep state.clone() from before them and return to it."
+                "the tokens before them cannot be recovered. Keep state.clone() from before and return to it."
             )
         return self.running + torch.log1p(-share)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.forms.chunked import in_chunks
+from maclaurin.forms.chunked import in_chunks, out_of_chunks
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.parallel import rows_beside_tail
 from maclaurin.forms.stream import Rows, Stream, running_totals, values_with_count
@@ -90,7 +90,7 @@ def window_rows(
         logits = logits - in_chunks(reference, chunk)
     tail_sum = None if tail.row_sum is None else in_chunks(tail.row_sum[..., None], chunk)[..., 0]
     rows = rows_beside_tail(Rows(in_chunks(tail.numerator, chunk), tail_sum), logits, seen, values)
-    return _per_token(rows, stream.q.shape[-2]), moments, line.exact_after(window)
+    return _rows_of_tokens(rows, stream.q.shape[-2]), moments, line.exact_after(window)
 
 
 @dataclass(frozen=True)
@@ -323,9 +323,10 @@ def _per_chunk(u: Tensor, chunks: int) -> Tensor:
     return u[:, :, None].expand(-1, -1, chunks, -1, -1)
 
 
-def _per_token(rows: Rows, tokens: int) -> Rows:
-    def flat(u: Tensor | None) -> Tensor | None:
-        return None if u is None else u.flatten(-2)[..., :tokens]
+def _rows_of_tokens(rows: Rows, tokens: int) -> Rows:
+    """Rows in chunks as rows of tokens."""
 
-    numerator = rows.numerator.flatten(-3, -2)[..., :tokens, :]
-    return Rows(numerator, flat(rows.row_sum), flat(rows.log_scale))
+    def flat(u: Tensor | None) -> Tensor | None:
+        return None if u is None else out_of_chunks(u[..., None], tokens)[..., 0]
+
+    return Rows(out_of_chunks(rows.numerator, tokens), flat(rows.row_sum), flat(rows.log_scale))

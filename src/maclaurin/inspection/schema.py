@@ -1,19 +1,20 @@
-"""inspection.json: everything an inspection found, as data. The one place that knows its fields."""
+"""inspection.json: the records of an inspection. Needs no torch."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
+from maclaurin.plain_data import from_plain, to_plain
 
 SCHEMA = 1
 FILE_NAME = "inspection.json"
+#: significant digits of the numbers in the file
+DIGITS = 7
 
 About = Literal["zero", "mean"]
 Kind = Literal["own", "order", "window"]
@@ -22,7 +23,7 @@ Kind = Literal["own", "order", "window"]
 @final
 @dataclass(frozen=True)
 class Spread:
-    """How some numbers lie."""
+    """Mean, standard deviation, least and largest of some numbers."""
 
     mean: float
     deviation: float
@@ -33,7 +34,7 @@ class Spread:
 @final
 @dataclass(frozen=True)
 class Histogram:
-    """How many numbers lie in [start + i·width, start + (i+1)·width); what lies beyond is in the end ones."""
+    """Counts of numbers in [start + i·width, start + (i+1)·width); the end bins include all beyond them."""
 
     start: float
     width: float
@@ -43,27 +44,32 @@ class Histogram:
 @final
 @dataclass(frozen=True)
 class HeadRecord:
-    """One query head. Lists by order start at order 0."""
+    """One query head. Lists by order start at order 0.
+
+    scores               x = scale·q·k over all visible keys
+    row_means            mean of the scores of each row
+    row_deviation        standard deviation of the scores of a row, averaged over rows
+    terms                ‖Σ_s xⁿ v_s/n!‖ / ‖Σ_s eˣ v_s‖, geometric mean over rows
+    error_about_zero     ‖y_N − y‖ / ‖y‖ over all rows, y the softmax output; None where a row sum vanished
+    error_about_mean     the same with exp expanded about the mean score of each row
+    sink_mass            share of the attention on the first tokens
+    effective_rank_1     e^entropy of the normalised singular values of Σ k vᵀ at the end of a context
+    effective_rank_2     the same for Σ k^⊗2 vᵀ
+    """
 
     layer: int
     head: int
     kv_head: int
-    #: x = scale·q·k over all visible keys, and its mean over each row
     scores: Spread
     score_histogram: Histogram
     row_means: Spread
     row_mean_histogram: Histogram
-    #: the deviation of the scores of one row, averaged over rows
     row_deviation: float
-    #: ‖Σ_s xⁿ v_s/n!‖ / ‖Σ_s eˣ v_s‖, geometric mean over rows
     terms: tuple[float, ...]
     dominant_order: int
-    #: ‖y_N − y‖ / ‖y‖ over all rows, y the output of softmax; None where a row sum vanished
     error_about_zero: tuple[float | None, ...]
     error_about_mean: tuple[float | None, ...]
-    #: share of the attention on the first tokens
     sink_mass: float
-    #: e^entropy of the normalised singular values of Σ k vᵀ and Σ k^⊗2 vᵀ at the end of a context
     effective_rank_1: float
     effective_rank_2: float
 
@@ -72,9 +78,9 @@ class HeadRecord:
         return self.error_about_mean if about == "mean" else self.error_about_zero
 
     def order_needed(self, about: About = "mean", tolerance: float = 0.01) -> int | None:
-        """The even order from which on the error stays within the tolerance; None if none tried is enough.
+        """The lowest even order from which on the error stays within the tolerance; None if none tried does.
 
-        An odd order has a row sum that can vanish: its error says more about that than about the order.
+        Odd orders are not counted: their row sum can vanish.
         """
         errors, needed = self.errors(about), None
         for order in reversed(range(0, len(errors), 2)):
@@ -88,7 +94,10 @@ class HeadRecord:
 @final
 @dataclass(frozen=True)
 class PerplexityRecord:
-    """The whole model with its attention exchanged in every layer that can be, without training."""
+    """The whole model with another attention in every layer that takes one, untrained.
+
+    note   why there is no number
+    """
 
     kind: Kind
     attention: str
@@ -98,14 +107,17 @@ class PerplexityRecord:
     sinks: int | None
     loss: float | None
     perplexity: float | None
-    #: why there is no number
     note: str = ""
 
 
 @final
 @dataclass(frozen=True)
 class ModelRecord:
-    """What was examined."""
+    """The model that was inspected.
+
+    weights       precision they were rounded to
+    fingerprint   digest of the weights before rounding; empty in files of older versions
+    """
 
     name: str
     layers: int
@@ -115,12 +127,13 @@ class ModelRecord:
     parameters: int
     attention: tuple[str, ...]
     weights: str
+    fingerprint: str = ""
 
 
 @final
 @dataclass(frozen=True)
 class TextRecord:
-    """What it read."""
+    """The text it read."""
 
     name: str
     sha256: str
@@ -134,7 +147,10 @@ class TextRecord:
 @final
 @dataclass(frozen=True)
 class Inspection:
-    """All of it."""
+    """Everything in inspection.json.
+
+    made   date, versions, machine
+    """
 
     made: dict[str, Any]
     model: ModelRecord
@@ -148,7 +164,7 @@ class Inspection:
 
     @property
     def highest_order(self) -> int:
-        """The largest order tried on heads."""
+        """The highest order tried on heads."""
         return len(self.heads[0].terms) - 1
 
     def of_layer(self, layer: int) -> tuple[HeadRecord, ...]:
@@ -156,17 +172,13 @@ class Inspection:
         return tuple(head for head in self.heads if head.layer == layer)
 
     def own_perplexity(self) -> float | None:
-        """With the attention the model came with."""
+        """Perplexity with the model's own attention."""
         return next((row.perplexity for row in self.perplexity if row.kind == "own"), None)
 
     def perplexity_of(
-        self,
-        *,
-        order: int | None = None,
-        about: About | None = None,
-        window: int | None = None,
+        self, *, order: int | None = None, about: About | None = None, window: int | None = None
     ) -> float | None:
-        """That of one row; None if it is not there or has no number."""
+        """Perplexity with another attention; None if it was not tried or is not a number."""
         for row in self.perplexity:
             if row.kind != "own" and (row.order, row.about, row.window) == (order, about, window):
                 return row.perplexity
@@ -174,9 +186,9 @@ class Inspection:
 
 
 def to_json(inspection: Inspection) -> str:
-    """As text; numbers that are none are null."""
-    data = {"schema": SCHEMA, **dataclasses.asdict(inspection)}
-    return json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    """The text of inspection.json."""
+    data = {"schema": SCHEMA, **rounded(to_plain(inspection))}
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def read_inspection(path: str | Path) -> Inspection:
@@ -193,54 +205,19 @@ def read_inspection(path: str | Path) -> Inspection:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InputError(f"{file} is not an inspection.") from None
     if schema != SCHEMA:
-        raise InputError(f"{file} has schema {schema}, and this version of maclaurin reads schema {SCHEMA}.")
+        raise InputError(f"{file} has schema {schema}; this version of maclaurin reads schema {SCHEMA}.")
     try:
-        return _inspection(data)
+        return from_plain(Inspection, data)
     except (TypeError, KeyError) as problem:
-        raise InputError(f"{file} is not a whole inspection: {problem}.") from None
+        raise InputError(f"{file} is not a complete inspection: {problem}.") from None
 
 
-def head_named(inspection: Inspection, layer: int, head: int) -> HeadRecord:
-    """One head."""
-    for record in inspection.heads:
-        if (record.layer, record.head) == (layer, head):
-            return record
-    names = [f"{record.layer}.{record.head}" for record in inspection.heads]
-    raise InputError(f"there is no head {layer}.{head}.{did_you_mean(f'{layer}.{head}', names)}")
-
-
-def _inspection(data: dict[str, Any]) -> Inspection:
-    return Inspection(
-        **{
-            **data,
-            "model": ModelRecord(**_with_tuples(data["model"])),
-            "text": TextRecord(**_with_tuples(data["text"])),
-            "orders": tuple(data["orders"]),
-            "windows": tuple(data["windows"]),
-            "heads": tuple(_head(each) for each in data["heads"]),
-            "perplexity": tuple(PerplexityRecord(**each) for each in data["perplexity"]),
-        }
-    )
-
-
-def _head(data: dict[str, Any]) -> HeadRecord:
-    spreads = {name: Spread(**data[name]) for name in ("scores", "row_means")}
-    histograms = {
-        name: Histogram(**_with_tuples(data[name])) for name in ("score_histogram", "row_mean_histogram")
-    }
-    return HeadRecord(**{**_with_tuples(data), **spreads, **histograms})
-
-
-def _with_tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-
-
-def finite(data: Any) -> Any:
-    """The same data with seven digits, and None for what is no number."""
+def rounded(data: Any) -> Any:
+    """Plain data with DIGITS significant digits, and None for numbers that are not finite."""
     if isinstance(data, float):
-        return float(f"{data:.7g}") if math.isfinite(data) else None
+        return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, Sequence) and not isinstance(data, str):
-        return [finite(value) for value in data]
+        return {key: rounded(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [rounded(value) for value in data]
     return data

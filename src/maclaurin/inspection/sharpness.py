@@ -1,4 +1,4 @@
-"""Which heads need high orders: what a conversion should keep exact. Needs no torch."""
+"""Which heads and layers need high orders, so that a conversion can keep them exact. Needs no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import final
 
 from maclaurin.inspection.schema import About, HeadRecord, Inspection
 
-#: a head that needs more than this is called sharp
+#: a head that needs a higher order is called sharp
 SHARP_ORDER = 8
 
 
 @final
 @dataclass(frozen=True)
 class SharpHead:
-    """A head, the order it needs (None: more than was tried) and its error at the order asked about."""
+    """A head, the order it needs (None: higher than those tried), and its error at the order in question."""
 
     layer: int
     head: int
@@ -30,7 +30,7 @@ def sharp_heads(
     about: About = "mean",
     tolerance: float | None = None,
 ) -> list[SharpHead]:
-    """Heads whose output is not within the tolerance at this order, the sharpest first."""
+    """Heads whose error at this order is over the tolerance, largest error first."""
     allowed = inspection.tolerance if tolerance is None else tolerance
     found = [
         SharpHead(head.layer, head.head, head.order_needed(about, allowed), error)
@@ -41,13 +41,13 @@ def sharp_heads(
 
 
 def layers_to_keep(inspection: Inspection, count: int, order: int = 2, *, about: About = "mean") -> list[int]:
-    """The `count` layers a polynomial of this order changes most, by RMS error over their heads."""
+    """The `count` layers with the largest error at this order."""
     errors = layer_errors(inspection, order, about)
     return sorted(range(len(errors)), key=lambda layer: -errors[layer])[:count]
 
 
 def layer_errors(inspection: Inspection, order: int, about: About = "mean") -> list[float]:
-    """RMS over the heads of each layer of their error at this order."""
+    """Error of each layer at this order: the root mean square over its heads."""
     errors = []
     for layer in range(inspection.model.layers):
         heads = [error_at(head, order, about) for head in inspection.of_layer(layer)]
@@ -56,12 +56,12 @@ def layer_errors(inspection: Inspection, order: int, about: About = "mean") -> l
 
 
 def heads_within(inspection: Inspection, order: int, about: About = "mean") -> int:
-    """How many heads are within the inspection's tolerance at this order."""
+    """Number of heads within the inspection's tolerance at this order."""
     return sum(error_at(head, order, about) <= inspection.tolerance for head in inspection.heads)
 
 
 def error_at(head: HeadRecord, order: int, about: About) -> float:
-    """The error at an order; that of the highest one tried where more is asked, ∞ where there is none."""
+    """Error at an order: beyond the highest one tried, that of the highest; ∞ where a row sum vanished."""
     errors = head.errors(about)
     error = errors[min(order, len(errors) - 1)]
     return math.inf if error is None else error

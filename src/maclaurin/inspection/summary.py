@@ -1,4 +1,4 @@
-"""What an inspection found, in sentences."""
+"""The findings of an inspection in sentences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COUNTED = (2, 4, 8)
 
 
 def findings(inspection: Inspection) -> list[str]:
-    """The main results, most important first."""
+    """The main findings, most important first."""
     lines = [_scores(inspection), _within(inspection), _sharp(inspection), *_orders(inspection)]
     lines += [*_windows(inspection), _sinks(inspection), _keep(inspection)]
     return [line for line in lines if line]
 
 
-def number(value: float | None) -> str:
-    """A perplexity: 28.64, 545.7, 18,696."""
+def perplexity_text(value: float | None) -> str:
+    """28.64, 545.7, 18,696."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -71,7 +71,7 @@ def _sharp(inspection: Inspection) -> str:
         return ""
     sharp = sharp_heads(inspection)
     if not sharp:
-        return f"No head is sharp: order {SHARP_ORDER} is enough for all."
+        return f"No head is sharp: order {SHARP_ORDER} is enough for every head."
     named = ", ".join(
         f"{head.layer}.{head.head} ({order_text(head.order_needed, inspection.highest_order)})"
         for head in sharp[:6]
@@ -89,10 +89,10 @@ def _orders(inspection: Inspection) -> list[str]:
     mean = inspection.perplexity_of(order=order, about="mean")
     if own is None:
         return []
-    line = f"Perplexity as it came: {number(own)}."
+    line = f"Perplexity with the model's own attention: {perplexity_text(own)}."
     if mean is not None:
-        zero_text = f", {number(zero)} about zero" if zero is not None else ""
-        line += f" At order {order}, without training: {number(mean)} about the row mean{zero_text}."
+        zero_text = f", {perplexity_text(zero)} about zero" if zero is not None else ""
+        line += f" With order {order}, untrained: {perplexity_text(mean)} about the row mean{zero_text}."
     return [line]
 
 
@@ -108,9 +108,10 @@ def _windows(inspection: Inspection) -> list[str]:
         row = max(tails, key=lambda row: row.order or 0)
         assert row.perplexity is not None
         closed = (bare - row.perplexity) / (bare - own)
+        part = share(min(closed, 1)) if closed > 0 else "none"
         lines.append(
-            f"Window {window}: {number(bare)} alone, {number(row.perplexity)} with a tail of order "
-            f"{row.order}, which closes {share(min(closed, 1)) if closed > 0 else 'none'} of the gap."
+            f"Window {window}: {perplexity_text(bare)} alone, {perplexity_text(row.perplexity)} with a tail "
+            f"of order {row.order}, which closes {part} of the gap."
         )
     return lines
 
@@ -135,7 +136,4 @@ def _keep(inspection: Inspection) -> str:
     errors = layer_errors(inspection, 2)
     layers = layers_to_keep(inspection, count)
     named = listed([f"{layer} ({errors[layer]:.2f})" for layer in layers])
-    return (
-        f"To keep exact in a conversion, the {count} of {inspection.model.layers} layers that order 2 "
-        f"changes most, with their relative error: {named}."
-    )
+    return f"Layers to keep exact in a conversion, with their relative error at order 2: {named}."

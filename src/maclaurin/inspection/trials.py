@@ -1,23 +1,67 @@
-"""Which attentions the whole model is tried with, and how they are put in its layers for a while."""
+"""The attention layers of a model: watched while they run, or run with another attention for a while."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
+
+from torch import Tensor, nn
 
 from maclaurin.errors import InputError, SpecError
 from maclaurin.inspection.schema import About, Kind
-from maclaurin.inspection.settings import Settings
 from maclaurin.layers.attention import AttentionLayer
+from maclaurin.layers.layout import Layout
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
+
+#: (number of the layer, the layer, q [B, T, H, d], k [B, T, Hkv, d], v [B, T, Hkv, e])
+Watcher = Callable[[int, AttentionLayer, Tensor, Tensor, Tensor], None]
+
+
+def attention_layers(model: nn.Module) -> list[AttentionLayer]:
+    """All attention layers, first to last."""
+    return [module for module in model.modules() if isinstance(module, AttentionLayer)]
+
+
+@contextmanager
+def watched(model: nn.Module, watch: Watcher) -> Iterator[None]:
+    """Call `watch` with the queries, keys and values of every layer; the model's output does not change."""
+    layers = attention_layers(model)
+    for number, layer in enumerate(layers):
+        layer.attend = _watching(number, layer, layer.attend, watch)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.attend
+
+
+def _watching(number: int, layer: AttentionLayer, attend: Callable[..., Tensor], watch: Watcher) -> Any:
+    def watch_and_attend(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
+        watch(number, layer, q, k, v)
+        return attend(q, k, v, gates, layout)
+
+    return watch_and_attend
+
+
+@contextmanager
+def exchanged(layers: list[AttentionLayer], specs: tuple[AttentionSpec, ...]) -> Iterator[None]:
+    """Run the layers with other specs; their own are put back at the end."""
+    own = [layer.spec for layer in layers]
+    try:
+        for layer, spec in zip(layers, specs, strict=True):
+            layer.spec = spec
+        yield
+    finally:
+        for layer, spec in zip(layers, own, strict=True):
+            layer.spec = spec
 
 
 @final
 @dataclass(frozen=True)
 class Trial:
-    """One attention for all layers that take one; `specs` is None where it has no meaning, as `note` says."""
+    """One attention for all layers that take one; `specs` is None where it cannot be, as `note` says."""
 
     kind: Kind
     attention: str
@@ -30,73 +74,57 @@ class Trial:
 
     @property
     def cost(self) -> float:
-        """About how long it takes, the model's own attention being 1."""
+        """Estimated time, relative to the model's own attention."""
         return 1 + (self.order or 0) * (0.1 if self.about == "mean" else 0.04) + (0.5 if self.window else 0)
 
 
 def check_layers(name: str, layers: list[AttentionLayer]) -> None:
-    """Raise unless every layer weighs keys by exp of a score, or by a polynomial that stands for it."""
+    """Raise unless the kernel of every layer is exp or a polynomial that approximates it."""
     for number, layer in enumerate(layers):
         kernel = layer.spec.kernel
         if kernel.feature_map is not None or not (kernel.is_exact_exp or kernel.expands_exp):
             raise InputError(
-                f"{name}: layer {number} has the attention {layer.spec}, whose kernel is no exp and stands "
-                "for none, so there is no series to look at. Inspect a model with exp or taylor(N)."
+                f"{name}: layer {number} has the attention {layer.spec}. Its kernel is neither exp nor a "
+                "series of exp, so there are no orders to measure. Inspect a model with exp or taylor(N)."
             )
 
 
-def trials(specs: list[AttentionSpec], settings: Settings, context: int) -> list[Trial]:
-    """The model's own attention; every order about zero and about the mean; every window with its tails."""
+def trials(
+    specs: list[AttentionSpec],
+    *,
+    orders: tuple[int, ...],
+    tail_orders: tuple[int, ...],
+    windows: tuple[int, ...],
+    sinks: int,
+) -> list[Trial]:
+    """The model's own attention; every order about zero and about the mean; every window with each tail."""
     found = [Trial("own", _name(tuple(specs)), tuple(specs))]
     if not any(_can_change(spec) for spec in specs):
         return found
     abouts: tuple[About, ...] = ("zero", "mean")
-    found += [_order(specs, order, about) for about in abouts for order in settings.orders]
-    for size in settings.windows:
-        if size < context:
-            tails = (None, *settings.tail_orders)
-            found += [_window(specs, order, size, settings.sinks) for order in tails]
+    found += [_trial("order", specs, order, about) for about in abouts for order in orders]
+    found += [
+        _trial("window", specs, order, None if order is None else "mean", SlidingWindow(size, sinks=sinks))
+        for size in windows
+        for order in (None, *tail_orders)
+    ]
     return found
 
 
-@contextmanager
-def exchanged(layers: list[AttentionLayer], specs: tuple[AttentionSpec, ...]) -> Iterator[None]:
-    """The layers with other specs, and their own again afterwards."""
-    own = [layer.spec for layer in layers]
-    try:
-        for layer, spec in zip(layers, specs, strict=True):
-            layer.spec = spec
-        yield
-    finally:
-        for layer, spec in zip(layers, own, strict=True):
-            layer.spec = spec
-
-
 def _can_change(spec: AttentionSpec) -> bool:
-    """A layer with a window of its own stays: its memory is constant already."""
+    """A layer that has a window already keeps it: its memory is constant."""
     return spec.window is None
-
-
-def _order(specs: list[AttentionSpec], order: int, about: About) -> Trial:
-    return _trial("order", specs, Taylor(order, about=about), None, order=order, about=about)
-
-
-def _window(specs: list[AttentionSpec], order: int | None, size: int, sinks: int) -> Trial:
-    kernel = Poly((0.0,)) if order is None else Taylor(order, about="mean")
-    about: About | None = None if order is None else "mean"
-    window = SlidingWindow(size, sinks=sinks)
-    return _trial("window", specs, kernel, window, order=order, about=about)
 
 
 def _trial(
     kind: Kind,
     specs: list[AttentionSpec],
-    kernel: Kernel,
-    window: Window | None,
-    *,
     order: int | None,
     about: About | None,
+    window: Window | None = None,
 ) -> Trial:
+    """taylor(order) in every layer that takes it, beside a window or alone; order None is a window alone."""
+    kernel: Kernel = Poly((0.0,)) if order is None else Taylor(order, about=about or "zero")
     size, sinks = (None, None) if window is None else (window.size, window.sinks)
     try:
         changed = tuple(

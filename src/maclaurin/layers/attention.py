@@ -86,11 +86,13 @@ class AttentionLayer(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
         """The attention itself; documents go through as sequences packed into one row."""
         if layout.cu_seqlens is None:
-            return attention(q, k, v, self.spec, key_padding_mask=layout.key_padding_mask, **gates)
-        packed = [u.flatten(0, 1)[None] for u in (q, k, v)]
-        gates = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
-        y = attention(*packed, self.spec, cu_seqlens=layout.cu_seqlens, max_seqlen=layout.max_seqlen, **gates)
-        return y[0].unflatten(0, q.shape[:2])
+            return attention(q, k, v, self.spec, key_padding_mask=layout.key_padding_mask, gates=gates)
+        cuts, longest = layout.cu_seqlens, layout.max_seqlen
+        packed = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
+        rows = q.shape[:2]
+        q, k, v = (u.flatten(0, 1)[None] for u in (q, k, v))
+        y = attention(q, k, v, self.spec, cu_seqlens=cuts, max_seqlen=longest, gates=packed)
+        return y[0].unflatten(0, rows)
 
     def _queries_keys_values(
         self, hidden: Tensor, layout: Layout, memory: LayerMemory | None

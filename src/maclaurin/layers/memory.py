@@ -63,7 +63,7 @@ class LayerMemory:
             state=self.state,
             return_state=True,
             key_padding_mask=layout.key_padding_mask,
-            **gates,
+            gates=gates,
         )
         if self.rollback:
             self._keep(of_keys, self.rollback)
@@ -87,7 +87,7 @@ class LayerMemory:
         every = {**gates, **self.keys}
         k, v = every.pop("k"), every.pop("v")
         mask = layout.key_padding_mask if first else layout.present
-        return attention(q, k, v, self.spec, key_padding_mask=mask, **every)
+        return attention(q, k, v, self.spec, key_padding_mask=mask, gates=every)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         if self.keys:
@@ -125,7 +125,8 @@ class LayerMemory:
     def drop(self, tokens: int) -> None:
         """Forget the last tokens again; `require_rollback` says whether it can."""
         if self.state is not None:
-            self.state = self.state.rollback(**{name: t[:, -tokens:] for name, t in self.keys.items()})
+            lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
+            self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
         self.keys = {name: t[:, :-tokens] for name, t in self.keys.items()}
         if self.tail is not None:
             self.tail = self.tail[:, :-tokens]

@@ -122,16 +122,26 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         documents: Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        **_: Any,
-    ) -> BaseModelOutputWithPast:
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        seq_idx: Tensor | None = None,
+        **unknown: Any,
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states [B, T, hidden] of tokens [B, T].
 
         They go on from `past_key_values`, which is changed. Without one, use_cache=True makes one;
-        otherwise nothing is remembered and no state is computed.
+        otherwise nothing is remembered and no state is computed. By default the configuration decides, and in
+        training there is none. Positions that begin again within a row separate documents.
         """
+        _refuse_unknown(unknown)
+        documents = seq_idx if documents is None else documents  # what TRL calls the documents of packed rows
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if documents is None and attention_mask is None and past_key_values is None:
+            documents = _documents_of(position_ids)
+        if use_cache is None:
+            use_cache = bool(self.config.use_cache) and not self.training and documents is None
         cache = self._cache(past_key_values, use_cache, documents)
         if cache is None:
             if position_ids is None:
@@ -140,9 +150,18 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         else:
             layout, memories = cache.advance(hidden, position_ids, attention_mask), cache.memories
         layout = self._with_angles(layout, hidden)
+        every = [hidden]
         for layer, memory in zip(self.layers, memories, strict=True):
             hidden = layer(hidden, layout, memory)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden), past_key_values=cache)
+            every.append(hidden)
+        hidden = self.norm(hidden)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        out = BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=cache,
+            hidden_states=(*every[:-1], hidden) if wanted else None,  # type: ignore[arg-type]
+        )
+        return out if _as_object(self.config, return_dict) else out.to_tuple()
 
     def _with_angles(self, layout: Layout, hidden: Tensor) -> Layout:
         """With the angles that turn q and k, which all layers have in common."""
@@ -197,9 +216,12 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         **more: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits [B, T, vocabulary], and the loss where labels (the tokens themselves) are given."""
+        of_loss = {name: more.pop(name) for name in _OF_LOSS if name in more}
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -208,14 +230,23 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             documents=documents,
             past_key_values=past_key_values,
             use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **more,
         )
         hidden = found.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, keep])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **more)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=found.past_key_values)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **of_loss)
+        out = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
+        )
+        return out if _as_object(self.config, return_dict) else out.to_tuple()
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any
@@ -226,6 +257,43 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             return None
         above: Any = super()
         return above._prepare_cache_for_generation(generation_config, model_kwargs, *more, **named)
+
+
+#: arguments that transformers hands on to the loss
+_OF_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
+#: arguments of transformers' models that mean nothing here, whatever they are
+_WITHOUT_MEANING = ("cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def _refuse_unknown(given: dict[str, Any]) -> None:
+    """Raise for arguments that would be swallowed."""
+    for name, value in given.items():
+        if name in _WITHOUT_MEANING or value is None or value is False:
+            continue
+        if name == "output_attentions":
+            raise InputError(
+                "attention weights are never written down here, so output_attentions cannot be had; "
+                "maclaurin inspect shows what heads attend to."
+            )
+        raise TypeError(f"the model takes no argument {name!r}")
+
+
+def _as_object(config: Any, return_dict: bool | None) -> bool:
+    return bool(config.return_dict if return_dict is None else return_dict)
+
+
+def _documents_of(positions: Tensor | None) -> Tensor | None:
+    """The document [B, T] of each token, where positions begin again within a row; None where none does.
+
+    This is how padding-free batches of TRL separate their texts. While a graph is traced positions cannot be
+    looked at, so there documents must be given.
+    """
+    if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
+        return None
+    begins = positions[:, 1:] <= positions[:, :-1]
+    if not bool(begins.any()):
+        return None
+    return torch.nn.functional.pad(begins.long().cumsum(-1), (1, 0))
 
 
 def _positions(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ back after.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Literal, overload
 
 import torch
@@ -58,7 +58,8 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
-    **gates: Tensor | None,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
 ) -> Tensor: ...
 
 
@@ -81,7 +82,8 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
-    **gates: Tensor | None,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
 ) -> tuple[Tensor, State]: ...
 
 
@@ -103,7 +105,8 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
-    **gates: Tensor | None,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
 ) -> Tensor | tuple[Tensor, State]:
     """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s ),  y [B, T, H, e].
 
@@ -128,18 +131,34 @@ def attention(
         score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
             the text; by default that of the tokens so far, which later ones may exceed.
         state_budget: bytes a state may take.
-        **gates: the tensors that the spec's parts take (`spec.arguments`), by name:
+        gates: the tensors that the spec's parts take (`spec.arguments`), by name.
+        **named_gates: the same, as keywords:
             input_gate: i, [B, S, Hkv], for *in.
             log_forget: ln f, [B, S, Hkv], for *forget.
             output_gate: o, [B, T, H] or [B, T, H, e], for *out.
             denominator_gate: g, [B, S, H], for /running.
             Parts of one's own name theirs.
     """
-    given = {name: gate for name, gate in gates.items() if gate is not None} if gates else {}
+    resolved = spec if isinstance(spec, AttentionSpec) else _resolved(spec)
+    given = gates or {}
+    if named_gates:
+        given = {**given, **{name: gate for name, gate in named_gates.items() if gate is not None}}
+    inputs = Inputs(q, k, v, given)
+    if state is not None:
+        state = _with_known_fill(state, k)
+    key = None
+    if cu_seqlens is None and key_padding_mask is None and not is_tracing():
+        key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget)
+        known = remembered_plan(key)
+        if known is not None:
+            factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
+            call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
+            y, after = known.program.run(call)
+            return (y, _kept(after, k.shape[1])) if return_state else y
     request = _Request(
-        _resolved(spec),
-        Inputs(q, k, v, given),
-        _with_known_fill(state, k),
+        resolved,
+        inputs,
+        state,
         return_state,
         causal,
         form,
@@ -149,10 +168,6 @@ def attention(
         max_seqlen,
         key_padding_mask,
     )
-    key = request.key()
-    known = None if key is None else remembered_plan(key)
-    if known is not None:
-        return request.answer(*known.program.run(request.call(scale)))
     request.check()
     if request.needs_series:
         return _answer_by_series(request, scale, tolerance, score_bound)
@@ -162,8 +177,46 @@ def attention(
         found = find_plan(call)
         if key is not None:
             remember_plan(key, found)
-        return request.answer(*found.program.run(call))
-    return request.answer(*_run_in_batches(request, scale))
+        y, after = found.program.run(call)
+    else:
+        y, after = _run_in_batches(request, scale)
+    return (y, _kept(after, k.shape[1])) if return_state else y
+
+
+def _kept(after: State | None, tokens: int) -> State:
+    """The state to return, without the larger tensors that some of it may be small parts of."""
+    assert after is not None
+    return after if tokens == 1 or is_tracing() else after.compact()
+
+
+def _key(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    state: State | None,
+    return_state: bool,
+    causal: bool,
+    form: str,
+    chunk_size: int | None,
+    state_budget: int,
+) -> Hashable | None:
+    """What the choice of a program, and whether the call is right, depend on; None: do not remember.
+
+    It is read off the tensors at every call, so it is kept cheap.
+    """
+    q, k, v, gates, _ = inputs
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        return None
+    if not isinstance(state, State | None) or not all(isinstance(g, Tensor) for g in gates.values()):
+        return None
+    grad = torch.is_grad_enabled()
+    key = (
+        spec, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
+        q.device, k.device, v.device, grad and (q.requires_grad or k.requires_grad or v.requires_grad),
+        return_state, causal, form, chunk_size, state_budget,
+    )  # fmt: skip
+    if gates:
+        key += tuple((n, g.shape, g.dtype, g.device, grad and g.requires_grad) for n, g in gates.items())
+    return key if state is None else (*key, state.signature())
 
 
 def plan(
@@ -193,7 +246,7 @@ def plan(
     known = state if isinstance(state, State) else None
     request = _Request(resolved, inputs, known, return_state, causal, form, chunk_size)
     request.check_form()
-    return find_plan(dataclasses.replace(request.call(None), device=_planned_device(q, device)))
+    return find_plan(request.call(None)._replace(device=_planned_device(q, device)))
 
 
 def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.device:
@@ -254,28 +307,6 @@ class _Request:
     def sequences(self) -> int:
         return self.inputs.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
-    def key(self) -> Hashable | None:
-        """What the choice of a program depends on, once the call is known to be right; None: do not remember.
-
-        It is read off the tensors at every call, so it holds what they are in the cheapest form.
-        """
-        q, k, v, gates, state = self.inputs.q, self.inputs.k, self.inputs.v, self.inputs.gates, self.state
-        if not self.is_in_layout or is_tracing() or not isinstance(state, State | None):
-            return None
-        for u in (q, k, v, *gates.values()):
-            if not isinstance(u, Tensor):
-                return None
-        grad = torch.is_grad_enabled()
-        return (
-            self.spec,
-            *(q.shape, q.stride(), q.dtype, q.device, grad and q.requires_grad),
-            *(k.shape, k.stride(), k.dtype, k.device, grad and k.requires_grad),
-            *(v.shape, v.stride(), v.dtype, v.device, grad and v.requires_grad),
-            *((name, g.shape, g.dtype, g.device, grad and g.requires_grad) for name, g in gates.items()),
-            None if state is None else state.signature(),
-            *(self.return_state, self.causal, self.form, self.chunk_size, self.state_budget),
-        )
-
     def check(self) -> None:
         """Raise unless the tensors fit each other, the spec and the form."""
         check_tensors(self.inputs.q, self.inputs.k, self.inputs.v)
@@ -319,15 +350,8 @@ class _Request:
             self.chunk_size,
         )
 
-    def answer(self, y: Tensor, after: State | None) -> Tensor | tuple[Tensor, State]:
-        """What `attention` returns."""
-        if not self.return_state:
-            return y
-        assert after is not None
-        return y, after if is_tracing() else after.compact()
 
-
-def _with_known_fill(state: State | None, k: Tensor) -> State | None:
+def _with_known_fill(state: State, k: Tensor) -> State:
     """The state, marked as full if its window is: asked once, and only where a piece of text follows."""
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
@@ -353,26 +377,22 @@ def _answer_by_series(
         state_budget=request.state_budget,
     )
     wide = dataclasses.replace(request, spec=spec, inputs=request.inputs.map(torch.Tensor.double))
-    answer = attention(
-        *(wide.inputs.q, wide.inputs.k, wide.inputs.v),
-        spec,
-        state=wide.state,
-        return_state=True if request.return_state else False,  # noqa: SIM210 (a literal for the overloads)
-        scale=call.scale,
-        causal=request.causal,
-        cu_seqlens=request.cu_seqlens,
-        max_seqlen=request.max_seqlen,
-        key_padding_mask=request.key_padding_mask,
-        form=request.form,
-        chunk_size=request.chunk_size,
-        state_budget=request.state_budget,
-        **wide.inputs.gates,
+    wide.check_state()
+    y, after = _run_checked(wide, call.scale)
+    y = y.to(request.inputs.q.dtype)
+    if not request.return_state:
+        return y
+    return y, dataclasses.replace(
+        _kept(after, request.inputs.k.shape[1]), certificate=certificate, key_bound=longest_key
     )
-    dtype = request.inputs.q.dtype
-    if isinstance(answer, Tensor):
-        return answer.to(dtype)
-    y, after = answer
-    return y.to(dtype), dataclasses.replace(after, certificate=certificate, key_bound=longest_key)
+
+
+def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+    """Output and state of a call that is known to be right."""
+    if not request.is_in_layout:
+        return _run_in_batches(request, scale)
+    call = request.call(scale)
+    return find_plan(call).program.run(call)
 
 
 # ------------------------------------------------------------------------------- padding and packing
@@ -386,7 +406,7 @@ def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, Sta
     batches = _batches(request)
     outputs, states = [], []
     for batch in batches:
-        rows = dataclasses.replace(inputs.map(batch.take), present=batch.present)
+        rows = inputs.map(batch.take)._replace(present=batch.present)
         before = request.state
         if before is not None and batch.sequences is not None:
             before = before[batch.sequences]
@@ -403,7 +423,7 @@ def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, St
     assert mask is not None
     absent = ~mask[..., None, None]
     k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
-    padded = dataclasses.replace(inputs.with_tensors(inputs.q, k, v), present=mask)
+    padded = Inputs(inputs.q, k, v, inputs.gates, mask)
     y, after = _run(request, padded, request.state, scale)
     return y.masked_fill(absent[:, -y.shape[1] :], 0.0), after
 
@@ -411,7 +431,7 @@ def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, St
 def _run(
     request: _Request, inputs: Inputs, state: State | None, scale: float | None
 ) -> tuple[Tensor, State | None]:
-    call = dataclasses.replace(request.call(scale), inputs=inputs, state=state)
+    call = request.call(scale)._replace(inputs=inputs, state=state)
     return find_plan(call).program.run(call)
 
 

@@ -1,7 +1,7 @@
 """One further token of a text whose state is at hand, on fused programs: two launches per layer.
 
 StateStep is for a state alone (triton/state_step.py), WindowStep for exact keys beside it
-(triton/window_step.py). `sums_by_order` is the first half of a step, for everything else a spec may ask of the
+(triton/window_step.py). `sums_by_order` is the first half of a step, for whatever else a spec may ask of the
 sums (token_step.py).
 """
 
@@ -235,7 +235,7 @@ def coefficient_table(spec: AttentionSpec) -> Table | None:
 
 
 class _Layouts:
-    """Layouts of steps as attributes: torch.compile takes an attribute of a global object as a graph input."""
+    """Layouts as attributes: torch.compile takes an attribute of a global object as an input of its graph."""
 
 
 _layouts = _Layouts()

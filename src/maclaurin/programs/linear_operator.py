@@ -1,4 +1,4 @@
-"""The fused program for polynomials in linear time (triton/polynomial_linear.py) as an operator with gradients.
+"""The fused program for polynomials in linear time (triton/polynomial_linear.py) as an operator.
 
 States go in and out as they are kept between calls.
 """

@@ -56,6 +56,7 @@ class LinearTime(Program):
         return (
             refuse_kernel(spec, call.inputs.q.shape[3])
             or ("it is causal" if not call.causal else None)
+            or ("a step has programs of its own" if call.is_step else None)
             or refuse_denominator(spec)
             or refuse_features(spec, call.inputs.q.dtype)
             or (_refuse_state(call) if call.carries_state else None)

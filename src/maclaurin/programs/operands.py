@@ -102,11 +102,13 @@ def over_denominator(
 
 
 def per_token(u: Tensor, inputs: Inputs) -> Tensor:
-    """A number per row [B, K or 1, G or 1, T] as [B, T, H]."""
+    """A number per row [B or 1, K or 1, G or 1, T] as [B or 1, T, H or 1]."""
     return per_head(u, inputs).transpose(1, 2)
 
 
 def per_head(u: Tensor, inputs: Inputs) -> Tensor:
-    """A number per row [B, K or 1, G or 1, T] as [B, H, T]."""
+    """A number per row [B or 1, K or 1, G or 1, T] as [B or 1, H or 1, T]."""
+    if u.shape[1] == 1 and u.shape[2] == 1:
+        return u[:, :, 0]
     kv_heads = inputs.k.shape[2]
     return u.expand(-1, kv_heads, inputs.q.shape[2] // kv_heads, -1).flatten(1, 2)

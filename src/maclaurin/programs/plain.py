@@ -32,7 +32,8 @@ class PlainForm(Program):
         spec, form = call.spec, self.form.value
         if not call.causal and spec.has_order_of_time:
             part = spec.irreversible_part
-            return f"{spec} has a {part.family if part else 'part'} ({part}), which has no meaning with causal=False"
+            assert part is not None
+            return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
         if self.form in (Form.PARALLEL, Form.BLOCKED):
             if call.carries_state:
                 return f"the {form} form carries no state: use form='chunked', 'recurrent' or 'auto'"

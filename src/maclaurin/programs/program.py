@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from maclaurin.forms.state import State
 from maclaurin.spec import AttentionSpec
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of `attention` on rows of tokens, with padding on the right of a row if at all."""
 
     spec: AttentionSpec
@@ -65,14 +63,8 @@ class Call:
         """Whether a gradient is to flow through it."""
         if not torch.is_grad_enabled():
             return False
-        given = [self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values()]
-        if self.state is not None:
-            given += list(self.state.tensors().values())
-        return any(u.requires_grad for u in given)
-
-    def with_inputs(self, inputs: Inputs) -> Call:
-        """The same call on other tensors."""
-        return dataclasses.replace(self, inputs=inputs)
+        given = (self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values())
+        return any(u.requires_grad for u in given) or (self.state is not None and self.state.has_gradient)
 
 
 @dataclass(frozen=True)
@@ -123,7 +115,7 @@ class Program(ABC):
     """One way to compute a call. Programs hold nothing: one object of each serves every call."""
 
     #: how it is called in a plan
-    name: ClassVar[str]
+    name: str
     #: the form it computes
     form: Form
     #: what it is made of: "sdpa" (torch's fused softmax), "triton" (our fused programs) or "torch"

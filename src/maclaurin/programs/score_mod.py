@@ -1,4 +1,4 @@
-"""exp of a modified score (a clamp, a decay, a window with sinks) on the fused program triton/exp_modified.py:
+"""exp of a modified score (clamp, decay, a window with sinks) on a fused program (triton/exp_modified.py):
 softmax rows and their log-sum-exp, both with gradients.
 
     Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse

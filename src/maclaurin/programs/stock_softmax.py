@@ -188,13 +188,13 @@ def _gained_rows(call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
 
 
 def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
-    """ln D [B, H, T] of a denominator that does not depend on the row's weights; None for 1."""
+    """ln D [B or 1, H or 1, T] of a denominator that does not depend on the row's weights; None for 1."""
     denominator = call.spec.denominator
     if denominator is None or denominator.uses_row_sum:
         return None
     running = running_log_sum(call.spec, inputs, None, call.causal)
     seen = SeenByRows(call.spec, inputs, call.causal, running=running)
-    return per_head(denominator.log_divisor(seen), inputs).contiguous()
+    return per_head(denominator.log_divisor(seen), inputs)
 
 
 def _padded(u: Tensor, size: int) -> Tensor:
@@ -228,9 +228,10 @@ class _GainedSoftmax(torch.autograd.Function):
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
         if ctx.is_direct:
-            ctx.save_for_backward(q, k, v, torch.zeros_like(lse) if log_divisor is None else log_divisor)
+            ctx.save_for_backward(q, k, v, log_divisor)
         else:
             ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
+            ctx.of_divisor = None if log_divisor is None else log_divisor.shape
         return scaled_rows(o, log_gain, gate)
 
     @staticmethod
@@ -241,7 +242,11 @@ class _GainedSoftmax(torch.autograd.Function):
             q, k, v, log_divisor = ctx.saved_tensors
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
             unseen = zeros_in_layout(dy, ctx.layout)
-            return *stock.backward(dy, q, k, v, unseen, log_divisor, scale, causal), None, None, None
+            zero = (
+                dy.new_zeros((1, 1, 1), dtype=working_dtype(q.dtype)) if log_divisor is None else log_divisor
+            )
+            lse = zero.expand(dy.shape[:3]).contiguous()
+            return *stock.backward(dy, q, k, v, unseen, lse, scale, causal), None, None, None
         q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
@@ -249,7 +254,7 @@ class _GainedSoftmax(torch.autograd.Function):
         dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
         d_divisor = d_gate = None
         if of_divisor and sums is not None:
-            d_divisor = -sums if gate is None else -sums * gate
+            d_divisor = (-sums if gate is None else -sums * gate).sum_to_size(ctx.of_divisor)
         if of_gate and sums is not None:
             d_gate = sums
         return dq, dk, dv, d_divisor, d_gate, None
@@ -259,7 +264,7 @@ class _GainedSoftmax(torch.autograd.Function):
 
 
 def _kept_length(call: Call, inputs: Inputs) -> float | None:
-    """The norm's length where a norm per head is all that follows softmax and its answer can be kept alone."""
+    """The norm's length where a norm per head is all that follows softmax, and only its answer is kept."""
     spec, q, k, v = call.spec, inputs.q, inputs.k, inputs.v
     if spec.norm is None or not spec.norm.per_head or spec.gates_after_norm:
         return None

@@ -173,8 +173,8 @@ def check_state_budget(
     needed = sequences * heads * spec.state_size(d, e) * working_dtype(inputs.q.dtype).itemsize
     if needed > budget:
         raise StateBudgetError(
-            f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} bytes "
-            f"for {sequences} sequences of {heads} heads, over the budget of {budget:,}. {hints}"
+            f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} "
+            f"bytes for {sequences} sequences of {heads} heads, over the budget of {budget:,}. {hints}"
         )
 
 

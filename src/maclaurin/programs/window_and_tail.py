@@ -48,6 +48,7 @@ class WindowAndTail(Program):
         return (
             _refuse_spec(spec, call.inputs.q.shape[3])
             or ("it is causal" if not call.causal else None)
+            or ("a step has programs of its own" if call.is_step else None)
             or refuse_tensors(call)
             or (_refuse_state(call) if call.carries_state else None)
         )
@@ -136,7 +137,7 @@ def _kept_keys(window: Window, line: Inputs) -> ExactKeys:
 
 
 def _rows(call: Call, line: Inputs) -> tuple[Tensor, Tensor]:
-    """Rows [B, T, H, e] of the line, and, where a state is wanted, the tail's moments after the last of them."""
+    """Rows [B, T, H, e] of the line, and, where a state is wanted, the tail's moments after the last one."""
     window = _window(call.spec)
     exact, lse = exact_rows(call.spec, line, scale=call.scale, causal=True)
     o, moments = exact.transpose(1, 2), exact.new_empty(0)

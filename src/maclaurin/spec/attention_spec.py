@@ -163,7 +163,7 @@ class AttentionSpec:
     @property
     def has_order_of_time(self) -> bool:
         """Whether it means something only when each query sees the keys up to its own."""
-        return bool(self.decay_gates) or self.window is not None
+        return len(self.decay_gates) > 0 or self.window is not None
 
     # --------------------------------------------------------------------- what it can become
 
@@ -215,17 +215,12 @@ class AttentionSpec:
         return self.denominator is not None and self.denominator.can_vanish(self)
 
     @property
-    def cancelled(self) -> tuple[Part, ...]:
+    def cancelled_parts(self) -> tuple[Part, ...]:
         """The parts that the norm divides out again."""
         if self.norm is None or not self.norm.divides_out_row_scale:
             return ()
         divisor = [self.denominator] if self.denominator and not self.denominator_can_vanish else []
         return (*divisor, *(gate for gate in self.gates_before_norm if gate.multiplies))
-
-    @property
-    def cancelled_parts(self) -> tuple[str, ...]:
-        """The parts that the norm divides out again, as they are written."""
-        return tuple(map(str, self.cancelled))
 
     # ------------------------------------------------------------------------ its formula
 
@@ -287,7 +282,7 @@ def _refuse_arguments_taken_twice(spec: AttentionSpec) -> None:
         gates = [p for p in spec.parts if any(a.name == name for a in p.arguments)]
         both = " and ".join(f"{p.mark}{p}" for p in gates)
         reason = f"{spec} takes {name} in {both}, and there is one {name}."
-        if gates[0] in spec.cancelled:
+        if gates[0] in spec.cancelled_parts:
             reason += "\nThe norm divides the first one out again: keep the one after it."
         raise SpecError(reason, place=gates[0])
 

@@ -31,7 +31,7 @@ def _shorter_kernel(spec: AttentionSpec) -> AttentionSpec:
 
 def _norm_divides_out(spec: AttentionSpec) -> AttentionSpec:
     """A norm per head ignores a positive factor per row: the denominator and the gate before it."""
-    for part in spec.cancelled:
+    for part in spec.cancelled_parts:
         spec = spec.replaced(part, None)
     return spec
 

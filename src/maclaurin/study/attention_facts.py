@@ -27,8 +27,7 @@ def attention_facts(config: TrainConfig) -> AttentionFacts:
     size = model.hidden_size // model.num_attention_heads
     heads = model.num_key_value_heads or model.num_attention_heads
     layers = model.layer_attention()
-    orders = [spec.orders for spec, _ in layers]
-    if any(found is None for found in orders):
+    if not all(spec.has_finite_state for spec, _ in layers):
         return AttentionFacts(None, None)
     state = sum(4 * heads * spec.state_size(extras.feature_size or size, size) for spec, extras in layers)
-    return AttentionFacts(max(max(found, default=0) for found in orders if found is not None), state)
+    return AttentionFacts(max(spec.highest_order for spec, _ in layers), state)

@@ -9,8 +9,8 @@ from typing import final
 
 import torch
 
-from maclaurin.data.tasks.naming import is_task, open_task
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
+from maclaurin.data.named import is_task, open_task
+from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.study.plan import PlannedRun
 from maclaurin.training.config import TrainConfig

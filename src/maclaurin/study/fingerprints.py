@@ -7,8 +7,8 @@ from typing import final
 
 from maclaurin.data.config import DataConfig, open_source
 from maclaurin.data.source import Source
+from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.train import data_config
 
 
 @final

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.code_version import code_version
-from maclaurin.data.cache.whole_file import write_whole_file
+from maclaurin.files import write_file
 from maclaurin.study.record import FormsRecord
 
 #: one of each kind of part
@@ -98,4 +98,4 @@ def _measure_to(path: str) -> None:
     warnings.simplefilter("ignore")
     found = measure_forms()
     data = {"code": code_version(), "agreement": found.agreement, "series": found.series}
-    write_whole_file(Path(path), json.dumps(data).encode())
+    write_file(Path(path), json.dumps(data).encode())

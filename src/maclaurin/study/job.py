@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.cache.whole_file import write_whole_file
+from maclaurin.files import write_file
 
 
 @final
@@ -49,7 +49,7 @@ class Job:
 
     def write(self, path: Path) -> None:
         """As a file for `python -m maclaurin.study.worker`."""
-        write_whole_file(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
+        write_file(path, (json.dumps(self.to_json(), indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Job:

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-from maclaurin.data.cache.lock import locked
-from maclaurin.data.cache.whole_file import write_whole_file
+from maclaurin.files import locked, write_file
 from maclaurin.study.lifeline import is_locked
 from maclaurin.study.record import RunRecord, run_from_json, run_to_json
 
@@ -47,7 +46,7 @@ class PoolEntry:
     def write(self, record: RunRecord) -> None:
         """Whole or not at all."""
         content = json.dumps(run_to_json(record), separators=(",", ":"))
-        write_whole_file(self.record_file, content.encode())
+        write_file(self.record_file, content.encode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -95,7 +94,7 @@ class Pool:
         """Something only who sees this very folder can read."""
         file = self.root / MARKER
         if not file.exists():
-            write_whole_file(file, uuid.uuid4().hex.encode())
+            write_file(file, uuid.uuid4().hex.encode())
         return file.read_text()
 
     def is_marked(self, marker: str | None) -> bool:

@@ -34,11 +34,11 @@ def make_record(
 ) -> RunRecord:
     """The run as it stands: what its folder says, if it has one, and how it ended."""
     lines = _lines(folder)
-    tests = [line for line in lines if line["kind"] == "test"]
+    tests = [line for line in lines if line["kind"] in ("validation", "test")]
     finals = [line for line in lines if line["kind"] == "final"]
     last = finals[-1] if finals and status == "finished" else {}
     summary = read_summary(folder) if folder is not None and status == "finished" else {}
-    positions = tuple(enumerate(last.get("loss_by_position", ())))
+    positions = tuple((n, x) for n, x in enumerate(last.get("loss_by_position", ())) if x is not None)
     return RunRecord(
         key=key,
         experiment=job.experiment,

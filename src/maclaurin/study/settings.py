@@ -14,6 +14,7 @@ PICO_TEXT: dict[str, Any] = {
     "lr": 4e-3,
     "eval_every": 100,
     "eval_rows": 128,
+    "final_rows": 0,
     "checkpoint_every": 0,
 }
 PICO_TEXT_TITLE = "Next token of Python's standard library, 0.8M tokens of training"
@@ -25,5 +26,6 @@ PICO_RECALL: dict[str, Any] = {
     "batch_size": 64,
     "lr": 4e-3,
     "eval_rows": 128,
+    "final_rows": 0,
     "checkpoint_every": 0,
 }

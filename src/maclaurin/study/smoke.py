@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from maclaurin.data.corpora.presets import PRESETS
-from maclaurin.data.extra import load_extra
-from maclaurin.data.tasks.naming import is_task
+from maclaurin.data.errors import load_extra
+from maclaurin.data.named import PRESETS, is_task
 from maclaurin.models.sizes import size_named
 from maclaurin.study.attention_facts import attention_facts
 from maclaurin.study.plan import PlannedRun

@@ -29,11 +29,11 @@ from maclaurin.study.pool import Pool, PoolEntry
 from maclaurin.study.progress import RunProgress, RunTeller, read_progress, write_progress
 from maclaurin.study.record import RunRecord
 from maclaurin.study.run_record import make_record, provenance_of, read_summary
+from maclaurin.training.batches import open_data
 from maclaurin.training.config import TrainConfig, config_from
-from maclaurin.training.health import Diverged
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.run_folder import RunFolder
-from maclaurin.training.train import open_data
+from maclaurin.training.step import Diverged
 from maclaurin.training.trainer import Trainer
 
 Tell = Callable[[RunProgress], None]

@@ -88,8 +88,8 @@ def _compare(
         warnings.simplefilter("always", SeriesNotice)
         try:
             y = case.output(form=form, chunk_size=chunk_size, **options)
-        except StateBudgetError:
-            note = "the state would be over the budget at this head size"
+        except StateBudgetError as problem:
+            note = str(problem).partition(": ")[2].partition(". ")[0]
             return Agreement(str(case.spec), form, None, None, "", tolerance, note)
     largest = max(float(g.norm()) for g in expected.values())
     errors = {

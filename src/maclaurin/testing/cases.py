@@ -112,11 +112,11 @@ def random_tensors(
     if spec.denominator_can_vanish:
         tensors |= {name: tensors[name].abs() + 0.1 for name in "qk"}
     for argument in spec.arguments:
-        size = (*rows, shape.heads if argument.heads == "query" else shape.kv_heads)
+        numbers = (*rows, shape.heads if argument.heads == "query" else shape.kv_heads)
         if argument.recipe is Recipe.LINEAR:
-            tensors[argument.name] = normal(*size)
+            tensors[argument.name] = normal(*numbers)
         elif argument.recipe is Recipe.LOG_SIGMOID:
-            tensors[argument.name] = -uniform(*size)
+            tensors[argument.name] = -uniform(*numbers)
         else:
-            tensors[argument.name] = 0.1 + 0.8 * uniform(*size)
+            tensors[argument.name] = 0.1 + 0.8 * uniform(*numbers)
     return TensorCase(spec, {name: t.to(device, dtype) for name, t in tensors.items()})

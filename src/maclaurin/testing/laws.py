@@ -322,7 +322,7 @@ class SpecLaws:
         if spec.irreversible_part is not None:
             return
         of_keys = {n: t for n, t in b.tensors.items() if n not in _of(spec, "tokens", "query")}
-        back = both.rollback(**of_keys)
+        back = both.rollback(of_keys.pop("k"), of_keys.pop("v"), gates=of_keys)
         assert_same(rest.output(state=back), rest.output(state=first), "output after a rollback", 1e-7)
 
     # ------------------------------------------------------------------------------ independence

@@ -1,12 +1,14 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
     checkpoints/step-00000400/      tensors by torch.distributed.checkpoint, loadable on any number of
       __0_0.distcp, .metadata       processes
-      progress.json, rng-0.pt       step and metrics; random states of each process
+      progress.json, random-0.pt    step and loss; the random states of each process
       manifest.json                 size and SHA-256 of every file, written last
 
-A folder is filled under a temporary name, flushed and renamed. On loading, the manifest is checked; a
-damaged checkpoint is passed over, with a warning, for the one before it.
+A folder is filled under a temporary name, flushed and renamed. Loading checks the manifest; where files are
+damaged it warns and takes the checkpoint before. Loading runs no code from the files: only tensors and plain
+numbers are stored, and the pickled index of torch.distributed.checkpoint is read by an unpickler that accepts
+nothing but the index's own classes.
 """
 
 from __future__ import annotations
@@ -16,45 +18,51 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import random
 import shutil
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from maclaurin.errors import MaclaurinError
+from maclaurin.files import flush_folder, write_json
 from maclaurin.training.processes import Processes
 
-#: with less room than this, a failed write is put down to a full disk (libraries hide the errno)
+#: with less free space than this, a failed write is reported as a full disk (libraries hide the errno)
 _LEAST_FREE = 1 << 20
 
 
 class CheckpointError(MaclaurinError):
-    """A checkpoint could not be written or none could be read."""
+    """A checkpoint could not be written or read."""
 
 
+@final
 @dataclass(frozen=True)
 class Progress:
-    """What a checkpoint says of the run beside its tensors."""
+    """What a checkpoint holds beside its tensors."""
 
     step: int
-    test_loss: float | None
-    best_loss: float | None
+    #: of these very weights; None if they were not evaluated
+    validation_loss: float | None
     data_fingerprint: str
 
 
+@final
 class CheckpointStore:
-    """The checkpoints of one run: the last few, and the best."""
+    """The checkpoints of one run: the last few, and the best of those that were evaluated."""
 
     def __init__(self, folder: Path, processes: Processes, keep: int) -> None:
         self.folder, self.processes, self.keep = folder, processes, keep
@@ -62,9 +70,9 @@ class CheckpointStore:
     # -------------------------------------------------------------------------------- writing
 
     def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write the checkpoint of this step, then drop the oldest ones."""
-        final = self.folder / f"step-{progress.step:08d}"
-        partial = self.folder / f".{final.name}.part"
+        """Write the checkpoint of this step, then delete the oldest ones."""
+        final_ = self._path(progress.step)
+        partial = self.folder / f".{final_.name}.part"
         if self.processes.is_first:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -78,29 +86,25 @@ class CheckpointStore:
             raise error from problem
         self.processes.wait()
         if self.processes.is_first:
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-            _flush_folder(self.folder)
-            self._drop_old()
+            shutil.rmtree(final_, ignore_errors=True)
+            partial.rename(final_)
+            flush_folder(self.folder)
+            self._delete_old()
         self.processes.wait()
-        return final
+        return final_
 
     def _fill(
         self, folder: Path, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        weights, moments = get_state_dict(model, optimizer)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            self._save_tensors(folder, {"model": weights, "optimizer": moments})
-        torch.save(_random_states(), folder / f"rng-{self.processes.rank}.pt")
+        tensors, _ = _tensors_of(model, optimizer)
+        with _alone_is_meant():
+            writer = FileSystemWriter(folder, sync_files=True)
+            save_tensors(tensors, storage_writer=writer, no_dist=self.processes.world == 1)
+        torch.save(_random_states(), folder / f"random-{self.processes.rank}.pt")
         self.processes.wait()
         if self.processes.is_first:
-            (folder / "progress.json").write_text(json.dumps(progress.__dict__))
+            (folder / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
             _write_manifest(folder)
-
-    def _save_tensors(self, folder: Path, tensors: dict[str, Any]) -> None:
-        writer = FileSystemWriter(folder, sync_files=True)
-        save_tensors(tensors, storage_writer=writer, no_dist=self.processes.world == 1)
 
     def _unwritable(self, problem: BaseException) -> CheckpointError:
         root: BaseException | None = problem
@@ -110,14 +114,14 @@ class CheckpointStore:
         full = full or shutil.disk_usage(self.folder).free < _LEAST_FREE
         reason = "the disk is full" if full else str(problem).strip().splitlines()[-1]
         good = self.steps()
-        last = f"the checkpoint of step {good[-1]} is whole" if good else "there is no earlier checkpoint"
+        last = f"the checkpoint of step {good[-1]} is complete" if good else "there is no earlier checkpoint"
         return CheckpointError(
             f"the checkpoint could not be written to {self.folder}: {reason}; {last}. "
-            "Make room and run the same command with --resume."
+            "Free some space and run the same command with --resume."
         )
 
-    def _drop_old(self) -> None:
-        """Keep the last few and the best."""
+    def _delete_old(self) -> None:
+        """All but the last few and the best."""
         best = self.best()
         for step in self.steps()[: -self.keep]:
             if step != best:
@@ -126,12 +130,12 @@ class CheckpointStore:
     # -------------------------------------------------------------------------------- reading
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that were finished, ascending."""
+        """Steps of the finished checkpoints, ascending."""
         names = (p.name for p in self.folder.glob("step-*")) if self.folder.is_dir() else ()
         return sorted(int(name.removeprefix("step-")) for name in names)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is whole; damaged ones are passed over with a warning."""
+        """The newest undamaged checkpoint; damaged ones are skipped with a warning."""
         for step in reversed(self.steps()):
             damage = damage_of(self._path(step))
             if damage is None:
@@ -143,36 +147,115 @@ class CheckpointStore:
         return None
 
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-        """Fill model and optimizer; random states too where this process had some."""
-        weights, moments = get_state_dict(model, optimizer)
-        state: dict[str, Any] = {"model": weights, "optimizer": moments}
-        load_tensors(state, storage_reader=FileSystemReader(path), no_dist=self.processes.world == 1)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        own = path / f"rng-{self.processes.rank}.pt"
+        """Fill model and optimizer, and restore the random states if this process has saved some."""
+        tensors, groups = _tensors_of(model, optimizer)
+        try:
+            with _alone_is_meant():
+                load_tensors(tensors, storage_reader=_Reader(path), no_dist=self.processes.world == 1)
+        except CheckpointException as problem:  # torch's own is no Exception
+            reason = str(problem).strip().splitlines()[-1]
+            raise CheckpointError(f"the checkpoint {path} cannot be loaded: {reason}") from problem
+        moments = {"state": tensors["optimizer"]["state"], "param_groups": groups}
+        set_state_dict(model, optimizer, model_state_dict=tensors["model"], optim_state_dict=moments)
+        own = path / f"random-{self.processes.rank}.pt"
         if own.is_file():
-            _restore_random_states(torch.load(own, weights_only=False))
-        return Progress(**json.loads((path / "progress.json").read_text()))
+            _restore_random_states(torch.load(own, weights_only=True))
+        return _read_progress(path)
 
     def best(self) -> int | None:
-        """The step of the checkpoint with the smallest test loss."""
-        losses = {s: loss for s in self.steps() if (loss := self._test_loss(s)) is not None}
+        """The step with the smallest validation loss, of those that were evaluated at their own step."""
+        losses = {s: loss for s in self.steps() if (loss := self._validation_loss(s)) is not None}
         return min(losses, key=lambda s: losses[s]) if losses else None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _test_loss(self, step: int) -> float | None:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self._path(step) / "progress.json").read_text())["test_loss"]
+    def _validation_loss(self, step: int) -> float | None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return _read_progress(self._path(step)).validation_loss
         return None
+
+
+def _read_progress(path: Path) -> Progress:
+    plain = json.loads((path / "progress.json").read_text(encoding="utf-8"))
+    return Progress(plain["step"], plain.get("validation_loss"), plain["data_fingerprint"])
+
+
+# ------------------------------------------------------------------------------------------- tensors
+
+
+def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], Any]:
+    """(weights and moments, parameter groups); the groups follow from the config and are not stored."""
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": {"state": moments["state"]}}, moments["param_groups"]
+
+
+@contextlib.contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    """A single process without a process group is what we ask for: torch need not warn about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+class _Reader(FileSystemReader):
+    """Reads the index without giving pickle the freedom to run code."""
+
+    def read_metadata(self, *args: Any, **more: Any) -> Metadata:
+        """The index of the tensors."""
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = _IndexUnpickler(file).load()
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+#: the classes an index is made of
+_INDEX_CLASSES = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in (
+        "Metadata",
+        "MetadataIndex",
+        "TensorStorageMetadata",
+        "ChunkStorageMetadata",
+        "TensorProperties",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    )
+} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Only what an index is made of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class of the index or a dtype; anything else is an error."""
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or (module, name) in _INDEX_CLASSES:
+            return super().find_class(module, name)
+        raise CheckpointError(
+            f"the index of the checkpoint refers to {module}.{name}, which is no part of a checkpoint of "
+            "this trainer: the file comes from elsewhere and is not loaded."
+        )
+
+
+# ----------------------------------------------------------------------------------------- integrity
 
 
 def damage_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return "its manifest is missing or cut"
+        return "its manifest is missing or incomplete"
     for name, known in manifest.items():
         path = folder / name
         if not path.is_file():
@@ -190,20 +273,7 @@ def _write_manifest(folder: Path) -> None:
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    path = folder / "manifest.json"
-    with path.open("w") as file:
-        json.dump(manifest, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_json(folder / "manifest.json", manifest, indent=None)
 
 
 def _sha256(path: Path) -> str:
@@ -211,11 +281,16 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# -------------------------------------------------------------------------------------- random states
+
+
 def _random_states() -> dict[str, Any]:
+    """As tensors and plain numbers, which torch.load reads with weights_only=True."""
+    name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": np.random.get_state(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), *(float(x) for x in rest)),
         "python": random.getstate(),
     }
 
@@ -224,5 +299,6 @@ def _restore_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if states["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-    np.random.set_state(states["numpy"])
+    name, keys, place, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), int(place), int(has_gauss), gauss))
     random.setstate(states["python"])

@@ -1,4 +1,4 @@
-"""Everything a run depends on, as one flat frozen record: the same keys in TOML and on the command line."""
+"""Every setting of a run, in one flat record: the same keys in TOML, config.json and on the command line."""
 
 from __future__ import annotations
 
@@ -27,47 +27,53 @@ def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
 class TrainConfig:
     """One training run."""
 
-    attention: tuple[str, ...] = _key(("exp/sum",), "Notation or catalogue name; several for one per layer.")
-    size: str = _key("nano", "pico, nano, micro, mini, small or large.")
-    kv_heads: int | None = _key(None, "Key-value heads; as many as query heads by default.")
-    initialization: str = _key("scaled", "scaled, or torch for the paper's accidental default.")
-    start: str | None = _key(None, "Model folder to start from; its size and attention count.")
-    objective: str = _key("next-token", "next-token, or match-attention to follow a teacher layer by layer.")
-    teacher: str | None = _key(None, "Model whose attention match-attention follows.")
-    lora: int = _key(0, "Rank of low-rank adapters on a started model; 0 trains all weights.")
+    attention: tuple[str, ...] = _key(
+        ("exp/sum",), "Attention spec or catalogue name; repeat it to give one per layer."
+    )
+    size: str = _key("nano", "Model size: pico, nano, micro, mini, small or large.")
+    kv_heads: int | None = _key(None, "Key-value heads. By default as many as query heads.")
+    initialization: str = _key("scaled", "scaled (normal, 0.02), or torch for the defaults of nn.Linear.")
+    start: str | None = _key(None, "Model folder to start from. By default weights are random.")
+    objective: str = _key("next-token", "next-token, or match-attention to imitate a teacher's attention.")
+    teacher: str | None = _key(None, "Model folder whose attention match-attention imitates.")
+    lora: int = _key(0, "Rank of LoRA adapters on the model of --start; 0 trains all weights.")
     data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")
     tokenizer: str = _key("bpe:1024", "bytes, bpe:N, or hf:NAME_OR_PATH.")
-    length: int | None = _key(None, "Tokens per row; the size's own by default.")
+    length: int | None = _key(None, "Tokens per row. By default that of the size.")
     rows: str = _key("packed", "packed, or documents for one document per row.")
-    cross_documents: bool = _key(True, "Whether attention may cross documents of a packed row.")
-    limit_documents: int | None = _key(None, "Use only this many documents.")
-    test_fraction: float = _key(0.02, "Share of documents, chosen by their text, that is only tested on.")
-    steps: int = _key(400, "Optimizer steps.")
+    cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
+    limit_documents: int | None = _key(None, "Use only this many documents. By default all.")
+    validation_fraction: float = _key(0.02, "Share of the documents to evaluate on during training.")
+    test_fraction: float = _key(0.02, "Share of the documents for the final number alone.")
+    steps: int = _key(400, "Optimizer steps; with --resume, more of them extend the run.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
-    accumulate: int = _key(1, "Parts a step's batch is computed in.")
+    accumulate: int = _key(1, "Parts a batch is computed in, to save memory.")
     lr: float = _key(1e-3, "Peak learning rate.")
-    schedule: str = _key("cosine", "cosine, linear or constant, after the warm-up.")
+    schedule: str = _key("cosine", "Decay of the learning rate: cosine, linear or constant.")
     warmup: int = _key(20, "Steps of linear warm-up.")
-    decay_steps: int | None = _key(None, "Where the schedule ends; the number of steps by default.")
-    final_lr: float = _key(0.1, "Learning rate at its end, relative to the peak.")
-    weight_decay: float = _key(0.1, "Of matrices only: norms, biases and gate parameters have none.")
-    beta1: float = _key(0.9, "AdamW.")
-    beta2: float = _key(0.95, "AdamW.")
-    clip: float | None = _key(1.0, "Largest norm of the gradient; 0 for no clipping.")
-    precision: str = _key("fp32", "fp32, or bf16 for autocast.")
-    compile: bool = _key(False, "torch.compile the model.")
-    gradient_checkpointing: bool = _key(False, "Recompute blocks in the backward pass.")
+    decay_steps: int | None = _key(None, "Step at which the decay ends. By default the last one.")
+    final_lr: float = _key(0.1, "Learning rate at the end, relative to the peak.")
+    weight_decay: float = _key(0.1, "Weight decay, of matrices only.")
+    beta1: float = _key(0.9, "First moment of AdamW.")
+    beta2: float = _key(0.95, "Second moment of AdamW.")
+    clip: float | None = _key(1.0, "Gradient norm to clip at; 0 for no clipping.")
+    seed: int = _key(0, "Random seed of the weights and of the order of the data.")
+    precision: str = _key("fp32", "fp32, or bf16 for mixed precision.")
+    compile: bool | None = _key(
+        None, "Compile the training step with torch.compile. By default on a GPU only."
+    )
+    gradient_checkpointing: bool = _key(False, "Recompute activations in the backward pass, to save memory.")
     parallel: str = _key("ddp", "Under torchrun: ddp or fsdp.")
     device: str = _key("auto", "auto, cpu or cuda.")
-    seed: int = _key(0, "Of initialisation and of the order of the samples.")
-    eval_every: int = _key(100, "Steps between evaluations; 0 for only at the end.")
-    eval_rows: int | None = _key(None, "Test rows per evaluation; the whole test set at the end.")
-    checkpoint_every: int = _key(100, "Steps between checkpoints; 0 for only at the end.")
-    keep: int = _key(2, "Checkpoints kept beside the best.")
-    log_every: int = _key(10, "Steps between looks at the losses; each step is recorded all the same.")
-    largest_loss: float = _key(30.0, "A loss above this, or not a number, stops the run.")
-    overfit_one_batch: bool = _key(False, "Train on the first batch alone: its loss must vanish.")
-    trackers: tuple[str, ...] = _key((), "tensorboard, wandb.")
+    eval_every: int = _key(100, "Steps between evaluations; 0 to evaluate only at the end.")
+    eval_rows: int | None = _key(None, "Rows per evaluation, the final ones included. By default all.")
+    final_rows: int | None = _key(None, "Rows of the final evaluations; 0 for all. By default as eval_rows.")
+    checkpoint_every: int = _key(100, "Steps between checkpoints; 0 to save only at the end.")
+    keep: int = _key(2, "Number of checkpoints to keep beside the best.")
+    log_every: int = _key(10, "Log interval in steps; the loss of every step is recorded.")
+    largest_loss: float = _key(30.0, "Stop the run when the loss exceeds this.")
+    overfit_one_batch: bool = _key(False, "Train on the first batch only, as a test: its loss must go to 0.")
+    trackers: tuple[str, ...] = _key((), "Also log to tensorboard or wandb. By default to neither.")
 
     def replace(self, **changes: Any) -> TrainConfig:
         """The same run with some keys changed."""
@@ -109,15 +115,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def load_config(file: Path | None, preset: str | None, given: Mapping[str, Any]) -> TrainConfig:
-    """Defaults, then the preset, then the file, then what was given; unknown keys are errors."""
-    values: dict[str, Any] = {}
+def load_config(
+    file: Path | None, preset: str | None, given: Mapping[str, Any], base: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """Defaults, then `base`, the preset, the file and what was given; unknown keys are errors."""
+    values: dict[str, Any] = dict(base or {})
     if preset is not None:
         if preset not in PRESETS:
             raise InputError(f"there is no preset {preset!r}; known are {', '.join(PRESETS)}.")
         values |= PRESETS[preset]
     if file is not None:
-        values |= _read_toml(file)
+        values |= _read_settings(file)
     values |= given
     return config_from(values)
 
@@ -137,13 +145,28 @@ def config_from(values: Mapping[str, Any]) -> TrainConfig:
     return config
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def _read_settings(file: Path) -> dict[str, Any]:
+    """A TOML file, or the config.json of a run."""
     try:
-        return tomllib.loads(file.read_text())
+        text = file.read_text(encoding="utf-8")
+        found = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"there is no config file {file}.") from None
+    except IsADirectoryError:
+        raise InputError(f"{file} is a folder: give a file, such as {file / 'config.json'}.") from None
+    except UnicodeDecodeError as problem:
+        raise InputError(
+            f"{file} is not UTF-8 text (byte {problem.start}): save it as UTF-8, or give another file."
+        ) from None
+    except OSError as problem:
+        raise InputError(f"{file} cannot be read: {problem.strerror}.") from None
     except tomllib.TOMLDecodeError as problem:
         raise InputError(f"{file} is not TOML: {problem}.") from None
+    except json.JSONDecodeError as problem:
+        raise InputError(f"{file} is not JSON: {problem}.") from None
+    if not isinstance(found, dict):
+        raise InputError(f'{file} holds no settings: a JSON object with keys such as "lr" is needed.')
+    return found
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -175,20 +198,20 @@ def _checked(name: str, known: dataclasses.Field[Any], value: Any) -> Any:
     return float(value) if base == "float" else value
 
 
-#: keys of random weights, which a model to start from has already
+#: settings of random weights, which a model to start from decides
 _OF_RANDOM_WEIGHTS = ("attention", "size", "kv_heads", "initialization")
 
 
 def _refuse_what_a_start_decides(values: Mapping[str, Any]) -> None:
     if values.get("start") is None:
         if values.get("lora"):
-            raise InputError("lora adapts a model that is there already: name it with start.")
+            raise InputError("lora adapts a model that exists already: name it with start.")
         return
     defaults = TrainConfig()
     both = [n for n in _OF_RANDOM_WEIGHTS if n in values and values[n] != getattr(defaults, n)]
     if both:
         raise InputError(
-            f"a run that starts from {values['start']} has its {', '.join(both)} from there: leave "
+            f"a run that starts from {values['start']} takes its {', '.join(both)} from there: leave "
             f"{'it' if len(both) == 1 else 'them'} out, or convert the model first."
         )
 
@@ -197,10 +220,20 @@ def _check_numbers(config: TrainConfig) -> None:
     for name in ("steps", "batch_size", "accumulate", "keep", "log_every"):
         if getattr(config, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(config, name)}.")
-    for name in ("lr", "final_lr", "weight_decay", "warmup", "eval_every", "checkpoint_every", "lora"):
-        if getattr(config, name) < 0:
+    for name in (
+        "lr",
+        "final_lr",
+        "weight_decay",
+        "warmup",
+        "eval_every",
+        "checkpoint_every",
+        "lora",
+        "final_rows",
+    ):
+        if (getattr(config, name) or 0) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
     if config.batch_size % config.accumulate:
         raise InputError(
-            f"a batch of {config.batch_size} rows cannot be computed in {config.accumulate} equal parts."
+            f"a batch of {config.batch_size} rows cannot be computed in {config.accumulate} equal parts: use "
+            f"a multiple of {config.accumulate}."
         )

@@ -11,6 +11,7 @@ from torch import nn
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec
 from maclaurin.training.config import TrainConfig
+from maclaurin.training.losses import LOGITS_AT_ONCE
 
 #: the share of a plain matrix product's speed that training steps usually reach
 ASSUMED_UTILISATION = 0.4
@@ -34,7 +35,7 @@ class Estimate:
 
     def __str__(self) -> str:
         state = (
-            "grows with the text" if self.state_bytes is None else f"{self.state_bytes:,} bytes a sequence"
+            "grows with the text" if self.state_bytes is None else f"{self.state_bytes:,} bytes per sequence"
         )
         return "\n".join(
             [
@@ -58,29 +59,26 @@ def estimate(
     parameters = sum(p.numel() for p in model.parameters())
     tokens = config.steps * config.batch_size * length
     width = 2 if config.precision == "bf16" else 4
-    rows = config.batch_size // config.accumulate
-    activations = (
-        rows
-        * length
-        * (
-            model_config.num_hidden_layers * 34 * model_config.hidden_size * width
-            + model_config.vocab_size * 8
-        )
-    )
+    in_a_part = config.batch_size // config.accumulate * length
+    activations = in_a_part * model_config.num_hidden_layers * 34 * model_config.hidden_size * width
+    logits = min(in_a_part * model_config.vocab_size, LOGITS_AT_ONCE) * (width + 8)
     return Estimate(
         parameters,
         tokens,
         tokens * flops_per_token(model, model_config, length),
         _state_bytes(model_config),
-        16.0 * parameters + activations,
+        16.0 * parameters + activations + logits,
         _matmul_speed(device, torch.bfloat16 if config.precision == "bf16" else torch.float32),
     )
 
 
 def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> float:
-    """Forward and backward: 6 per matrix parameter, and attention's own products three times."""
-    embedding = config.vocab_size * config.hidden_size
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - embedding
+    """Forward and backward: 6 per matrix parameter, and attention's own products three times.
+
+    Looking up an embedding costs nothing; as a tied head the same matrix is multiplied once.
+    """
+    lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - lookup
     attention = sum(_attention_flops(spec, config, length) for spec, _ in config.layer_attention())
     return 6.0 * matrices + 3.0 * attention
 

@@ -1,4 +1,4 @@
-"""records.jsonl: one line per step and per evaluation, and the same to trackers where asked for."""
+"""records.jsonl, one line per step and per evaluation, and trackers that receive the same."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 
 
 class Tracker(Protocol):
-    """Something that also wants to know."""
+    """A service that receives every record."""
 
     def write(self, record: dict[str, Any]) -> None:
         """One record."""
         ...
 
     def close(self) -> None:
-        """The end."""
+        """Finish."""
         ...
 
 
 class Records:
-    """The run's lines on disk. After a resume, lines beyond the checkpoint are taken back first."""
+    """The lines of a run on disk. After a resume, lines beyond the checkpoint are removed first."""
 
     def __init__(self, path: Path, resume_at: int | None, trackers: list[Tracker]) -> None:
-        if resume_at is None:
-            path.write_text("")
-        else:
-            _cut_behind(path, resume_at)
-        self._file = path.open("a")
+        kept = [] if resume_at is None or not path.is_file() else read_records(path)
+        lines = [json.dumps(record) + "\n" for record in kept if record["step"] <= (resume_at or 0)]
+        write_file(path, "".join(lines))
+        self._file = path.open("a", encoding="utf-8")
         self._trackers = trackers
 
     def write(self, record: dict[str, Any]) -> None:
@@ -42,12 +42,12 @@ class Records:
             tracker.write(record)
 
     def flush(self) -> None:
-        """To the disk, so that nothing behind a checkpoint is lost."""
+        """Write to the disk, so that no record before a checkpoint can be lost."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and close."""
         self.flush()
         self._file.close()
         for tracker in self._trackers:
@@ -55,21 +55,14 @@ class Records:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; one that was cut off by a crash is left out."""
+    """All complete lines; one that a crash cut off is left out."""
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             records.append(json.loads(line))
         except ValueError:
             continue
     return records
-
-
-def _cut_behind(path: Path, step: int) -> None:
-    kept = [r for r in read_records(path) if r["step"] <= step] if path.is_file() else []
-    partial = path.with_suffix(".part")
-    partial.write_text("".join(json.dumps(r) + "\n" for r in kept))
-    partial.replace(path)
 
 
 #: tracker → the module it needs
@@ -88,7 +81,7 @@ def require_trackers(names: tuple[str, ...]) -> None:
 def make_trackers(
     names: tuple[str, ...], folder: Path, config: dict[str, Any], resume_at: int | None
 ) -> list[Tracker]:
-    """TensorBoard and Weights & Biases; a resumed run goes on in the same curves."""
+    """TensorBoard and Weights & Biases; a resumed run continues the same curves."""
     makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
     return [makers[name](folder, config, resume_at) for name in names]
 
@@ -115,13 +108,13 @@ class _WandB:
 
         name = folder / "wandb_id.txt"
         if resume_at is None or not name.is_file():
-            name.write_text(secrets.token_hex(4))
+            name.write_text(secrets.token_hex(4), encoding="utf-8")
         self._run = wandb.init(
             project="maclaurin",
             name=folder.name,
             dir=str(folder),
             config=config,
-            id=name.read_text(),
+            id=name.read_text(encoding="utf-8"),
             resume="allow",
         )
 

@@ -1,28 +1,35 @@
-"""A run's folder: resolved config, machine, records, checkpoints, the final model.
+"""A run's folder: the files in it, the lock on it, and whether a run may start or continue there.
 
-runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/  summary.json
+runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/  adapter/  summary.json
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
+from filelock import FileLock, Timeout
 
+import maclaurin
 from maclaurin.code_version import commit
 from maclaurin.errors import InputError
+from maclaurin.files import write_json
 from maclaurin.training.config import TrainConfig
 
-#: keys that may differ between a run and its resumption: they decide no number
+#: settings that may differ between a run and its resumption: no number depends on them
 FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every", "device")
 
 
+@final
 class RunFolder:
-    """Where everything of one run lies."""
+    """Where the files of one run are."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,46 +38,113 @@ class RunFolder:
         self.records = path / "records.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.adapter = path / "adapter"
         self.summary = path / "summary.json"
 
-    def start(self, config: TrainConfig, data: dict[str, Any]) -> None:
-        """Begin a new run here; a folder that holds one already is not overwritten."""
-        if self.config.exists():
+    # ------------------------------------------------------------------------- before anything is made
+
+    def require(self, *, resume: bool) -> None:
+        """Raise if a run can neither start nor continue here; nothing is written."""
+        if resume and not self.config.exists():
+            raise InputError(f"{self.path} holds no run to resume: leave --resume out to start one.")
+        if not resume and self.config.exists():
             raise InputError(
                 f"{self.path} already holds a run: continue it with --resume, or choose another --out."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.machine.write_text(json.dumps({**machine_facts(), "data": data}, indent=1) + "\n")
-        partial = self.config.with_suffix(".part")
-        partial.write_text(json.dumps(config.to_dict(), indent=1) + "\n")
-        partial.replace(self.config)
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            what = "is not a folder" if not existing.is_dir() else "cannot be written to"
+            raise InputError(
+                f"the run cannot be saved in {self.path}: {existing} {what}. Choose another --out."
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that trains here; a folder in which nothing was written is removed again."""
+        is_new = not self.path.exists()
+        lock = FileLock(self.path / ".lock")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(
+                f"another process is training in {self.path}: wait for it, or choose another --out."
+            ) from None
+        except OSError as problem:
+            raise InputError(
+                f"the run cannot be saved in {self.path} ({problem.strerror}): choose another --out."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+            if is_new and not self.config.exists():
+                (self.path / ".lock").unlink(missing_ok=True)
+                with suppress(OSError):  # not empty
+                    self.path.rmdir()
+
+    # -------------------------------------------------------------------------------- start and resume
+
+    def start(self, config: TrainConfig, data: dict[str, Any]) -> None:
+        """Write the files a run begins with, the config last."""
+        write_json(self.machine, {**machine_facts(), "data": data})
+        write_json(self.config, config.to_dict())
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run that is here."""
+        try:
+            return json.loads(self.config.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{self.path} holds no run: there is no {self.config}.") from None
+
+    def read_summary(self) -> dict[str, Any]:
+        """What was written at the very end; empty before that."""
+        try:
+            return json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
-        """Raise if this is another run than the one that began here, or its data have changed."""
-        known = json.loads(self.config.read_text())
+        """Raise if this is another run than the one that began here, or if its data have changed."""
+        known = self.settings()
         changed = [
             f"{key}: {known.get(key)!r} → {value!r}"
             for key, value in config.to_dict().items()
-            if key not in FREE_KEYS and known.get(key) != value
+            if key not in FREE_KEYS
+            and known.get(key) != value
+            and not (key == "steps" and value > known[key])
         ]
         if changed:
             raise InputError(
-                f"{self.path} holds another run, which cannot go on with other settings "
-                f"({'; '.join(changed)}): give the same ones, or choose another --out."
+                f"{self.path} holds a run with other settings ({'; '.join(changed)}). A run can be continued "
+                "for more steps, but not otherwise changed: give the same settings, or choose another --out."
             )
-        before = json.loads(self.machine.read_text())["data"]["fingerprint"]
+        before = json.loads(self.machine.read_text(encoding="utf-8"))["data"]["fingerprint"]
         if before != data_fingerprint:
             raise InputError(
                 f"the data have changed since this run began (fingerprint {before[:12]} → "
-                f"{data_fingerprint[:12]}), so it cannot go on as if they had not: bring "
-                "the old data back, or choose another --out."
+                f"{data_fingerprint[:12]}): restore the old data, or choose another --out."
             )
+
+    def extend(self, config: TrainConfig, step: int) -> int | None:
+        """Write down that the run now goes on to config.steps; the steps it had before, if fewer."""
+        known = self.settings()
+        before = known["steps"]
+        if before == config.steps:
+            return None
+        facts = json.loads(self.machine.read_text(encoding="utf-8"))
+        extensions = [*facts.get("extended", []), {"at": step, "from": before, "to": config.steps}]
+        write_json(self.machine, {**facts, "extended": extensions})
+        write_json(self.config, {**known, "steps": config.steps})
+        return before
 
 
 def machine_facts() -> dict[str, Any]:
     """Versions, processor and commit: what a number may depend on beside the config."""
-    versions = {}
-    for name in ("maclaurin", "torch", "numpy", "transformers", "tokenizers"):
+    versions: dict[str, str | None] = {"maclaurin": maclaurin.__version__}
+    for name in ("torch", "numpy", "transformers", "tokenizers"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

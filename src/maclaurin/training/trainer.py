@@ -1,60 +1,89 @@
-"""The loop: batches → losses → steps, with everything written down and nothing lost.
+"""The training loop, and `train`, which runs it on a config and a folder.
 
-The loss of a step is Σ losses / Σ scored tokens over the whole batch, whatever number of processes and
-accumulated parts it is computed in. The batch is a function of seed and step, so a run that was killed
-goes on bit for bit.
+The batch of a step is a function of seed and step, so a run that was killed continues bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import signal
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from maclaurin.data.batch import Batch
 from maclaurin.data.source import Source
+from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
-from maclaurin.models import MaclaurinForCausalLM, save_quietly
+from maclaurin.files import write_json
+from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
+from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.display import Display, TerminalDisplay
 from maclaurin.training.estimate import flops_per_token
-from maclaurin.training.evaluation import Evaluation, evaluate
-from maclaurin.training.health import Diverged, is_healthy, layer_statistics
-from maclaurin.training.lora import merge_adapters
-from maclaurin.training.objectives import objective_of
-from maclaurin.training.optimizer import make_optimizer
-from maclaurin.training.processes import Processes
-from maclaurin.training.records import Records, make_trackers, require_trackers
+from maclaurin.training.losses import Evaluation, evaluate, objective_of
+from maclaurin.training.model import model_config, save_adapters, save_model, starting_model, with_adapters
+from maclaurin.training.processes import Processes, join, leave
+from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
 from maclaurin.training.run_folder import RunFolder
-from maclaurin.training.schedule import learning_rate
-from maclaurin.training.starting import model_config, starting_model
-from maclaurin.training.tokenizer_folder import keep_tokenizer
+from maclaurin.training.step import (
+    Diverged,
+    OptimizerStep,
+    StepResult,
+    largest_gradients,
+    learning_rate,
+    problem_with,
+)
+from maclaurin.training.terminal import Display, TerminalDisplay
 
 
+def train(config: TrainConfig, out: Path, *, resume: bool = False, display: Display | None = None) -> Outcome:
+    """Train in the folder `out`; with `resume`, from the last complete checkpoint there."""
+    RunFolder(out).require(resume=resume)
+    require_trackers(config.trackers)
+    processes = join(config.device)
+    try:
+        source = open_data(config, processes)
+        return Trainer(config, source, out, processes).run(resume=resume, display=display)
+    finally:
+        leave()
+
+
+@final
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
 
     step: int
     finished: bool
-    evaluation: Evaluation | None
+    validation: Evaluation | None  # the last one
+    test: Evaluation | None  # of a finished run only
     tokens_per_second: float
+    #: the signal that stopped it early
+    signal: int | None = None
 
 
+@final
+@dataclass(frozen=True)
+class _Unread:
+    """A step whose numbers are still on the device."""
+
+    step: int
+    rate: float
+    result: StepResult
+
+
+@final
 class Trainer:
-    """One run from its first step, or from its last checkpoint, to its end."""
+    """One run, from its first step or its last checkpoint to its end."""
 
     def __init__(self, config: TrainConfig, source: Source, folder: Path, processes: Processes) -> None:
         self.config, self.source, self.processes = config, source, processes
@@ -62,134 +91,124 @@ class Trainer:
         if config.batch_size % (processes.world * config.accumulate):
             raise InputError(
                 f"a batch of {config.batch_size} rows cannot be split over {processes.world} processes and "
-                f"{config.accumulate} accumulated parts."
+                f"{config.accumulate} accumulated parts: use a multiple of "
+                f"{processes.world * config.accumulate}."
             )
         torch.manual_seed(config.seed)
         self.plain_model = starting_model(config, source)
+        self.adapters: Any = self._with_adapters() if config.lora else None
         self.plain_model.to(processes.device)  # type: ignore[arg-type]
         if config.gradient_checkpointing:
             self.plain_model.gradient_checkpointing_enable({"use_reentrant": False})
         self.objective = objective_of(config, self.plain_model, processes)
-        self.model = _distributed(self.plain_model, config, processes)
-        self.optimizer = make_optimizer(self.model, config)
+        self.step = OptimizerStep(self.objective, config, processes)
         self.store = CheckpointStore(self.folder.checkpoints, processes, config.keep)
-        self.best_loss: float | None = None
-        self.test_loss: float | None = None
-        self._stop = threading.Event()
-        self._speeds: list[float] = []
+        self._compiled = is_compiled(config, self.objective, processes)
+        self._records: Records | None = None
+        self._evaluated: tuple[int, float] | None = None  # step and loss of the last evaluation
+        self._speed = _Speed(config.batch_size * source.length)
+
+    def _with_adapters(self) -> Any:
+        if self.config.parallel == "fsdp" and self.processes.world > 1:
+            raise InputError("lora does not work with parallel=fsdp: use parallel=ddp.")
+        return with_adapters(self.plain_model, self.config.lora, self.config.start)
 
     # ---------------------------------------------------------------------------------- the run
 
     def run(self, *, resume: bool = False, display: Display | None = None) -> Outcome:
-        """Train to the last step; a signal to stop saves and returns early.
+        """Train to the last step; a signal to stop saves a checkpoint and returns early.
 
-        `display` is told how it gets on; by default that is the terminal.
+        Progress goes to `display`, by default the terminal. Files are written after the first step, so that
+        settings that cannot work leave nothing behind.
         """
+        self.folder.require(resume=resume)
         require_trackers(self.config.trackers)
-        start = self._begin(resume)
-        records = self._records(start if resume else None) if self.processes.is_first else None
-        if display is None:
-            title = " | ".join(self.config.attention[:1])
-            display = TerminalDisplay(title, self.config.steps, start, visible=self.processes.is_first)
-        self.model.train()
-        with display, _stopped_by_signals(self._stop):
+        with self.folder.locked() if self.processes.is_first else contextlib.nullcontext():
+            start = self._load() if resume else 0
+            if display is None:
+                title = self.config.attention[0] if self.config.start is None else self.config.start
+                display = TerminalDisplay(title, self.config.steps, start, visible=self.processes.is_first)
+            self.objective.train()
             try:
-                return self._steps(start, records, display)
+                return self._run(start, resume, display)
             finally:
-                if records is not None:
-                    records.close()
+                if self._records is not None:
+                    self._records.close()
+                if self._compiled:
+                    end_compile_workers()
 
-    def _records(self, resume_at: int | None) -> Records:
-        """The run's lines on disk, and the trackers that want them too."""
-        trackers = make_trackers(self.config.trackers, self.folder.path, self.config.to_dict(), resume_at)
-        return Records(self.folder.records, resume_at, trackers)
+    def _run(self, start: int, resume: bool, display: Display) -> Outcome:
+        with display, _StopRequest() as stop, Prefetch(self.batch, start, self.config.steps) as batches:
+            validation, test = None, None
+            unread: list[_Unread] = []
+            for step in range(start, self.config.steps):
+                rate = learning_rate(self.config, step)
+                if step == start:
+                    result = self._first_step(batches.take(), rate, display)
+                    self._open_files(start, resume, display)
+                    self._speed.start(step + 1)
+                else:
+                    result = self.step(batches.take(), rate)
+                unread.append(_Unread(step, rate, result))
+                done = step + 1
+                stopping = self._may_stop(done) and self.processes.any(stop.is_set)
+                due = self._due(done, stopping)
+                if due or done % self.config.log_every == 0:
+                    display.step(done, self._record_losses(unread), self._speed.lap(done))
+                if due:
+                    validation = self._evaluate(done, display) if "evaluate" in due else validation
+                    if done == self.config.steps:
+                        validation, test = self._evaluate_finally(validation)
+                    if "save" in due:
+                        self._save(done)
+                    self._speed.start(done)
+                if stopping and done < self.config.steps:
+                    display.say(f"stopped after step {done}; the same command with --resume continues")
+                    return Outcome(done, False, validation, None, self._speed.median, stop.signal)
+        return self._finish(validation, test)
 
-    def _begin(self, resume: bool) -> int:
-        """The step to begin with; files of the run are made or checked."""
-        if not resume:
-            if self.processes.is_first:
-                facts = {"name": self.source.name, "fingerprint": self.source.fingerprint}
-                self.folder.start(self.config, facts)
-            self.processes.wait()
-            return 0
-        if not self.folder.config.exists():
-            raise InputError(f"{self.folder.path} holds no run to resume: leave --resume out to begin one.")
+    def _load(self) -> int:
+        """Load the last checkpoint; the step to continue from."""
         self.folder.check_same(self.config, self.source.fingerprint)
         latest = self.store.latest()
         if latest is None:
             return 0
-        progress = self.store.load(latest, self.model, self.optimizer)
-        self.best_loss, self.test_loss = progress.best_loss, progress.test_loss
+        progress = self.store.load(latest, self.plain_model, self.step.optimizer)
+        if progress.validation_loss is not None:
+            self._evaluated = (progress.step, progress.validation_loss)
         return progress.step
 
-    def _steps(self, start: int, records: Records | None, display: Display) -> Outcome:
-        pending: list[tuple[int, float, Tensor, Tensor]] = []  # what the device has not been asked for yet
-        since, counted, speed, evaluation = time.perf_counter(), start, 0.0, None
-        for step in range(start, self.config.steps):
-            rate = learning_rate(self.config, step)
-            loss, norm = self._step(step, rate)
-            pending.append((step, rate, loss, norm))
-            done = step + 1
-            stopping = self.processes.any(self._stop.is_set()) if self._may_stop(done) else False
-            due = self._due(done, stopping)
-            if due or done % self.config.log_every == 0:
-                last = self._write_losses(pending, records)
-                now = time.perf_counter()
-                speed = (done - counted) * self.config.batch_size * self.source.length / (now - since)
-                self._speeds.append(speed)
-                since, counted = now, done
-                display.step(done, last, speed)
-            if due:
-                evaluation = self._pause(done, due, records, display) or evaluation
-                since, counted = time.perf_counter(), done
-            if stopping:
-                display.say(f"stopped after step {done}, saved; go on with --resume")
-                return Outcome(done, False, evaluation, speed)
-        if start >= self.config.steps:  # everything was done, and the end may have been cut short
-            evaluation = self._evaluate(self.config.steps, None)
-        self._save_model()
-        outcome = Outcome(self.config.steps, True, evaluation, self._median_speed())
-        self._write_summary(outcome)
-        return outcome
+    def _open_files(self, start: int, resume: bool, display: Display) -> None:
+        """Begin the run's files, or continue them after `start` steps."""
+        if self.processes.is_first:
+            if not resume:
+                facts = {"name": self.source.name, "fingerprint": self.source.fingerprint}
+                self.folder.start(self.config, facts)
+            elif (before := self.folder.extend(self.config, start)) is not None:
+                rate = learning_rate(self.config, start)
+                display.say(
+                    f"extended from {before} to {self.config.steps} steps; the learning rate continues at "
+                    f"{rate:.3g}, as in a run of {self.config.steps} steps"
+                )
+            resume_at = start if resume else None
+            config, path = self.config.to_dict(), self.folder.path
+            trackers = make_trackers(self.config.trackers, path, config, resume_at)
+            self._records = Records(self.folder.records, resume_at, trackers)
+        self.processes.wait()
 
-    def _step(self, step: int, rate: float) -> tuple[Tensor, Tensor]:
-        """One optimizer step: (loss, gradient norm), left on the device."""
-        config, world = self.config, self.processes.world
-        parts = [b.to(self.processes.device, non_blocking=True) for b in self._batches(step)]
-        scored = self.processes.total(sum((b.targets != -100).sum() for b in parts).float())  # type: ignore[union-attr]
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        total = torch.zeros((), device=self.processes.device)
-        for number, batch in enumerate(parts):
-            with self._autocast(), self._no_sync(number < len(parts) - 1):
-                losses, _ = self.objective(self.model, batch)
-                loss = losses.sum() / scored
-                (loss * world).backward()  # gradients are averaged over processes
-            total += loss.detach()
-        limit = config.clip if config.clip else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        full = getattr(norm, "full_tensor", None)
-        return self.processes.total(total), (full() if full else norm).detach()
+    def _first_step(self, batch: StepBatch, rate: float, display: Display) -> StepResult:
+        if not self._compiled:
+            return self.step(batch, rate)
+        required = self.config.compile is True
+        return first_compiled_step(self.step, batch, rate, required=required, say=display.say)
 
-    def _batches(self, step: int) -> list[Batch]:
-        """This process's share of the step's batch, in the parts it is computed in."""
+    def batch(self, step: int) -> StepBatch:
+        """The batch of a step, counted from 0."""
         step = 0 if self.config.overfit_one_batch else step
-        whole = self.source.train_batch(
-            step, self.config.batch_size, rank=self.processes.rank, world=self.processes.world
-        )
-        size = whole.tokens.shape[0] // self.config.accumulate
-        return [
-            Batch(
-                whole.tokens[i : i + size],
-                whole.targets[i : i + size],
-                None if whole.documents is None else whole.documents[i : i + size],
-            )
-            for i in range(0, whole.tokens.shape[0], size)
-        ]
+        batch = StepBatch.of(self.source, step, self.config, self.processes)
+        return batch.pinned() if self.processes.device.type == "cuda" else batch
 
-    # ------------------------------------------------------------------------ what comes between
+    # --------------------------------------------------------------------- between the steps
 
     def _due(self, done: int, stopping: bool) -> set[str]:
         config, last = self.config, done == self.config.steps
@@ -201,119 +220,138 @@ class Trainer:
         return due | ({"save"} if stopping or every(config.checkpoint_every) else set())
 
     def _may_stop(self, done: int) -> bool:
-        """With several processes, ask each other only now and then."""
+        """Several processes ask each other only at the log interval."""
         return self.processes.world == 1 or done % self.config.log_every == 0
 
-    def _pause(
-        self, done: int, due: set[str], records: Records | None, display: Display
-    ) -> Evaluation | None:
-        evaluation = None
-        if "evaluate" in due:
-            evaluation = self._evaluate(done, records)
-            display.say(f"step {done}: test loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.3f}")
-        if records is not None:
-            records.flush()
-        if "save" in due:
-            progress = Progress(done, self.test_loss, self.best_loss, self.source.fingerprint)
-            self.store.save(progress, self.model, self.optimizer)
-        return evaluation
+    def _record_losses(self, unread: list[_Unread]) -> float:
+        """Read the losses from the device, record them, and stop the run if it has diverged."""
+        losses = torch.stack([each.result.loss for each in unread]).tolist()
+        norms = torch.stack([each.result.gradient_norm for each in unread]).tolist()
+        for each, loss, norm in zip(unread, losses, norms, strict=True):
+            reason = problem_with(loss, norm, self.config.largest_loss)
+            if reason is not None:
+                raise self._diverged(each.step, reason)
+            self._record(
+                {"kind": "train", "step": each.step + 1, "loss": loss, "lr": each.rate, "gradient_norm": norm}
+            )
+        unread.clear()
+        return losses[-1]
 
-    def _evaluate(self, done: int, records: Records | None) -> Evaluation:
-        """Test loss over `eval_rows` each time, so that a curve compares like with like; whole at the end."""
-        found = self._tested(self.config.eval_rows)
-        self.test_loss = found.loss
-        self.best_loss = found.loss if self.best_loss is None else min(self.best_loss, found.loss)
-        if records is not None:
-            records.write({"kind": "test", "step": done, **_figures(found)})
-        if done == self.config.steps:
-            found = found if self.config.eval_rows is None else self._tested(None)
-            if records is not None:
-                final = {"kind": "final", "step": done, **_figures(found)}
-                records.write({**final, "loss_by_position": found.loss_by_position})
+    def _diverged(self, step: int, reason: str) -> Diverged:
+        """With the gradients of that step, made again: no update has been applied since."""
+        self.step.run_eagerly()
+        self.step.gradients(self.batch(step))
+        return Diverged(step + 1, reason, largest_gradients(self.plain_model), self.store.latest())
+
+    def _save(self, done: int) -> None:
+        """Records first, so that none before a checkpoint can be missing."""
+        if self._records is not None:
+            self._records.flush()
+        step, loss = self._evaluated or (0, None)
+        progress = Progress(done, loss if step == done else None, self.source.fingerprint)
+        self.store.save(progress, self.plain_model, self.step.optimizer)
+
+    def _record(self, record: dict[str, Any]) -> None:
+        if self._records is not None:
+            self._records.write(record)
+
+    # ---------------------------------------------------------------------------- evaluation
+
+    def _evaluate(self, done: int, display: Display) -> Evaluation | None:
+        """On validation data, if there are any: the same rows each time, so that the losses compare."""
+        found = self._on_held_out(VALIDATION, self.config.eval_rows)
+        if found is None:
+            return None
+        self._evaluated = (done, found.loss)
+        self._record({"kind": VALIDATION, "step": done, **_figures(found)})
+        display.say(f"step {done}: validation loss {found.loss:.4f}, accuracy {found.accuracy:.3f}")
         return found
 
-    def _tested(self, rows: int | None) -> Evaluation:
-        """The first so many rows of the test set, or all of them."""
-        share = {"rank": self.processes.rank, "world": self.processes.world}
-        with self._autocast():
-            if self.config.overfit_one_batch:
-                batches: Iterator[Batch] = iter(self._batches(0))
-            else:
-                batches = self.source.test_batches(self.config.batch_size, rows, **share)
-            return evaluate(self.model, batches, self.processes, self.source.length, self.objective)
+    def _evaluate_finally(self, last: Evaluation | None) -> tuple[Evaluation | None, Evaluation | None]:
+        """After the last step: (validation, test). `last` is the validation of that step so far."""
+        config = self.config
+        rows = config.eval_rows if config.final_rows is None else config.final_rows or None
+        if last is None or rows != config.eval_rows:
+            last = self._on_held_out(VALIDATION, rows)
+        if last is not None:
+            self._record({"kind": "final-validation", "step": config.steps, **_figures(last)})
+        test = self._on_held_out(TEST, rows)
+        if test is not None:
+            final_ = {"kind": "final", "step": config.steps, **_figures(test)}
+            self._record({**final_, "loss_by_position": test.loss_by_position})
+        return last, test
 
-    def _write_losses(
-        self, pending: list[tuple[int, float, Tensor, Tensor]], records: Records | None
-    ) -> float:
-        """Ask the device for the losses so far, stop if one is ill, write them down."""
-        losses = torch.stack([loss for _, _, loss, _ in pending]).cpu()
-        norms = torch.stack([norm for _, _, _, norm in pending]).cpu()
-        if not is_healthy(losses, self.config.largest_loss):
-            ill = next(i for i, x in enumerate(losses) if not is_healthy(x, self.config.largest_loss))
-            raise Diverged(
-                pending[ill][0] + 1,
-                float(losses[ill]),
-                self.config.largest_loss,
-                layer_statistics(self.plain_model),
-                self.store.latest(),
-            )
-        if records is not None:
-            for (step, rate, _, _), loss, norm in zip(pending, losses.tolist(), norms.tolist(), strict=True):
-                records.write(
-                    {"kind": "train", "step": step + 1, "loss": loss, "lr": rate, "gradient_norm": norm}
-                )
-        pending.clear()
-        return float(losses[-1])
+    def _on_held_out(self, split: str, rows: int | None) -> Evaluation | None:
+        """The first `rows` rows of a split, or all of them; None where the split is empty."""
+        with self.step.autocast():
+            if self.config.overfit_one_batch:
+                batches = iter(self.batch(0).parts)
+            else:
+                share = {"rank": self.processes.rank, "world": self.processes.world}
+                batches = self.source.held_out_batches(split, self.config.batch_size, rows, **share)
+            return evaluate(self.objective, batches, self.processes, self.source.length)
+
+    # ------------------------------------------------------------------------------- the end
+
+    def _finish(self, validation: Evaluation | None, test: Evaluation | None) -> Outcome:
+        """Save what is not saved yet: the run may have been killed here before."""
+        steps, summary = self.config.steps, self.folder.read_summary()
+        if test is None:
+            validation, test = self._recorded_evaluations() or self._evaluate_finally(None)
+        is_saved = summary.get("step") == steps and self.folder.model.is_dir()
+        if self.processes.any(self.processes.is_first and is_saved):
+            return Outcome(steps, True, validation, test, summary["tokens_per_second"])
+        self._save_model()
+        if self.processes.is_first:
+            self._write_summary(validation, test)
+        self.processes.wait()
+        return Outcome(steps, True, validation, test, self._speed.median)
+
+    def _recorded_evaluations(self) -> tuple[Evaluation | None, Evaluation] | None:
+        """The final evaluations of a run that had ended before."""
+        if not self.folder.records.is_file():
+            return None
+        lines = {r["kind"]: r for r in read_records(self.folder.records) if r["step"] == self.config.steps}
+        validation, test = (
+            Evaluation(line["loss"], line["tokens"], line["accuracy"], line.get("loss_by_position", []))
+            if (line := lines.get(kind)) is not None
+            else None
+            for kind in ("final-validation", "final")
+        )
+        return None if test is None else (validation, test)
 
     def _save_model(self) -> None:
-        """The final weights as an ordinary model folder."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
+        """The final weights as an ordinary model folder, and the adapters as PEFT has them."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        if self.config.lora:
-            merge_adapters(self.plain_model)
-            weights = self.plain_model.state_dict()
-        else:
-            weights = get_model_state_dict(self.model, options=options)
+        if self.adapters is not None:
+            if self.processes.is_first:
+                save_adapters(self.adapters, self.folder.adapter)
+            self.adapters.merge_and_unload()
+        weights = get_model_state_dict(self.plain_model, options=options)
         if self.processes.is_first:
-            keep_tokenizer(self.source, self.plain_model, self.folder.model)
-            save_quietly(self.plain_model, self.folder.model, weights)
+            save_model(self.plain_model, weights, self.source, self.folder.model)
         self.processes.wait()
 
-    def _median_speed(self) -> float:
-        """Tokens per second, as most stretches between two looks at the losses had it."""
-        return statistics.median(self._speeds) if self._speeds else 0.0
-
-    def _write_summary(self, outcome: Outcome) -> None:
-        """What a table of runs needs of this one; speeds are in no record, so that those stay the same."""
-        if not self.processes.is_first or outcome.evaluation is None:
-            return
-        found = outcome.evaluation
+    def _write_summary(self, validation: Evaluation | None, test: Evaluation | None) -> None:
+        """One row of a table of runs; speeds are in no record, so that records are the same every time."""
         cuda = self.processes.device.type == "cuda"
         summary = {
-            "step": outcome.step,
-            "test_loss": found.loss,
-            "perplexity": found.perplexity,
-            "accuracy": found.accuracy,
-            "tokens": found.tokens,
+            "step": self.config.steps,
+            "validation_loss": validation.loss if validation else None,
+            "validation_tokens": validation.tokens if validation else None,
+            "test_loss": test.loss if test else None,
+            "perplexity": test.perplexity if test else None,
+            "accuracy": test.accuracy if test else None,
+            "tokens": test.tokens if test else None,
             "parameters": sum(p.numel() for p in self.plain_model.parameters()),
-            "tokens_per_second": outcome.tokens_per_second,
+            "tokens_per_second": self._speed.median,
             "flops_per_token": flops_per_token(
                 self.plain_model, model_config(self.config, self.source), self.source.length
             ),
+            "compiled": self.step.is_compiled,
             "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         }
-        self.folder.summary.write_text(json.dumps(summary, indent=1) + "\n")
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "bf16":
-            return torch.autocast(self.processes.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
-
-    def _no_sync(self, more_to_come: bool) -> contextlib.AbstractContextManager[Any]:
-        """Gradients are exchanged with the last part of a batch only."""
-        no_sync = getattr(self.model, "no_sync", None)
-        return no_sync() if more_to_come and no_sync is not None else contextlib.nullcontext()
+        write_json(self.folder.summary, summary)
 
 
 def _figures(found: Evaluation) -> dict[str, Any]:
@@ -325,36 +363,57 @@ def _figures(found: Evaluation) -> dict[str, Any]:
     }
 
 
-def _distributed(model: MaclaurinForCausalLM, config: TrainConfig, processes: Processes) -> nn.Module:
-    """The model as the processes share it."""
-    whole: nn.Module = model
-    if processes.world > 1 and config.parallel == "fsdp":
-        from torch.distributed.fsdp import fully_shard
+@final
+class _Speed:
+    """Tokens per second between two readings of the losses; evaluations and the first step are left out."""
 
-        for block in model.model.layers:
-            fully_shard(block)
-        fully_shard(model)
-    elif processes.world > 1:
-        devices = [processes.device] if processes.device.type == "cuda" else None
-        whole = nn.parallel.DistributedDataParallel(model, device_ids=devices)
-    return torch.compile(whole) if config.compile else whole  # type: ignore[return-value]
+    def __init__(self, tokens_per_step: int) -> None:
+        self._tokens_per_step = tokens_per_step
+        self._laps: list[float] = []
+        self._step, self._since = 0, 0.0
+
+    def start(self, step: int) -> None:
+        self._step, self._since = step, time.perf_counter()
+
+    def lap(self, step: int) -> float:
+        """Since the last start or lap."""
+        if step > self._step:
+            seconds = time.perf_counter() - self._since
+            self._laps.append((step - self._step) * self._tokens_per_step / seconds)
+            self.start(step)
+        return self._laps[-1] if self._laps else 0.0
+
+    @property
+    def median(self) -> float:
+        """Of all laps."""
+        return statistics.median(self._laps) if self._laps else 0.0
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+@final
+class _StopRequest:
     """SIGTERM and Ctrl-C ask the loop to save and end; a second Ctrl-C ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    @property
+    def is_set(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    def __enter__(self) -> _StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.is_set and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+        with contextlib.suppress(OSError):  # os.write, since a signal may come in the middle of a print
+            os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again stops at once\n")

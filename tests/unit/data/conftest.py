@@ -41,6 +41,7 @@ def open_data(jsonl, cache):
             "data": str(jsonl),
             "tokenizer": "bytes",
             "length": 32,
+            "validation_fraction": 0.2,
             "test_fraction": 0.2,
             "cache": str(cache),
         }

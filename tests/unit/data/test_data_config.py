@@ -1,4 +1,4 @@
-"""The configuration: what it refuses, and what its fingerprint knows."""
+"""The configuration: errors and fingerprints."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from maclaurin.data import DataConfig, DataError
-from maclaurin.data.cache.place import Cache
+from maclaurin.data.cache_folder import Cache
 
 
 @pytest.mark.parametrize(
@@ -15,12 +15,14 @@ from maclaurin.data.cache.place import Cache
         ({"data": ""}, "data is empty"),
         ({"length": 0}, "length=0 leaves no token"),
         ({"rows": "pack"}, r"rows='pack'.*packed and documents.*Did you mean packed"),
+        ({"validation_fraction": 0.0}, "nothing to evaluate on"),
+        ({"validation_fraction": 0.6, "test_fraction": 0.5}, "leave something to train on"),
         ({"test_fraction": 0.0}, "between 0 and 1"),
         ({"test_fraction": 1.0}, "between 0 and 1"),
         ({"limit_documents": 0}, "leaves no document"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(changes, message):
+def test_bad_settings_are_refused_at_once(changes, message):
     with pytest.raises(DataError, match=message):
         DataConfig(**changes)
 
@@ -38,6 +40,7 @@ def test_everything_that_changes_the_numbers_changes_the_fingerprint(open_data):
         {"rows": "documents"},
         {"cross_documents": False},
         {"test_fraction": 0.3},
+        {"validation_fraction": 0.3},
         {"seed": 1},
         {"limit_documents": 60},
     ]
@@ -52,7 +55,7 @@ def test_changed_data_has_another_fingerprint(open_data, jsonl):
     assert open_data().fingerprint != before
 
 
-def test_documents_are_told_only_where_they_may_not_be_crossed(open_data):
+def test_documents_are_numbered_only_if_attention_may_not_cross_them(open_data):
     assert open_data().train_batch(0, 4).documents is None
     apart = open_data(cross_documents=False).train_batch(0, 16)
     assert apart.documents is not None
@@ -60,14 +63,14 @@ def test_documents_are_told_only_where_they_may_not_be_crossed(open_data):
     assert int(apart.documents.max()) > 0
 
 
-def test_a_source_says_what_it_is(open_data, jsonl):
+def test_a_source_has_its_name_and_sizes(open_data, jsonl):
     source = open_data()
     assert (source.name, source.length, source.vocab_size) == (str(jsonl), 32, 257)
     assert not source.scores_accuracy
     assert source.tokens_per_epoch > 1000
 
 
-def test_the_cache_is_where_it_is_said_to_be(tmp_path, monkeypatch):
+def test_the_cache_is_at_the_given_place(tmp_path, monkeypatch):
     monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "variable"))
     assert Cache.at(None).root == tmp_path / "variable"
     assert Cache.at(str(tmp_path / "given")).root == tmp_path / "given"
@@ -76,7 +79,7 @@ def test_the_cache_is_where_it_is_said_to_be(tmp_path, monkeypatch):
     assert Cache.at(None).root == tmp_path / ".cache" / "maclaurin"
 
 
-def test_a_cache_that_cannot_be_made_is_told_how_to_move(tmp_path):
+def test_a_cache_that_cannot_be_created_is_an_error_with_a_way_out(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot be made.*MACLAURIN_CACHE"):
+    with pytest.raises(DataError, match=r"cannot be created.*MACLAURIN_CACHE"):
         Cache.at(str(tmp_path / "file" / "cache"))

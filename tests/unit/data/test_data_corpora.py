@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import lzma
 import platform
 import random
 import tracemalloc
@@ -11,15 +12,14 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from maclaurin.data import DataError
-from maclaurin.data.corpora import content_hash
-from maclaurin.data.corpora.corpus import FirstDocuments
-from maclaurin.data.corpora.files import Files
-from maclaurin.data.corpora.formats import PIECE
-from maclaurin.data.corpora.naming import open_corpus
-from maclaurin.data.corpora.stdlib import StandardLibrary
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
-from maclaurin.data.tokens import prepare
+from maclaurin.data import DataError, fingerprint, token_shards
+from maclaurin.data.cache_folder import Cache
+from maclaurin.data.corpus import FirstDocuments
+from maclaurin.data.named import open_corpus
+from maclaurin.data.splits import CorpusSplitter, Fractions
+from maclaurin.data.standard_library import StandardLibrary
+from maclaurin.data.text_files import PIECE, Files
+from maclaurin.data.text_tokenizers import Bytes
 
 TEXTS = ["one\ntwo\n", "drei und vier", "pięć 六"]
 
@@ -31,14 +31,14 @@ def read(corpus):
 @pytest.fixture
 def files(tmp_path):
     def named(written):
-        return Files.named(str(written), tmp_path / "memory", progress=False)
+        return Files.named(str(written), tmp_path / "notes", progress=False)
 
     return named
 
 
 def write_jsonl(path, texts, field="text"):
     content = "".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts).encode()
-    packed = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+    packed = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     path.write_bytes(packed.get(path.suffix, bytes)(content))
     return path
 
@@ -49,7 +49,7 @@ def write_parquet(path, texts, field="text"):
     return path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst"])
 def test_lines_of_json_are_documents(tmp_path, files, name):
     path = write_jsonl(tmp_path / name, TEXTS)
     assert read(files(path)) == TEXTS
@@ -62,9 +62,14 @@ def test_rows_of_parquet_are_documents(tmp_path, files):
     assert read(files(f"{write_parquet(tmp_path / 'b.parquet', TEXTS, 'body')}:body")) == TEXTS
 
 
-@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("end", ["", ".gz", ".xz", ".zst"])
 def test_a_short_text_file_is_one_document(tmp_path, files, end):
-    packed = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[end]
+    packed = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }[end]
     path = tmp_path / f"a.txt{end}"
     path.write_bytes(packed(TEXTS[2].encode()))
     assert read(files(path)) == [TEXTS[2]]
@@ -124,11 +129,11 @@ def test_the_fingerprint_is_of_the_content(tmp_path, files):
 
 
 def test_large_files_are_not_hashed_again_until_they_change(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(content_hash, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(fingerprint, "REMEMBERED_FROM", 1)
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     reads = []
-    hash_file = content_hash._sha256
-    monkeypatch.setattr(content_hash, "_sha256", lambda p: reads.append(p) or hash_file(p))
+    hash_file = fingerprint._sha256
+    monkeypatch.setattr(fingerprint, "_sha256", lambda p: reads.append(p) or hash_file(p))
     assert files(path).fingerprint == files(path).fingerprint == GOLDEN
     assert reads == [path]
     write_jsonl(path, [*TEXTS, "more"])
@@ -137,20 +142,22 @@ def test_large_files_are_not_hashed_again_until_they_change(tmp_path, files, mon
 
 
 def test_limit_takes_the_first_documents(tmp_path, jsonl, texts):
-    corpus = open_corpus(str(jsonl), limit=3, memory=tmp_path)
+    corpus = open_corpus(str(jsonl), limit=3, notes=tmp_path)
     assert read(corpus) == texts[:3]
     assert [document.progress for document in corpus.documents()][-1] == 1.0
 
 
 def test_a_large_corpus_is_never_in_memory_at_once(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(prepare, "_TEXT_AT_ONCE", 1 << 15)
+    monkeypatch.setattr(token_shards, "_TEXT_AT_ONCE", 1 << 15)
     words = random.Random(0).choices(["alpha", "beta", "gamma\n"], k=800_000)
     path = tmp_path / "a.txt"
     path.write_text(" ".join(words))
     del words
     tracemalloc.start()
     try:
-        prepare.prepare_tokens(files(path), Bytes(), 0.1, tmp_path, progress=False)
+        corpus = files(path)
+        splitter = CorpusSplitter(corpus, Fractions(0.1, 0.1))
+        token_shards.prepare_tokens(corpus, Bytes(), splitter, Cache.at(str(tmp_path)), progress=False)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -213,12 +220,14 @@ def broken(tmp_path, name, content):
         ("a.jsonl", b'{"text": 3}\n', "line 1: the field 'text' holds int '3', not text"),
         ("a.jsonl", b'{"text": null}\n', "holds null"),
         ("a.txt", b"good\n\xff\xfe bad", "not UTF-8 text"),
-        ("a.txt.gz", gzip.compress(b"some text" * 99, mtime=0)[:-9], "not a whole compressed file"),
-        ("a.txt.gz", b"not compressed", "not a whole compressed file"),
+        ("a.txt.gz", gzip.compress(b"some text" * 99, mtime=0)[:-9], "not a complete compressed file"),
+        ("a.txt.xz", lzma.compress(b"some text" * 99)[:-9], "not a complete compressed file"),
+        ("a.txt.xz", b"not compressed", "not a complete compressed file"),
+        ("a.txt.gz", b"not compressed", "not a complete compressed file"),
         ("a.txt.zst", zstandard.ZstdCompressor().compress(b"some text" * 99)[:-9], "has no end"),
-        ("a.jsonl.zst", b"not compressed", "not a whole compressed file"),
-        ("a.parquet", b"PAR1 not really", "not a whole parquet file"),
-        ("a.docx", b"?", r"does not end in one of \.txt, \.jsonl, \.parquet"),
+        ("a.jsonl.zst", b"not compressed", "not a complete compressed file"),
+        ("a.parquet", b"PAR1 not really", "not a complete parquet file"),
+        ("a.docx", b"?", r"must end in one of \.txt, \.jsonl, \.parquet"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, files, name, content, message):
@@ -228,24 +237,24 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, files, name, content, 
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_column_is_told_with_those_there_are(tmp_path, files):
+def test_a_missing_column_is_an_error_with_the_known_ones(tmp_path, files):
     path = write_parquet(tmp_path / "a.parquet", TEXTS, field="texts")
     with pytest.raises(DataError, match=r"no field 'text'; there are texts, id\. Did you mean texts"):
         read(files(path))
 
 
-def test_a_folder_without_texts_tells_what_is_in_it(tmp_path, files):
+def test_a_folder_without_texts_is_an_error_with_what_is_in_it(tmp_path, files):
     (tmp_path / "folder").mkdir()
     broken(tmp_path / "folder", "a.pdf", b"?")
     with pytest.raises(DataError, match=r"none of the 1 files.*found \.pdf.*readable are"):
         read(files(tmp_path / "folder"))
 
 
-def test_an_unknown_name_is_told_what_there_is(tmp_path):
+def test_an_unknown_name_is_an_error_with_the_known_ones(tmp_path):
     with pytest.raises(DataError, match=r"no data called 'stdlbi'.*Did you mean stdlib"):
-        open_corpus("stdlbi", limit=None, memory=tmp_path)
+        open_corpus("stdlbi", limit=None, notes=tmp_path)
     with pytest.raises(DataError, match="Did you mean fineweb"):
-        open_corpus("finweb", limit=None, memory=tmp_path)
+        open_corpus("finweb", limit=None, notes=tmp_path)
 
 
 GOLDEN = "2b5a55f74484c43f10267a5961af3e697fdb4730e30232fd0aea6a43facfc05e"

@@ -43,7 +43,7 @@ def test_what_needs_no_extra_works_without(open_data, tmp_path):
     assert open_data(data="mqar:pairs=2").train_batch(0, 2).scored > 0
 
 
-def test_importing_the_room_imports_nothing_heavy():
+def test_importing_the_package_imports_nothing_heavy():
     heavy = [*OPTIONAL, "torch", "rich"]
     code = f"import sys, maclaurin.data; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

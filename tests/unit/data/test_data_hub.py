@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from maclaurin.data import DataError
-from maclaurin.data.corpora.hub import HubDataset
-from maclaurin.data.corpora.presets import PRESETS
+from maclaurin.data.hub_dataset import HubDataset
+from maclaurin.data.named import PRESETS
 
 
 def write_fineweb(folder, texts, part):
@@ -38,7 +38,7 @@ def fineweb(tmp_path, texts):
 
 
 def named(written, tmp_path):
-    return HubDataset.named(written, tmp_path / "memory", progress=False)
+    return HubDataset.named(written, tmp_path / "notes", progress=False)
 
 
 def test_a_folder_is_streamed_like_the_hub(fineweb, texts, tmp_path):
@@ -67,7 +67,7 @@ def test_what_is_not_in_the_folder_is_named(fineweb, tmp_path, suffix, message):
         list(named(f"{fineweb}{suffix}", tmp_path).documents())
 
 
-def test_a_data_set_without_text_is_told_its_columns(tmp_path):
+def test_a_data_set_without_text_is_an_error_with_its_columns(tmp_path):
     folder = tmp_path / "other"
     folder.mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"content": ["x"]}), folder / "a.parquet")
@@ -105,7 +105,7 @@ def test_the_revision_is_looked_up_once_and_kept(tmp_path, monkeypatch):
     first, second = named("a/b", tmp_path), named("a/b", tmp_path)
     assert first.fingerprint == second.fingerprint
     assert asked == ["a/b"]
-    notes = [json.loads(path.read_text()) for path in (tmp_path / "memory").glob("*.json")]
+    notes = [json.loads(path.read_text()) for path in (tmp_path / "notes").glob("*.json")]
     assert notes == [{"name": "a/b", "revision": "0123abcd"}]
     assert named("a/b:config", tmp_path).fingerprint != first.fingerprint
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin.data.batch import NOT_SCORED
-from maclaurin.data.rows import DocumentRows, PackedRows
-from maclaurin.data.tokens.token_folder import Documents
+from maclaurin.data.text_source import DocumentRows, PackedRows
+from maclaurin.data.token_shards import Documents
 
 SEPARATOR = 9
 texts = st.lists(st.lists(st.integers(0, 8), max_size=12), min_size=1, max_size=12)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, DataError
+from maclaurin.data.splits import HELD_OUT
 
 TASK = "mqar:pairs=2,vocab=16,length=16"
 steps = st.integers(0, 10**6)
@@ -56,10 +57,12 @@ def test_an_epoch_scores_every_training_token_once(open_data):
     assert batch.scored == source.tokens_per_epoch
 
 
-def test_the_seed_changes_the_order_of_training_but_not_of_testing(open_data):
+def test_the_seed_changes_the_order_of_training_but_not_of_evaluation(open_data):
     one, other = open_data(seed=1), open_data(seed=2)
     assert rows_of(one.train_batch(0, 8)) != rows_of(other.train_batch(0, 8))
-    assert [rows_of(b) for b in one.test_batches(4)] == [rows_of(b) for b in other.test_batches(4)]
+    for split in HELD_OUT:
+        first, second = one.held_out_batches(split, 4), other.held_out_batches(split, 4)
+        assert [rows_of(b) for b in first] == [rows_of(b) for b in second]
 
 
 def test_opening_again_gives_the_same_batches(open_data):
@@ -68,24 +71,32 @@ def test_opening_again_gives_the_same_batches(open_data):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("limit", [None, 1, 7, 10**6])
-def test_all_ranks_together_test_every_row_once(source, world, limit):
-    wanted = [source.test_row(n) for n in range(min(source.test_rows, limit or source.test_rows))]
-    by_rank = [list(source.test_batches(8, limit, rank=rank, world=world)) for rank in range(world)]
+@pytest.mark.parametrize("split", HELD_OUT)
+def test_all_ranks_together_evaluate_every_row_once(source, world, limit, split):
+    rows = source.held_out_rows(split)
+    wanted = [source.held_out_row(split, n) for n in range(min(rows, limit or rows))]
+    by_rank = [
+        list(source.held_out_batches(split, 8, limit, rank=rank, world=world)) for rank in range(world)
+    ]
     assert len({tuple(batch.tokens.shape[0] for batch in batches) for batches in by_rank}) == 1
     seen = [row for group in zip(*by_rank, strict=True) for batch in group for row in rows_of(batch)]
     scored = [row for row in seen if any(target != NOT_SCORED for target in row[source.length :])]
     assert scored == [(*row.tokens.tolist(), *row.targets.tolist()) for row in wanted]
 
 
-def test_test_rows_are_no_training_rows(source):
+def test_no_row_is_in_two_splits(source):
     rows = len(source._train) if source.tokens_per_epoch else 2000
     trained = set(rows_of(source.train_batch(0, rows)))
-    tested = set(itertools.chain.from_iterable(rows_of(batch) for batch in source.test_batches(64)))
-    assert tested
-    assert trained.isdisjoint(tested)
+    validation, test = (
+        set(itertools.chain.from_iterable(rows_of(batch) for batch in batches))
+        for batches in (source.validation_batches(64), source.test_batches(64))
+    )
+    assert validation
+    assert test
+    assert len(trained | validation | test) == len(trained) + len(validation) + len(test)
 
 
-def test_a_batch_that_cannot_be_shared_is_told_what_could(source):
+def test_a_batch_that_cannot_be_shared_is_an_error(source):
     with pytest.raises(DataError, match=r"10 rows cannot be shared equally by 4 processes.*such as 12"):
         source.train_batch(0, 10, world=4)
     with pytest.raises(DataError, match="cannot be shared equally by 4"):

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, DataConfig, DataError, open_source
-from maclaurin.data.tasks.draws import Draws
-from maclaurin.data.tasks.groups import multiplication_table
-from maclaurin.data.tasks.naming import TASK_NAMES, open_task
+from maclaurin.data.named import TASK_NAMES, open_task
+from maclaurin.data.random_draws import Draws
+from maclaurin.data.splits import HELD_OUT
+from maclaurin.data.tasks import multiplication_table
 
 indices = st.integers(0, 2**63)
 
 
-def draws(index, side=0, key="k"):
-    return Draws(key, side, index)
+def draws(index, stream=0, key="k"):
+    return Draws(key, stream, index)
 
 
 @given(indices, st.integers(1, 6), st.integers(0, 8), st.integers(0, 20), st.sampled_from([0.01, 1.0, 2.5]))
@@ -103,7 +104,9 @@ def test_rows_have_the_length_and_stay_in_the_vocabulary(name):
     assert int(batch.targets.max()) < source.vocab_size
     assert source.scores_accuracy
     assert source.tokens_per_epoch is None
-    assert sum(len(b.tokens) for b in source.test_batches(100)) == source.test_rows
+    for split in HELD_OUT:
+        rows = sum(len(b.tokens) for b in source.held_out_batches(split, 100))
+        assert rows == source.held_out_rows(split)
     assert len(np.unique(batch.tokens.numpy(), axis=0)) == 16
 
 
@@ -133,7 +136,7 @@ def test_everything_that_changes_rows_changes_the_fingerprint():
 
 
 def test_draws_share_nothing_between_rows_sides_and_keys():
-    streams = [draws(1), draws(2), draws(1, side=1), draws(1, key="other")]
+    streams = [draws(1), draws(2), draws(1, stream=1), draws(1, key="other")]
     words = np.concatenate([stream._words(1000) for stream in streams])
     assert len(np.unique(words)) == 4000
 
@@ -167,7 +170,7 @@ def test_draws_are_fair():
         ("mqar:distance=0", "must be above 0"),
         ("mqar:queries=-1", "must not be negative"),
         ("mqar:pair=8", r"no option 'pair'; it has length, pairs.*Did you mean pairs"),
-        ("mqar:pairs=many", "pairs must be a whole number, not 'many'"),
+        ("mqar:pairs=many", "pairs must be an integer, not 'many'"),
         ("mqar:distance=far", "distance must be a number, not 'far'"),
         ("mqar:pairs", "'pairs' is not an option; options are written name=value"),
         ("mqar:pairs=1,pairs=2", "pairs is given twice"),
@@ -182,7 +185,7 @@ def test_draws_are_fair():
         ("parity:length=0", "Use length=1"),
     ],
 )  # fmt: skip
-def test_options_that_cannot_work_are_told_what_would(written, message):
+def test_bad_options_are_errors_that_say_what_would_work(written, message):
     with pytest.raises(DataError, match=message):
         open_source(DataConfig(data=written))
 

@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maclaurin.data import DataError
-from maclaurin.data.corpora.corpus import FirstDocuments
-from maclaurin.data.corpora.files import Files
-from maclaurin.data.split import TEST, side_of
-from maclaurin.data.tokenizing import bpe
-from maclaurin.data.tokenizing.bpe import SEPARATOR, BytePairs, learn, open_byte_pairs
-from maclaurin.data.tokenizing.byte_tokenizer import Bytes
-from maclaurin.data.tokenizing.hub_tokenizer import open_hub_tokenizer
-from maclaurin.data.tokenizing.naming import open_tokenizer
+from maclaurin.data import DataError, text_tokenizers
+from maclaurin.data.corpus import FirstDocuments
+from maclaurin.data.named import open_tokenizer
+from maclaurin.data.splits import TRAIN, DocumentSplitter, Fractions
+from maclaurin.data.text_files import Files
+from maclaurin.data.text_tokenizers import (
+    SEPARATOR,
+    BytePairs,
+    Bytes,
+    open_byte_pairs,
+    open_hub_tokenizer,
+    train_byte_pairs,
+)
 
+SPLITTER = DocumentSplitter(Fractions(validation=0.2, test=0.2))
 plain_text = st.text(st.characters(exclude_categories=["Cs"]))
 text_with_separators = st.lists(st.sampled_from([SEPARATOR, "the", " ", "\n", "<|"])).map("".join)
 any_text = plain_text | text_with_separators
@@ -23,7 +28,7 @@ any_text = plain_text | text_with_separators
 
 @pytest.fixture(scope="module")
 def serialized():
-    return learn(300, iter(["the cat sat on the mat"] * 5))
+    return train_byte_pairs(300, iter(["the cat sat on the mat"] * 5))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_many_texts_are_encoded_as_one_by_one(tokenizer):
 
 
 def test_fingerprints_tell_tokenizers_apart(serialized, saved):
-    others = [BytePairs(learn(300, iter(["another text"])), 300), open_hub_tokenizer(str(saved))]
+    others = [BytePairs(train_byte_pairs(300, iter(["another text"])), 300), open_hub_tokenizer(str(saved))]
     prints = [Bytes().fingerprint, BytePairs(serialized, 300).fingerprint, *(t.fingerprint for t in others)]
     assert len(set(prints)) == 4
     assert BytePairs(serialized, 300).fingerprint == prints[1]
@@ -76,34 +81,38 @@ def corpus(jsonl, tmp_path):
 
 
 def test_pairs_are_learned_once_per_corpus_and_always_the_same(corpus, tmp_path, monkeypatch):
-    first = open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False)
+    first = open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False)
     assert first.vocab_size == 300
     assert len(first.encode("attention is")) < len("attention is")
     (tmp_path / "other").mkdir()
-    again = open_byte_pairs(300, corpus, 0.2, tmp_path / "other", progress=False)
+    again = open_byte_pairs(300, corpus, SPLITTER, tmp_path / "other", progress=False)
     assert again.fingerprint == first.fingerprint
-    monkeypatch.setattr(bpe, "learn", lambda *_: pytest.fail("learned again"))
-    assert open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False).fingerprint == first.fingerprint
+    monkeypatch.setattr(text_tokenizers, "train_byte_pairs", lambda *_: pytest.fail("trained again"))
+    assert open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False).fingerprint == first.fingerprint
 
 
-def test_pairs_are_learned_from_training_documents_only(corpus, tmp_path, texts, monkeypatch):
-    learned_from = []
+def test_pairs_are_trained_on_training_documents_only(corpus, tmp_path, texts, monkeypatch):
+    trained_on = []
     monkeypatch.setattr(
-        bpe, "learn", lambda size, given: learned_from.extend(given) or learn(size, iter(["a"]))
+        text_tokenizers,
+        "train_byte_pairs",
+        lambda size, given: trained_on.extend(given) or train_byte_pairs(size, iter(["a"])),
     )
-    open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False)
-    assert learned_from == [text for text in texts if side_of(text, 0.2) != TEST]
-    assert len(learned_from) < len(texts)
+    open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False)
+    assert trained_on == [text for text in texts if SPLITTER.fractions.split_of(text) == TRAIN]
+    assert len(trained_on) < len(texts)
 
 
 def test_learning_stops_after_enough_text(corpus, tmp_path, texts, monkeypatch):
-    learned_from = []
+    trained_on = []
     monkeypatch.setattr(
-        bpe, "learn", lambda size, given: learned_from.extend(given) or learn(size, iter(["a"]))
+        text_tokenizers,
+        "train_byte_pairs",
+        lambda size, given: trained_on.extend(given) or train_byte_pairs(size, iter(["a"])),
     )
-    monkeypatch.setattr(bpe, "LEARNED_FROM", 1000)
-    open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False)
-    assert 1000 <= sum(map(len, learned_from)) < 1000 + max(map(len, texts))
+    monkeypatch.setattr(text_tokenizers, "TRAINED_ON", 1000)
+    open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False)
+    assert 1000 <= sum(map(len, trained_on)) < 1000 + max(map(len, texts))
 
 
 @pytest.mark.parametrize(
@@ -112,33 +121,33 @@ def test_learning_stops_after_enough_text(corpus, tmp_path, texts, monkeypatch):
     ids=["truncated", "changed", "emptied"],
 )
 def test_a_damaged_tokenizer_is_learned_again(corpus, tmp_path, damage):
-    first = open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False)
+    first = open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False)
     path = next(tmp_path.glob("bpe-300-*.json"))
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     assert path.read_bytes() != whole
-    assert open_byte_pairs(300, corpus, 0.2, tmp_path, progress=False).fingerprint == first.fingerprint
+    assert open_byte_pairs(300, corpus, SPLITTER, tmp_path, progress=False).fingerprint == first.fingerprint
     assert path.read_bytes() == whole
 
 
 def test_a_corpus_with_few_pairs_makes_a_smaller_vocabulary(corpus, tmp_path):
-    small = open_byte_pairs(5000, FirstDocuments(corpus, 2), 0.2, tmp_path, progress=False)
+    small = open_byte_pairs(5000, FirstDocuments(corpus, 2), SPLITTER, tmp_path, progress=False)
     assert 257 <= small.vocab_size < 5000
     assert small.name == "bpe:5000"
 
 
-def test_without_the_library_the_default_says_what_to_do(open_data, monkeypatch):
+def test_without_the_library_the_error_says_what_to_do(open_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'maclaurin\[data\]', or use tokenizer=bytes"):
         open_data(tokenizer="bpe:4096")
     assert open_data(tokenizer="bytes").vocab_size == 257
 
 
-def test_a_tokenizer_that_cannot_be_is_told_why(corpus, tmp_path, serialized):
+def test_a_bad_tokenizer_is_an_error_with_the_reason(corpus, tmp_path, serialized):
     def attempt(written):
-        return open_tokenizer(written, corpus, 0.2, tmp_path, progress=False)
+        return open_tokenizer(written, corpus, SPLITTER, tmp_path, progress=False)
 
-    with pytest.raises(DataError, match=r"no room for the 256 bytes.*bpe:257"):
+    with pytest.raises(DataError, match=r"cannot hold the 256 bytes.*bpe:257"):
         attempt("bpe:256")
     with pytest.raises(DataError, match=r"no tokenizer 'byte'.*Did you mean bytes"):
         attempt("byte")

@@ -5,8 +5,9 @@ import pytest
 import torch
 from tests.unit.inspection.small import SETTINGS
 
-from maclaurin.inspection.run import inspect_model
-from maclaurin.inspection.text import Contexts
+from maclaurin.inspection.contexts import Contexts
+from maclaurin.inspection.inspect_model import inspect_model
+from maclaurin.inspection.inspection_folder import InspectionFolder
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
 
@@ -34,4 +35,5 @@ def contexts():
 
 @pytest.fixture(scope="package")
 def inspection(model, contexts, tmp_path_factory):
-    return inspect_model("tiny", model, contexts, SETTINGS, tmp_path_factory.mktemp("out"), quiet=True)
+    folder = InspectionFolder(tmp_path_factory.mktemp("out"))
+    return inspect_model("tiny", model, contexts, SETTINGS, folder)

@@ -3,37 +3,50 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
 from tests.unit.inspection.small import SETTINGS
 
 from maclaurin.errors import InputError
-from maclaurin.inspection import Inspection, layers_to_keep, read_inspection, run, sharp_heads
-from maclaurin.inspection.schema import head_named, to_json
-from maclaurin.inspection.settings import Settings, read_orders, read_windows
+from maclaurin.inspection import Inspection, inspect_model, layers_to_keep, read_inspection, sharp_heads
+from maclaurin.inspection.contexts import read_contexts
+from maclaurin.inspection.inspect_model import Settings
+from maclaurin.inspection.inspection_folder import InspectionFolder
+from maclaurin.inspection.inspection_page import inspection_files
+from maclaurin.inspection.schema import to_json
 from maclaurin.inspection.sharpness import error_at, heads_within, layer_errors
-from maclaurin.inspection.summary import findings, number
-from maclaurin.inspection.text import read_contexts, require_tokenizer
+from maclaurin.inspection.summary import findings, perplexity_text
 from maclaurin.inspection.trials import check_layers, trials
-from maclaurin.inspection.write import write_inspection
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec.catalogue import resolve
+
+
+def run(model, contexts, path, settings=SETTINGS, name="tiny"):
+    return inspect_model.inspect_model(name, model, contexts, settings, InspectionFolder(path))
+
 
 # ------------------------------------------------------------------------------------------ files
 
 
 def test_what_is_written_is_read_back(inspection, tmp_path):
-    page = write_inspection(inspection, tmp_path / "out")
+    page = InspectionFolder(tmp_path / "out").write(inspection, {"index.html": "<!doctype html>"})
     again = read_inspection(tmp_path / "out")
     assert isinstance(again, Inspection)
     assert json.loads(to_json(again)) == json.loads(to_json(inspection))
-    assert (
-        again.made["versions"]["torch"] == torch.__version__.split("+")[0] or again.made["versions"]["torch"]
-    )
+    assert again.made["versions"]["torch"]
     assert again.made["date"].endswith("+00:00")
+    assert len(again.model.fingerprint) == 64
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["index.html", "inspection.json"]
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_files_of_older_versions_have_no_fingerprint(inspection, tmp_path):
+    data = json.loads(to_json(inspection))
+    del data["model"]["fingerprint"]
+    (tmp_path / "inspection.json").write_text(json.dumps(data))
+    assert read_inspection(tmp_path).model.fingerprint == ""
 
 
 @pytest.mark.parametrize(
@@ -42,7 +55,7 @@ def test_what_is_written_is_read_back(inspection, tmp_path):
         ("[]", "is not an inspection"),
         ("{", "is not an inspection"),
         ('{"schema": 99}', "has schema 99"),
-        ('{"schema": 1, "model": {}}', "not a whole inspection"),
+        ('{"schema": 1, "model": {}}', "not a complete inspection"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, words):
@@ -92,29 +105,25 @@ def test_sharp_heads_come_sharpest_first(inspection):
     assert error_at(with_errors(inspection, 0.5, 0.5, None).heads[0], 2, "mean") == math.inf
 
 
-def test_a_head_is_found_by_its_place(inspection):
-    assert head_named(inspection, 2, 3).layer == 2
-    with pytest.raises(InputError, match=r"no head 2\.9"):
-        head_named(inspection, 2, 9)
-
-
 def test_findings_are_sentences(inspection):
     lines = findings(inspection)
     assert all(line.endswith(".") for line in lines)
     own = inspection.own_perplexity()
-    assert any(f"Perplexity as it came: {number(own)}." in line for line in lines)
+    assert any(
+        f"Perplexity with the model's own attention: {perplexity_text(own)}." in line for line in lines
+    )
     assert any("Of 12 heads, within 1 % of softmax about the row mean" in line for line in lines)
-    assert number(18695.98) == "18,696"
-    assert number(28.639) == "28.64"
-    assert number(None) == "–"
+    assert perplexity_text(18695.98) == "18,696"
+    assert perplexity_text(28.639) == "28.64"
+    assert perplexity_text(None) == "–"
 
 
 # ------------------------------------------------------------------------------------- resumption
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 20])
-def test_an_interrupted_inspection_goes_on(inspection, model, contexts, tmp_path, monkeypatch, after):
-    calls, loss = [], run.summed_loss
+@pytest.mark.parametrize("after", [0, 1, 20])
+def test_an_interrupted_inspection_continues(inspection, model, contexts, tmp_path, monkeypatch, after):
+    calls, loss = [], inspect_model.summed_loss
 
     def interrupted(*arguments):
         if len(calls) == after:
@@ -122,22 +131,29 @@ def test_an_interrupted_inspection_goes_on(inspection, model, contexts, tmp_path
         calls.append(1)
         return loss(*arguments)
 
-    monkeypatch.setattr(run, "summed_loss", interrupted)
+    monkeypatch.setattr(inspect_model, "summed_loss", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run.inspect_model("tiny", model, contexts, SETTINGS, tmp_path, quiet=True)
+        run(model, contexts, tmp_path)
     assert (tmp_path / "unfinished").is_dir()
     assert not (tmp_path / "inspection.json").exists()
 
-    counted = []
-    monkeypatch.setattr(run, "summed_loss", lambda *a: counted.append(1) or loss(*a))
-    monkeypatch.setattr(run, "measured", None)  # the heads are not looked at twice
-    found = run.inspect_model("tiny", model, contexts, SETTINGS, tmp_path, quiet=True)
+    counted, reported = [], []
+    monkeypatch.setattr(inspect_model, "summed_loss", lambda *a: counted.append(1) or loss(*a))
+    monkeypatch.setattr(inspect_model, "tally_heads", None)  # the heads are not measured twice
+    folder = InspectionFolder(tmp_path)
+    found = inspect_model.inspect_model(
+        "tiny", model, contexts, SETTINGS, folder, report=lambda share, what: reported.append((share, what))
+    )
     assert len(counted) == 12 * 3 - after
     assert dataclasses.replace(found, made={}) == dataclasses.replace(inspection, made={})
+    assert reported[0] == (0.0, "continuing the interrupted inspection")
+    shares = [share for share, _ in reported]
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
 
 
-def test_heads_go_on_between_contexts(inspection, model, contexts, tmp_path, monkeypatch):
-    calls, measure = [], run.measured
+def test_heads_continue_between_contexts(inspection, model, contexts, tmp_path, monkeypatch):
+    calls, measure = [], inspect_model.tally_heads
 
     def interrupted(*arguments, **options):
         if len(calls) == 4:  # in the second context
@@ -145,47 +161,79 @@ def test_heads_go_on_between_contexts(inspection, model, contexts, tmp_path, mon
         calls.append(1)
         return measure(*arguments, **options)
 
-    monkeypatch.setattr(run, "measured", interrupted)
+    monkeypatch.setattr(inspect_model, "tally_heads", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run.inspect_model("tiny", model, contexts, SETTINGS, tmp_path, quiet=True)
+        run(model, contexts, tmp_path)
     calls.clear()
-    monkeypatch.setattr(run, "measured", lambda *a, **o: calls.append(1) or measure(*a, **o))
-    found = run.inspect_model("tiny", model, contexts, SETTINGS, tmp_path, quiet=True)
+    monkeypatch.setattr(inspect_model, "tally_heads", lambda *a, **o: calls.append(1) or measure(*a, **o))
+    assert run(model, contexts, tmp_path).heads == inspection.heads
     assert len(calls) == 3 * 2
-    assert found.heads == inspection.heads
 
 
-def test_another_plan_starts_anew(inspection, model, contexts, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "summed_loss", lambda *_: 1.0)
-    run.inspect_model("tiny", model, contexts, SETTINGS, tmp_path, quiet=True)
+def test_other_settings_start_again(inspection, model, contexts, tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_model, "summed_loss", lambda *_: 1.0)
+    run(model, contexts, tmp_path)
     monkeypatch.undo()
-    other = dataclasses.replace(SETTINGS, sinks=2)
-    found = run.inspect_model("tiny", model, contexts, other, tmp_path, quiet=True)
+    found = run(model, contexts, tmp_path, dataclasses.replace(SETTINGS, sinks=2))
     assert found.own_perplexity() == inspection.own_perplexity()
+
+
+def other_model(model):
+    """The same configuration with other weights."""
+    torch.manual_seed(1)
+    return MaclaurinForCausalLM(model.config).eval()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_the_inspection_of_another_model_is_not_overwritten(inspection, model, contexts, tmp_path, finished):
+    folder = InspectionFolder(tmp_path)
+    if finished:
+        folder.write(inspection, {})
+    else:
+        folder.begin({"model": "tiny", "fingerprint": inspection.model.fingerprint})
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(InputError, match=r"holds the inspection of tiny; this one is of another"):
+        run(other_model(model), contexts, tmp_path, name="another")
+    with pytest.raises(InputError, match=r"holds the inspection of tiny, with other weights; this one is of"):
+        run(other_model(model), contexts, tmp_path)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    folder.require_same_model("the same by another path", inspection.model.fingerprint)
+
+
+def test_older_inspections_are_told_apart_by_name(inspection, tmp_path):
+    older = dataclasses.replace(inspection, model=dataclasses.replace(inspection.model, fingerprint=""))
+    folder = InspectionFolder(tmp_path)
+    folder.write(older, {})
+    folder.require_same_model("tiny", "f" * 64)
+    with pytest.raises(InputError, match="holds the inspection of tiny; this one is of other"):
+        folder.require_same_model("other", "f" * 64)
 
 
 def test_the_model_is_left_as_it_was(model, contexts, inspection):
     assert {str(layer.self_attn.spec) for layer in model.model.layers} == {"exp/sum"}
-    assert all("_attend" not in vars(layer.self_attn) for layer in model.model.layers)
+    assert all("attend" not in vars(layer.self_attn) for layer in model.model.layers)
 
 
 # ---------------------------------------------------------------------------------------- trials
 
 
+def all_trials(specs, windows=(3,)):
+    return trials(specs, orders=(1, 2, 4, 12), tail_orders=(1, 2, 4), windows=windows, sinks=1)
+
+
 def test_norms_and_gates_of_a_model_stay():
-    found = trials([resolve("exp/l2")] * 2, SETTINGS, 16)
-    names = [trial.attention for trial in found]
+    names = [trial.attention for trial in all_trials([resolve("exp/l2")] * 2)]
     assert names[:3] == ["exp/l2", "taylor(1)/l2", "taylor(2)/l2"]
     assert "poly(0)+window(3,sinks=1)/l2" in names
 
 
 def test_layers_with_a_window_of_their_own_stay():
     sliding, full = resolve("poly(0)+window(8)/sum"), resolve("exp/sum")
-    found = trials([sliding, full], SETTINGS, 16)
+    found = all_trials([sliding, full])
     assert found[2].specs == (sliding, resolve("taylor(2)/sum"))
     assert found[2].attention == "poly(0)+window(8)/sum | taylor(2)/sum"
-    assert len(trials([sliding], SETTINGS, 16)) == 1
-    assert [t.window for t in trials([full], SETTINGS, 3) if t.kind == "window"] == []
+    assert len(all_trials([sliding])) == 1
+    assert [t.window for t in all_trials([full], windows=()) if t.kind == "window"] == []
 
 
 def test_a_kernel_that_is_no_exp_is_refused():
@@ -194,7 +242,7 @@ def test_a_kernel_that_is_no_exp_is_refused():
         attention="linear(elu1)/sum",
     )  # fmt: skip
     layers = [layer.self_attn for layer in MaclaurinForCausalLM(config).model.layers]
-    with pytest.raises(InputError, match="no series to look at"):
+    with pytest.raises(InputError, match="no orders to measure"):
         check_layers("tiny", layers)
 
 
@@ -202,31 +250,28 @@ def test_a_kernel_that_is_no_exp_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("read", "written", "words"),
+    ("changed", "words"),
     [
-        (read_orders, "two", "'two' in 'two' is no whole number"),
-        (read_orders, "1,,2", "'' in '1,,2'"),
-        (read_orders, "2,-4", "'-4'"),
-        (read_orders, "171", "beyond 170"),
-        (read_windows, "0,3", "at least 1 token"),
-        (read_windows, "wide", "--windows 32,64,128, or none"),
+        ({"weights": "int8"}, "bfloat16"),
+        ({"tolerance": 0.0}, "between 0 and 1"),
+        ({"context": 1}, "at least 2 tokens"),
+        ({"orders": ()}, "none given"),
+        ({"orders": (2, 171)}, "is over 170"),
+        ({"windows": (0, 3)}, "at least 1 token"),
     ],
 )
-def test_lists_that_are_none(read, written, words):
-    with pytest.raises(InputError) as problem:
-        read(written)
-    assert words in str(problem.value)
-
-
-def test_lists_are_sorted_and_without_doubles():
-    assert read_orders("4, 2,2") == (2, 4)
-    assert read_windows("none") == ()
-
-
-@pytest.mark.parametrize("changed", [{"weights": "int8"}, {"tolerance": 0.0}, {"context": 1}])
-def test_settings_that_mean_nothing(changed):
-    with pytest.raises(InputError):
+def test_settings_that_cannot_be(changed, words):
+    with pytest.raises(InputError, match=words):
         Settings(**changed)
+
+
+def test_lists_of_numbers_on_the_command_line():
+    from maclaurin.cli.inspect import whole_numbers
+
+    assert whole_numbers("4, 2,2", "orders", "") == (2, 4)
+    for written, words in (("two", "'two' in 'two' is not"), ("1,,2", "'' in '1,,2'"), ("2,-4", "'-4'")):
+        with pytest.raises(InputError, match=words):
+            whole_numbers(written, "orders", "1,2")
 
 
 class Letters:
@@ -257,17 +302,17 @@ def test_pieces_give_the_same_tokens(tmp_path, monkeypatch):
     file = tmp_path / "text"
     file.write_text("abc\ndefgh\n\nij\n" * 50)
     whole = read_contexts(file, Letters(), 0, 8, 30)
-    monkeypatch.setattr("maclaurin.inspection.text.PIECE", 7)
+    monkeypatch.setattr("maclaurin.inspection.contexts.PIECE", 7)
     assert read_contexts(file, Letters(), 0, 8, 30).tokens.equal(whole.tokens)
 
 
 @pytest.mark.parametrize(
     ("content", "vocabulary", "words"),
     [
-        (b"a", 30, "holds 1 tokens"),
-        (b"", 30, "holds 0 tokens"),
-        (b"\xff\xfe", 30, "no UTF-8"),
-        (b"abz", 20, "makes the token 25"),
+        (b"a", 30, "has 1 tokens"),
+        (b"", 30, "has 0 tokens"),
+        (b"\xff\xfe", 30, "is not UTF-8 text"),
+        (b"abz", 20, "produced token 25"),
     ],
 )
 def test_texts_that_cannot_be_read(tmp_path, content, vocabulary, words):
@@ -277,13 +322,91 @@ def test_texts_that_cannot_be_read(tmp_path, content, vocabulary, words):
         read_contexts(file, Letters(), 0, 8, vocabulary)
 
 
-def test_a_tokenizer_must_be_there():
-    with pytest.raises(InputError, match="--tokenizer"):
-        require_tokenizer("tiny", None, None)
-    with pytest.raises(InputError, match="cannot be opened"):
-        require_tokenizer("tiny", None, "./nothing-of-the-kind")
-    assert require_tokenizer("tiny", None, "bytes")("hé", add_special_tokens=False)["input_ids"] == [
-        104,
-        195,
-        169,
+def test_a_context_that_the_prefix_fills_is_refused(tmp_path):
+    (tmp_path / "text").write_text("abc")
+    with pytest.raises(InputError, match="no space for text"):
+        read_contexts(tmp_path / "text", Letters(beginning=True), 0, 1, 30)
+
+
+# -------------------------------------------------------------------------------------------- page
+
+
+@pytest.fixture(scope="module")
+def files(inspection):
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    return inspection_files(inspection)
+
+
+def specs_of(page):
+    found = re.findall(r'<script type="application/json">(.*?)</script>', page, flags=re.DOTALL)
+    return [json.loads(text) for text in found]
+
+
+def encodings(part):
+    """Every encoding of a chart and of the charts in it."""
+    if isinstance(part, dict):
+        if "encoding" in part:
+            yield part["encoding"]
+        for value in part.values():
+            yield from encodings(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from encodings(value)
+
+
+def test_every_axis_says_what_it_shows(files):
+    specs = specs_of(files["index.html"])
+    assert len(specs) == 2
+    axes = [
+        channel
+        for spec in specs
+        for encoding in encodings(spec)
+        for name, channel in encoding.items()
+        if name in ("x", "y") and "field" in channel and channel.get("axis", ...) is not None
     ]
+    assert len(axes) >= 10
+    assert all(channel["title"] for channel in axes)
+
+
+def test_the_page_needs_nothing_but_itself(inspection, files):
+    page = files["index.html"]
+    assert "src=" not in re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert page.count("window.vegaEmbed=") == 1
+    assert page.count("<noscript>") == 2
+    assert page.count('"score_share":') == len(inspection.heads), "the data of all charts stand there once"
+
+
+def test_a_chart_is_the_same_in_the_page_and_as_a_file(files):
+    assert set(files) == {"index.html", "heads.svg", "orders.svg"}
+    for name in ("heads.svg", "orders.svg"):
+        assert files[name].startswith("<svg")
+        assert files[name] in files["index.html"]
+    assert ">about the row mean<" in files["orders.svg"]
+    assert ">layer<" in files["heads.svg"]
+
+
+def test_names_are_escaped(inspection, files):
+    name = "<script>alert(1)</script>"
+    hostile = dataclasses.replace(inspection, model=dataclasses.replace(inspection.model, name=name))
+    page = inspection_files(hostile)["index.html"]
+    assert name not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_without_altair_the_page_has_tables_and_says_what_is_missing(inspection, monkeypatch):
+    from maclaurin.inspection import inspection_page
+
+    monkeypatch.setattr(inspection_page, "has_charts", lambda: False)
+    found = inspection_files(inspection)
+    assert set(found) == {"index.html"}
+    assert "pip install 'maclaurin[plot]'" in found["index.html"]
+    assert "vegaEmbed=" not in found["index.html"]
+
+
+def test_an_inspection_without_windows_and_orders_has_a_page(inspection):
+    own = tuple(row for row in inspection.perplexity if row.kind == "own")
+    bare = dataclasses.replace(inspection, perplexity=own)
+    page = inspection_files(bare)["index.html"]
+    assert 'id="orders"' not in page
+    assert 'id="windows"' not in page

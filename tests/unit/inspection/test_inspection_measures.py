@@ -10,8 +10,7 @@ from tests.unit.inspection import dense
 from tests.unit.inspection.small import SETTINGS
 
 from maclaurin import parse
-from maclaurin.inspection.measure import measured, visible
-from maclaurin.inspection.tally import Moments, Tally
+from maclaurin.inspection.heads import Moments, Tally, tally_heads, visible
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +156,9 @@ def flat(tally: Tally):
 @pytest.mark.parametrize("chunk", [1, 4, 23, 100])
 def test_chunk_size_never_changes_the_answer(chunk, monkeypatch):
     options = {"highest": 6, "sinks": 2}
-    whole = measured(parse("exp/sum"), *random_qkv(), chunk=23, **options)
-    monkeypatch.setattr("maclaurin.inspection.measure.BLOCK", 1)  # one head at a time
-    parts = measured(parse("exp/sum"), *random_qkv(), chunk=chunk, **options)
+    whole = tally_heads(parse("exp/sum"), *random_qkv(), chunk=23, **options)
+    monkeypatch.setattr("maclaurin.inspection.heads.BLOCK", 1)  # one head at a time
+    parts = tally_heads(parse("exp/sum"), *random_qkv(), chunk=chunk, **options)
     for a, b in zip(flat(whole), flat(parts), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -180,7 +179,7 @@ def test_a_bare_window_is_all_that_is_visible():
 
 def test_large_scores_and_high_orders_stay_numbers():
     q, k, v = random_qkv()
-    tally = measured(parse("exp/sum"), q * 20, k * 20, v, highest=170, sinks=1, chunk=8)
+    tally = tally_heads(parse("exp/sum"), q * 20, k * 20, v, highest=170, sinks=1, chunk=8)
     assert tally.squared_error_mean.isfinite().all()
     assert tally.log_terms.isfinite().all()
 

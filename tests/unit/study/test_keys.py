@@ -94,7 +94,7 @@ def test_editing_a_room_that_decides_numbers_changes_the_code_version(tmp_path):
 
 def test_data_are_opened_once_for_all_seeds_and_each_seed_has_its_fingerprint():
     from maclaurin.data.config import open_source
-    from maclaurin.training.train import data_config
+    from maclaurin.training.batches import data_config
 
     known = Fingerprints()
     for seed in (0, 3):

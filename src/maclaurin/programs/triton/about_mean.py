@@ -33,6 +33,7 @@ from torch import Tensor
 from maclaurin.programs.triton import dense, on_its_device, state_layout
 from maclaurin.programs.triton.block_layout import block_of, blocks
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.linear_registers import add_block, times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments
 from maclaurin.programs.triton.tiles import (
@@ -133,6 +134,7 @@ def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, s
 # ------------------------------------------------------------------------------------------------ rows
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
     Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
@@ -310,6 +312,7 @@ def _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, PARTS, k_t, v_t, d, e, T, s
     return dq, r
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
     Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DELTA, EDGE, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
@@ -460,6 +463,7 @@ def _add_queries(dk, dv, k, v, j, Q, DY, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows,
     return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
     Q, K, V, DY, DELTA, MEAN, LOG, EDGE, CENTRED, SMALL, S2, DK, DV,
@@ -532,6 +536,7 @@ def _backward_keys(
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside[:, None] & (e < E)[None, :])
 
 
+@launched
 @triton.jit(do_not_specialize=["parts"])
 def _sink_gradients(
     PARTS, DK, DV, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, heads, parts,

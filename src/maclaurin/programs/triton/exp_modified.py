@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -104,6 +105,7 @@ def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
     return tl.where(tile * BN < sink_end, tile * BN, start)
 
 
+@launched
 @triton.jit
 def _forward(
     Q, K, V, TOTALS, O, LSE,
@@ -196,6 +198,7 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
     return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
 
 
+@launched
 @triton.jit
 def _backward_queries(
     Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL,
@@ -272,6 +275,7 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
     return dk, dv, dl
 
 
+@launched
 @triton.jit
 def _backward_keys(
     Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL,

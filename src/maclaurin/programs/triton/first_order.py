@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
 
 #: a log forget gate below this forgets everything (forms/inputs.py has the same limit)
@@ -165,6 +166,7 @@ def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constex
         tl.store(at + E, sums, mask=d < D)
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _key_states(
     K, V, GATE, LOG, INITIAL, S, Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
@@ -212,6 +214,7 @@ def _key_states(
             tl.store(SEGMENT_LOG + row * segments + segment, since.to(tl.float32))
 
 
+@launched
 @triton.jit(do_not_specialize=["segments"])
 def _join(
     TOTAL, SEGMENT_LOG, PAST, PAST_Z, FINAL, segments,
@@ -285,6 +288,7 @@ def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
     return y * gain[:, None], gain / largest
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _rows(
     Q, K, V, GATE, LOG, BEFORE, S, Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
@@ -402,6 +406,7 @@ def _gradient_of_rows(
     return dn, y
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradient_states(
     Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
@@ -466,6 +471,7 @@ def rows_of(b, h, H, T, first):
     return (b * T + first) * H + h
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradients(
     Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,

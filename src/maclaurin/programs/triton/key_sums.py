@@ -12,12 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv, width
 
 #: keys in a tile
 TILE = 64
 
 
+@launched
 @triton.jit(do_not_specialize=["T", "tiles"])
 def _tile_sums(
     K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr
@@ -32,6 +34,7 @@ def _tile_sums(
     tl.store(SUMS + (row * tiles + tile) * D + d, total, mask=d < D)
 
 
+@launched
 @triton.jit(do_not_specialize=["tiles"])
 def _scan(
     SUMS, INITIAL, OUT, tiles, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, STARTED: tl.constexpr

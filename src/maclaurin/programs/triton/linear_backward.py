@@ -16,6 +16,7 @@ from maclaurin.programs.triton.block_layout import (
     members_of,
     products,
 )
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.linear_registers import (
     add_block,
     coefficient,
@@ -58,6 +59,7 @@ def _add_keys(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2,
     return tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION), da0, da1, da2, da3, of_weights
 
 
+@launched
 @triton.jit
 def backward_queries(
     Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, DQ, DALPHA, DROW,
@@ -196,6 +198,7 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
     return tl.dot(ds.to(OPERAND), q, dk, input_precision=PRECISION), dv, of_weights
 
 
+@launched
 @triton.jit
 def backward_keys(
     Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, DK, DV, DKEY,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from maclaurin.programs.triton.block_layout import block_of, entry, members_of, products
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.linear_registers import (
     add_block,
     coefficient,
@@ -38,6 +39,7 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
+@launched
 @triton.jit
 def forward_rows(
     Q, K, V, ALPHA, LOG, SMALL, S2, S3, Y, REST, DIVISOR,

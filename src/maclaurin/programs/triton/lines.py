@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv, power_of_2
 
 
+@launched
 @triton.jit
 def _turn(
     X, WEIGHT, OUT, x_b, x_t, x_h, T, H, padded,

@@ -33,6 +33,7 @@ from maclaurin.programs.triton.block_layout import (
     times_counted,
     together,
 )
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.lines import lines
 from maclaurin.programs.triton.tiles import cdiv, load_rows, operand, operand_options, width
 
@@ -76,6 +77,7 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d,
     return m0, m1, m2, m3
 
 
+@launched
 @triton.jit
 def _high(
     XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
@@ -140,6 +142,7 @@ def _high(
             _store_block(FINAL, m3, i + 3, c, e, D, E, BD, P)
 
 
+@launched
 @triton.jit
 def _small(
     X, G, WEIGHTS, OMEGA, EXTRA, OUT,
@@ -213,6 +216,7 @@ def _step_of(M, row, step, at, chunks, SIZE, REVERSE: tl.constexpr):
     return tl.load(M + (row * chunks + c) * SIZE + at, mask=(at < SIZE) & (at * 0 + step < chunks), other=0.0)
 
 
+@launched
 @triton.jit
 def _scan(
     M, CARRY, INITIAL, FINAL, chunks, SIZE,
@@ -240,6 +244,7 @@ def _scan(
     tl.store(FINAL + row * SIZE + at, total, mask=inside)
 
 
+@launched
 @triton.jit
 def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
     """Σ over all entries of what lies before a chunk times what lies after the chunk before it."""

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import (
     Tile,
     cdiv,
@@ -119,6 +120,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, of_query, of_key, C: tl.constexpr, SIGMO
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
+@launched
 @triton.jit
 def _forward(
     Q, K, V, TOTALS, Y, REST, Z,
@@ -205,6 +207,7 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C: tl.cons
     return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
 
 
+@launched
 @triton.jit
 def _backward_keys(
     Q, K, V, DN, DZ, TOTALS, DK, DV, DL,
@@ -281,6 +284,7 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, of_query, of_key, C: tl.co
     return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
+@launched
 @triton.jit
 def _backward_queries(
     Q, K, V, DN, DZ, TOTALS, DQ, DL,

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import entries, row_offsets, row_tiles
 
 
@@ -37,6 +38,7 @@ def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
     return y * inverse[:, None], inverse / largest
 
 
+@launched
 @triton.jit
 def _forward(
     Y, P, OUT, GAIN, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
@@ -60,6 +62,7 @@ def _forward(
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _backward_from_answer(
     OUT, GAIN, DOUT, DY, Y, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
@@ -82,6 +85,7 @@ def _backward_from_answer(
     tl.store(Y + at, (out / gain).to(Y.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _backward(
     Y, P, DOUT, DY, DP, y_b, y_t, y_h, g_b, g_t, g_h, rows, T, H, factor,

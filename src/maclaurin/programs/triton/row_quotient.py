@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 
+@launched
 @triton.jit
 def _backward(
     DY, Y, REST, DIVISOR, DN, DZ, dy_b, dy_t, dy_h, rows, T, H,

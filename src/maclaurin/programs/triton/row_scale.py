@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import row_offsets, row_tiles
 
 
@@ -25,6 +26,7 @@ def _factor(G, P, row, rows, GATE: tl.constexpr):
     return gain, gain
 
 
+@launched
 @triton.jit
 def _forward(
     O, G, P, Y, o_b, o_h, o_t, y_b, y_h, y_t, rows, H, T,
@@ -40,6 +42,7 @@ def _forward(
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _backward(
     DY, O, G, P, U, DO, KEPT, DP,
@@ -63,6 +66,7 @@ def _backward(
             tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
 
 
+@launched
 @triton.jit
 def _delta(
     DO, O, DLSE, DELTA, d_b, d_h, d_t, o_b, o_h, o_t, rows, H, T,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import divisor_of, width
 
 #: features per block; one warp per 64 columns holds them, so that sums over features need no exchange
@@ -71,6 +72,7 @@ def _features(X, INDEX, ROOT, f, there, scale, D: tl.constexpr, DEGREE: tl.const
     return found
 
 
+@launched
 @triton.jit
 def _step(
     S, K, Q, V, LOG_FORGET, WEIGHT, COUNT, INDEX, ROOT, STARTS, STOPS, OUT, PARTIAL,
@@ -123,6 +125,7 @@ def add_up(PARTIAL, row, start, stop, blocks, e, E: tl.constexpr, BB: tl.constex
     return total
 
 
+@launched
 @triton.jit
 def _sums(PARTIAL, CUTS, SUMS, rows, blocks, E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr):
     """The sums of one order and query."""
@@ -157,6 +160,7 @@ def weighed_sums(
     return total
 
 
+@launched
 @triton.jit
 def _rows(
     PARTIAL, CUTS, COUNT, Y, AFTER, heads, blocks, eps,

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.state_step import (
     BLOCKS,
     Layout,
@@ -64,6 +65,7 @@ def _with_keys(total, top, q, k, v, centre, seen):
     return total * tl.exp(top - higher) + tl.sum(weights[:, None] * v, 0), higher
 
 
+@launched
 @triton.jit
 def _window_rows(
     PARTIAL, CUTS, COUNT, Q, K, V, RECENT_K, RECENT_V, SINK_K, SINK_V, Y, AFTER, NEXT_K, NEXT_V, NEXT_SINK_K, NEXT_SINK_V,

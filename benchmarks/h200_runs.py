@@ -1,0 +1,580 @@
+"""Many small training runs on one GPU, several at a time; resumable, within a time limit.
+
+    python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT --records 'results/*.jsonl'
+
+A plan (`parts`, or a JSON file with a list of runs) says which runs are wanted, given the finished ones.
+Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
+runs with a line there or in one of the --records files are not repeated. No run is started that would not
+end before the time limit. Workers live as long as the program: CUDA is started once in each of them.
+
+The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
+text are used if they fit it. Speeds come from runs that share the GPU: they plan the time and are no
+benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import glob
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]  # keys of TrainConfig, and `phase`
+Record = dict[str, Any]
+
+#: what a run has that its plan does not say; any key of TrainConfig may stand in a run
+COMMON: Run = {
+    "size": "mini",
+    "tokenizer": "bpe:8192",
+    "length": 512,
+    "batch_size": 64,
+    "steps": 600,
+    "warmup": 60,
+    "schedule": "linear",
+    "final_lr": 0.0,
+    "precision": "bf16",
+    "eval_rows": 128,
+    "checkpoint_every": 0,
+    "log_every": 50,
+    "keep": 1,
+}
+#: rungs of the ladder that the library does not name: width, width of the MLP, heads, layers, length
+SIZES = {"5m": (192, 512, 3, 4, 512), "60m": (704, 1880, 11, 8, 512)}
+
+PARTS = [
+    "exp/sum",
+    "exp/l2",
+    "exp/rms",
+    "exp/layer",
+    "exp/len*out",
+    "exp/len",
+    "linear(elu1)/sum",
+    "linear(relu)/sum",
+    "linear(cosine)",
+    "taylor(1,about=mean)/sum",
+    "taylor(2)/sum",
+    "taylor(4)/sum",
+    "taylor(2,about=mean)/sum",
+    "exp/l2*out",
+]
+RATES = [2e-3, 1e-3, 4e-3, 5e-4, 8e-3]  # the middle first, so that a cut-off sweep is still useful
+MOST_EXTENSIONS = 2
+TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
+
+MOST_TRAIN_POINTS, MOST_POSITIONS = 200, 64
+SPARE = 1.15  # of the expected time of a run must be left to start it
+
+
+# ------------------------------------------------------------------------------------------------------ plans
+
+
+def tuned_parts(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+    """Each spec at every rate, further rates while the best is on the edge, then fresh seeds at the best."""
+    runs: list[Run] = []
+    finals: list[Run] = []
+    for rate in RATES:
+        runs += [_run(spec, rate, TUNING_SEED, "tune", settings) for spec in specs]
+    for spec in specs:
+        losses = _losses(records, spec, settings)
+        if not set(RATES) <= losses.keys():
+            continue
+        rates = sorted(losses)
+        best = min(rates, key=lambda rate: losses[rate])
+        beyond = {rates[0]: best / 2, rates[-1]: best * 2}.get(best)
+        if beyond is not None and len(rates) < len(RATES) + MOST_EXTENSIONS:
+            runs.append(_run(spec, beyond, TUNING_SEED, "tune", settings))
+        else:
+            finals += [_run(spec, best, seed, "final", settings) for seed in FINAL_SEEDS]
+    return runs + sorted(finals, key=lambda run: run["seed"])
+
+
+def _run(spec: str, rate: float, seed: int, phase: str, settings: Run) -> Run:
+    return {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
+
+
+def _losses(records: Sequence[Record], spec: str, settings: Run) -> dict[float, float]:
+    """Learning rate → validation loss of the tuning seed; infinite where the run diverged."""
+    wanted = _run(spec, 0.0, TUNING_SEED, "tune", settings)
+    found = {}
+    for record in records:
+        run = record["run"]
+        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
+            loss = record["validation_loss"]
+            found[run["lr"]] = float("inf") if loss is None else loss
+    return found
+
+
+def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Sequence[Record]], list[Run]]:
+    """The plan as a function from finished records to all wanted runs, the first to be run first."""
+    if name == "parts":
+        specs = [spec for spec in PARTS if not only or spec in only]
+        return lambda records: tuned_parts(records, specs, settings)
+    listed = json.loads(Path(name).read_text(encoding="utf-8"))
+    runs = [{**COMMON, **settings, "phase": "listed", **run} for run in listed]
+    return lambda records: runs
+
+
+def key_of(run: Run, data: str) -> str:
+    """What tells runs apart: settings and the text."""
+    plain = json.dumps([{k: v for k, v in run.items() if k != "phase"}, data], sort_keys=True)
+    return hashlib.sha256(plain.encode()).hexdigest()[:24]
+
+
+def read_records(paths: Iterable[Path]) -> dict[str, Record]:
+    """Key → record; a last line that was cut off is left out."""
+    found = {}
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            found[record["key"]] = record
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- one run
+
+
+class _Reporter:
+    """Sends the trainer's progress to the parent instead of a terminal."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> _Reporter:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        return None
+
+    def step(self, done: int, loss: float, tokens_per_second: float) -> None:
+        self._connection.send(("step", done, loss))
+
+    def say(self, text: str) -> None:
+        return None
+
+
+def worker(connection: Connection, scratch: str, cache: str) -> None:
+    """Train what the parent sends until it sends None."""
+    os.environ |= {"MACLAURIN_CACHE": cache, "TOKENIZERS_PARALLELISM": "false"}
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
+    _register_sizes()
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+    connection.send(("ready",))
+    while (task := connection.recv()) is not None:
+        number, run, data = task
+        folder = Path(scratch) / f"run-{os.getpid()}-{number}"
+        try:
+            connection.send(("finished", number, train_one(run, data, folder, _Reporter(connection))))
+        except Exception:
+            connection.send(("failed", number, traceback.format_exc()))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def _register_sizes() -> None:
+    from maclaurin.models.sizes import SIZES as KNOWN
+    from maclaurin.models.sizes import Size
+
+    for name, (hidden, ffn, heads, layers, length) in SIZES.items():
+        KNOWN.setdefault(name, Size(name, hidden, ffn, heads, layers, length))
+
+
+def train_one(run: Run, data: str, folder: Path, display: Any) -> Record:
+    """Figures of one run; a diverged run is a result too."""
+    import torch
+
+    from maclaurin.training.config import config_from
+    from maclaurin.training.step import Diverged
+    from maclaurin.training.trainer import train
+
+    settings = {"eval_every": max(1, run["steps"] // 4), **run, "data": data}
+    settings.pop("phase")
+    config = config_from(settings)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    begun, diverged = time.perf_counter(), None
+    try:
+        train(config, folder, display=display)
+    except Diverged as problem:
+        diverged = {"step": problem.step, "loss": None if problem.loss != problem.loss else problem.loss}
+    record: Record = {
+        "status": "diverged" if diverged else "finished",
+        "diverged": diverged,
+        "seconds": round(time.perf_counter() - begun, 2),
+        "config": config.to_dict(),
+    }
+    return record | _figures(folder)
+
+
+def _figures(folder: Path) -> Record:
+    """What the trainer left in its folder, thinned."""
+    lines = read_lines(folder / "records.jsonl")
+    summary = folder / "summary.json"
+    facts: Record = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    finals = [line for line in lines if line["kind"] == "final"]
+    machine = json.loads((folder / "machine.json").read_text(encoding="utf-8"))
+    return {
+        "validation_loss": facts.get("validation_loss"),
+        "test_loss": facts.get("test_loss"),
+        "accuracy": facts.get("accuracy"),
+        "validation_tokens": facts.get("validation_tokens"),
+        "test_tokens": facts.get("tokens"),
+        "parameters": facts.get("parameters"),
+        "flops_per_token": facts.get("flops_per_token"),
+        "peak_gpu_bytes": facts.get("peak_gpu_bytes"),
+        "tokens_per_second_shared": facts.get("tokens_per_second"),
+        "validation_curve": [[x["step"], round(x["loss"], 5)] for x in lines if x["kind"] == "validation"],
+        "train_curve": _thin(
+            [[x["step"], round(x["loss"], 4)] for x in lines if x["kind"] == "train"], MOST_TRAIN_POINTS
+        ),
+        "gradient_norms": _thin(
+            [[x["step"], round(x["gradient_norm"], 4)] for x in lines if x["kind"] == "train"], 50
+        ),
+        "loss_by_position": _thin(
+            [[i, round(x, 4)] for i, x in enumerate(finals[-1]["loss_by_position"])], MOST_POSITIONS
+        )
+        if finals
+        else [],
+        "machine": machine,
+    }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def _thin(points: list[Any], most: int) -> list[Any]:
+    """Evenly spaced points, the last among them."""
+    if len(points) <= most:
+        return points
+    return [points[round((i + 1) * len(points) / most) - 1] for i in range(most)]
+
+
+# ------------------------------------------------------------------------------------------------- the parent
+
+
+@dataclass
+class Worker:
+    """A process and what it is doing."""
+
+    process: Any
+    connection: Connection
+    run: Run | None = None
+    key: str = ""
+    begun: float = 0.0
+    step: int = 0
+    ready: bool = False
+
+
+class Pool:
+    """Keeps workers busy until the plan is done or the time is up."""
+
+    def __init__(self, options: argparse.Namespace, plan: Callable[[Sequence[Record]], list[Run]]) -> None:
+        self.options, self.plan = options, plan
+        self.begun = time.monotonic()
+        self.deadline = self.begun + options.seconds
+        self.records = read_records(_record_files(options))
+        self.failed: dict[str, int] = {}
+        self.data_hash = _sha256(options.data)
+        self.fingerprint: str | None = None
+        self.workers: list[Worker] = []
+        self.number = 0
+        self.written = 0
+        self.scratch = tempfile.mkdtemp(prefix="runs-", dir=options.scratch)
+
+    def run(self) -> None:
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        left = self._wanted()
+        self._say(f"{len(self.records)} records known, {len(left)} runs wanted now")
+        if not left:
+            return
+        self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(left)))]
+        try:
+            self._prepare(left[0])
+            self._work()
+        finally:
+            for each in self.workers:
+                each.process.kill()
+            for each in self.workers:
+                each.process.join(10)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        self._say(
+            f"{self.written} runs finished, {len(self._wanted())} left, {sum(self.failed.values())} failures"
+        )
+
+    def _prepare(self, run: Run) -> None:
+        """Tokens and tokenizer in the cache, made with all cores, while the workers start."""
+        os.environ["MACLAURIN_CACHE"] = str(self.options.cache)
+        given = self.options.data.parent / "tokenizers"
+        here = self.options.cache / "tokenizers"
+        here.mkdir(parents=True, exist_ok=True)
+        for file in given.glob("*.json"):
+            if not (here / file.name).exists():
+                shutil.copy(file, here)
+        from maclaurin.data.config import DataConfig, open_source
+
+        known = {field.name for field in dataclasses.fields(DataConfig)}
+        settings = {key: value for key, value in run.items() if key in known}
+        source = open_source(DataConfig(**{**settings, "data": str(self.options.data)}), progress=False)
+        self.fingerprint = source.fingerprint
+        self._say(f"text ready: {(source.tokens_per_epoch or 0) / 1e6:.1f}M training tokens")
+
+    def _work(self) -> None:
+        while True:
+            for idle in [w for w in self.workers if w.ready and w.run is None]:
+                self._assign(idle)
+            if all(w.run is None for w in self.workers if w.ready) and self._nothing_to_start():
+                return
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                busy = [w.run["attention"] for w in self.workers if w.run]
+                self._say(f"time is up; unfinished: {', '.join(busy) or 'none'}")
+                return
+            ready = wait([w.connection for w in self.workers], timeout=min(left, 5.0))
+            for each in [w for w in self.workers if w.connection in ready]:
+                self._receive(each)
+
+    def _nothing_to_start(self) -> bool:
+        starting = [w for w in self.workers if not w.ready]
+        return not starting and (not self.workers or not any(self._fits(run) for run in self._wanted()))
+
+    def _wanted(self) -> list[Run]:
+        """What the plan wants that is neither finished, nor running, nor failed here."""
+        running = {w.key for w in self.workers if w.run}
+        found = {}
+        for run in self.plan(list(self.records.values())):
+            key = key_of(run, self.data_hash)
+            if key not in self.records and key not in running and self.failed.get(key, 0) < 2:
+                found.setdefault(key, run)
+        return list(found.values())
+
+    def _assign(self, to: Worker) -> None:
+        for run in self._wanted():
+            if self._fits(run):
+                self.number += 1
+                to.run, to.key, to.begun, to.step = run, key_of(run, self.data_hash), time.monotonic(), 0
+                to.connection.send((self.number, run, str(self.options.data)))
+                return
+
+    def _fits(self, run: Run) -> bool:
+        expected = self._expected(run)
+        left = self.deadline - time.monotonic()
+        return left > (0.4 * self.options.seconds if expected is None else SPARE * expected + 3)
+
+    def _expected(self, run: Run) -> float | None:
+        """Seconds, from the running and finished runs that are most alike; None if there are none."""
+        steps: dict[int, list[float]] = {}  # similarity → seconds per row of a batch
+        for each in self.workers:
+            if each.run and each.step >= 50 and (alike := _likeness(run, each.run)):
+                pace = (time.monotonic() - each.begun) / each.step / each.run["batch_size"]
+                steps.setdefault(alike, []).append(pace)
+        for record in self.records.values():
+            if record["status"] == "finished" and record["workers"] == self.options.workers:
+                other = record["run"]
+                if alike := _likeness(run, other):
+                    steps.setdefault(alike, []).append(
+                        record["seconds"] / other["steps"] / other["batch_size"]
+                    )
+        if not steps:
+            return None
+        closest = sorted(steps[max(steps)])
+        return closest[-1 - len(closest) // 4] * run["steps"] * run["batch_size"]
+
+    def _receive(self, sender: Worker) -> None:
+        try:
+            message = sender.connection.recv()
+        except (EOFError, OSError):
+            self._replace(sender)
+            return
+        kind = message[0]
+        if kind == "ready":
+            sender.ready = True
+        elif kind == "step":
+            sender.step = message[1]
+        elif kind == "finished":
+            self._write(sender, message[2])
+            sender.run = None
+        elif kind == "failed":
+            self._fail(sender, message[2])
+            sender.run = None
+
+    def _write(self, sender: Worker, figures: Record) -> None:
+        run = sender.run
+        assert run is not None
+        record = {
+            "key": sender.key,
+            "run": run,
+            "attention": run["attention"],
+            "size": run["size"],
+            "lr": run["lr"],
+            "seed": run["seed"],
+            "phase": run["phase"],
+            "tokens": run["steps"] * run["batch_size"] * run["length"],
+            **figures,
+            "workers": self.options.workers,
+            "commit": self.options.commit,
+            "data": {
+                "name": self.options.data.name,
+                "sha256": self.data_hash,
+                "fingerprint": self.fingerprint,
+            },
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        with (self.options.out / "records.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.records[sender.key] = record
+        self.written += 1
+        loss = record["validation_loss"]
+        shown = f"validation {loss:.4f}" if loss is not None else f"diverged {record['diverged']}"
+        self._say(
+            f"{run['attention']} lr {run['lr']:g} seed {run['seed']}: {shown}, {record['seconds']:.0f} s"
+        )
+
+    def _fail(self, sender: Worker, why: str) -> None:
+        assert sender.run is not None
+        self.failed[sender.key] = self.failed.get(sender.key, 0) + 1
+        entry = {"key": sender.key, "run": sender.run, "why": why}
+        with (self.options.out / "failures.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self._say(
+            f"FAILED {sender.run['attention']} lr {sender.run['lr']:g}: {' / '.join(why.split(chr(10))[-5:])}"
+        )
+
+    def _replace(self, dead: Worker) -> None:
+        """A worker died: note what it was doing, start another unless workers die at once."""
+        dead.process.join(5)
+        if dead.run is not None:
+            self._fail(dead, f"the worker ended with {dead.process.exitcode}")
+        self.workers.remove(dead)
+        if dead.ready:
+            self.workers.append(self._start_worker())
+
+    def _start_worker(self) -> Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=worker, args=(theirs, self.scratch, str(self.options.cache)), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begun:5.0f} s] {text}", flush=True)
+
+
+def _likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
+    """2 for the same spec and shape, 1 for the same shape, 0 for another."""
+    if any(one.get(key) != other.get(key) for key in ("size", "length", "precision", "compile")):
+        return 0
+    return 1 + (one["attention"] == other["attention"])
+
+
+def _record_files(options: argparse.Namespace) -> list[Path]:
+    found = [Path(path) for pattern in options.records for path in glob.glob(pattern)]  # noqa: PTH207
+    own = options.out / "records.jsonl"
+    return [*found, own] if own.exists() else found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+def table(records: Iterable[Record]) -> str:
+    """Validation loss by rate, the best rate, and test loss over the final seeds."""
+    rows: dict[str, dict[str, Any]] = {}
+    for record in records:
+        row = rows.setdefault(f"{record['size']} {record['attention']}", {"tune": {}, "test": []})
+        loss = record["validation_loss"]
+        if record["phase"] == "tune":
+            row["tune"][record["lr"]] = float("inf") if loss is None else loss
+        elif record["test_loss"] is not None:
+            row["test"].append(record["test_loss"])
+    lines = []
+    for name, row in rows.items():
+        best = min(row["tune"], key=lambda rate: row["tune"][rate], default=None)
+        rates = "  ".join(
+            f"{rate:g}:{loss:.4f}{'*' if rate == best else ''}" for rate, loss in sorted(row["tune"].items())
+        )
+        tests = " ".join(f"{loss:.4f}" for loss in row["test"])
+        lines.append(f"{name:32} {rates}  test {tests or '-'}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("plan", help="parts, or a JSON file with a list of runs")
+    parser.add_argument("--data", type=Path, required=True, help="text: .jsonl.xz, .jsonl.gz, .txt …")
+    parser.add_argument("--out", type=Path, required=True, help="folder for records.jsonl")
+    parser.add_argument("--records", nargs="*", default=[], help="files or patterns of finished records")
+    parser.add_argument("--seconds", type=float, default=560.0, help="time limit, preparation included")
+    parser.add_argument("--workers", type=int, default=6, help="runs at a time")
+    parser.add_argument("--only", nargs="*", default=[], help="specs of the plan parts")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
+    )
+    parser.add_argument("--commit", default="unknown", help="commit to record")
+    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "maclaurin-cache")
+    parser.add_argument("--scratch", type=Path, default=None, help="folder for the runs' own files")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs that are left and end")
+    options = parser.parse_args(arguments)
+    options.data = options.data.absolute()
+    settings = dict(_setting(text) for text in options.set)
+    pool = Pool(options, plan_named(options.plan, settings, options.only))
+    if options.dry_run:
+        for run in pool._wanted():
+            print(run["phase"], run["attention"], run["lr"], run["seed"], run["size"], run["steps"])
+        shutil.rmtree(pool.scratch, ignore_errors=True)
+        return
+    pool.run()
+    print(table(pool.records.values()))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

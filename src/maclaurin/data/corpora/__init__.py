@@ -1,1 +1,0 @@
-"""Where text comes from: the standard library, files, data sets of the Hugging Face hub."""

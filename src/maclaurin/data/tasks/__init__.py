@@ -1,1 +1,0 @@
-"""Small worlds with a right answer, made up on the fly."""

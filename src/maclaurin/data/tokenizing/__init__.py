@@ -1,1 +1,0 @@
-"""Text ⇄ tokens: bytes, pairs learned from the corpus, or any Hugging Face tokenizer."""

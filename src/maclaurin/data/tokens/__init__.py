@@ -1,1 +1,0 @@
-"""Tokens on disk: written once, mapped into memory, checked when they are read."""

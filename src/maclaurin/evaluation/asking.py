@@ -1,0 +1,242 @@
+"""Our tasks asked without a harness: each context is read once, choices and answers continue from there."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from maclaurin.evaluation.eval_task import Item, Query, Way
+from maclaurin.evaluation.likelihood import TextReader, perplexity, windowed_loss
+from maclaurin.evaluation.results import Metric, mean_metric, share_metric
+from maclaurin.models import MaclaurinForCausalLM
+
+#: tokens a written answer may take beyond those of the right one
+SLACK = 8
+
+#: is given the share of the work that is done, and what is being done
+Report = Callable[[float, str], None]
+
+
+@final
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one query.
+
+    score      share of right answers among the best choices, or among the first words written
+    log_odds   ln(p of the right choices / p of the others)
+    prior      the same after the text without the facts
+    """
+
+    score: float
+    log_odds: float | None = None
+    prior: float | None = None
+    broken: bool = False
+
+
+@final
+class Asker:
+    """A model with its tokenizer.
+
+    max_length   tokens the model reads at most; longer texts lose their beginning
+    cut          how many did
+    """
+
+    def __init__(self, model: MaclaurinForCausalLM, tokenizer: Any, max_length: int) -> None:
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+        self.cut = 0
+        first = tokenizer.bos_token_id
+        self._first = [first] if list(tokenizer("")["input_ids"])[:1] == [first] else []
+
+    def tokens(self, text: str) -> list[int]:
+        """With the token the tokenizer puts first, if it does."""
+        return [*self._first, *self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+    def answers(self, item: Item, way: Way) -> list[Answer]:
+        """One for each query."""
+        return self._written(item) if way == "written" else self._chosen(item)
+
+    def text_loss(self, text: str) -> float:
+        """Σ −ln p of every token of a text."""
+        tokens = self.tokens(text)[len(self._first) :]
+        start, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        return windowed_loss(self.model, tokens, end if start is None else start, self.max_length)
+
+    # -------------------------------------------------------------------------------------- choices
+
+    def _chosen(self, item: Item) -> list[Answer]:
+        given = self._likelihoods(item.context, item.queries)
+        if item.without is None:
+            return [_answer(query, found, None) for query, found in zip(item.queries, given, strict=True)]
+        cut = self.cut
+        before = self._likelihoods(item.without, item.queries)
+        self.cut = cut  # only contexts are counted
+        return [_answer(*each) for each in zip(item.queries, given, before, strict=True)]
+
+    def _likelihoods(self, context: str, queries: Sequence[Query]) -> list[list[float]]:
+        """ln p of each choice of each query, up to a constant per query.
+
+        The text is read up to where the tokens of two choices first differ. The tokens of a word depend on
+        its neighbours, so a choice is not simply some tokens after those of the text.
+        """
+        spelled = [[self.tokens(f"{context}{q.prompt} {choice}") for choice in q.choices] for q in queries]
+        stems = [_common_start(sequences) for sequences in spelled]
+        room = max(len(sequence) for sequences in spelled for sequence in sequences)
+        prompts = [sequences[0][:stem] for sequences, stem in zip(spelled, stems, strict=True)]
+        found = []
+        for reader, sequences, stem in zip(self._read(prompts, room), spelled, stems, strict=True):
+            found.append([reader.log_likelihood(sequence[stem:]) for sequence in sequences])
+        return found
+
+    def _read(self, prompts: Sequence[list[int]], room: int) -> list[TextReader]:
+        """A reader for each prompt; what they have in common is read once.
+
+        room   tokens of the longest prompt with its continuation; what is over max_length is cut off in front
+        """
+        shared = min(_common_start(prompts) + (len(prompts) == 1), *map(len, prompts))
+        if shared < 1:
+            return [self._read([prompt], room)[0] for prompt in prompts]
+        lost = min(max(0, room - self.max_length), shared - 1)
+        self.cut += lost > 0
+        common = TextReader.of(self.model, prompts[0][lost:shared])
+        return [common.after(prompt[shared:]) for prompt in prompts]
+
+    # -------------------------------------------------------------------------------------- written
+
+    def _written(self, item: Item) -> list[Answer]:
+        prompts = [self.tokens(item.context + query.prompt_for("written")) for query in item.queries]
+        most = [len(self.tokens(" " + ", ".join(query.answers))) + SLACK for query in item.queries]
+        room = max(len(prompt) + more for prompt, more in zip(prompts, most, strict=True))
+        texts = [self._continuation(*each) for each in zip(self._read(prompts, room), most, strict=True)]
+        return [
+            Answer(0.0, broken=True) if text is None else Answer(written_score(text, query.answers))
+            for query, text in zip(item.queries, texts, strict=True)
+        ]
+
+    def _continuation(self, reader: TextReader, most: int) -> str | None:
+        """What the model writes up to the end of a line; None if its output is not a number."""
+        if not bool(reader.next_token.isfinite().all()):
+            return None
+        end = self.tokenizer.eos_token_id
+        tokens = reader.greedy(most, lambda found: found[-1] == end or "\n" in self._decoded(found).lstrip())
+        return self._decoded(tokens)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def written_score(text: str, answers: Sequence[str]) -> float:
+    """Share of the answers among as many first words of a text, not counting 'and'."""
+    words = [word for word in re.findall(r"\w+", text.lower()) if word != "and"][: len(answers)]
+    return sum(answer.lower() in words for answer in answers) / len(answers)
+
+
+def _answer(query: Query, given: list[float], prior: list[float] | None) -> Answer:
+    if not all(map(math.isfinite, given)):
+        return Answer(0.0, broken=True)
+    best = sorted(range(len(given)), key=lambda i: -given[i])[: len(query.right)]
+    score = sum(i in query.right for i in best) / len(query.right)
+    usable = prior is not None and all(map(math.isfinite, prior))
+    return Answer(score, _log_odds(query, given), _log_odds(query, prior) if usable and prior else None)
+
+
+def _log_odds(query: Query, likelihoods: list[float]) -> float:
+    right = [likelihoods[i] for i in query.right]
+    wrong = [found for i, found in enumerate(likelihoods) if i not in query.right]
+    return _log_sum(right) - _log_sum(wrong)
+
+
+def _log_sum(values: list[float]) -> float:
+    largest = max(values)
+    return largest + math.log(sum(math.exp(value - largest) for value in values))
+
+
+def _common_start(sequences: Sequence[Sequence[int]]) -> int:
+    """Length of what all sequences start with, leaving at least one token of each."""
+    shortest = min(map(len, sequences)) - 1
+    first = sequences[0]
+    for place in range(shortest):
+        if any(sequence[place] != first[place] for sequence in sequences):
+            return place
+    return shortest
+
+
+# ------------------------------------------------------------------------------------------- a task
+
+
+@final
+@dataclass(frozen=True)
+class Asked:
+    """What came out of all items of a task."""
+
+    metrics: dict[str, Metric]
+    questions: int
+    cut: int
+    broken: int
+    distance: tuple[int, int, int] | None
+
+
+def ask(asker: Asker, items: Sequence[Item], way: Way, report: Report = lambda share, what: None) -> Asked:
+    """Ask every item."""
+    before = asker.cut
+    if way == "text":
+        metrics, broken, questions = _text_metrics(asker, items, report), 0, 0
+    else:
+        answers = []
+        for number, item in enumerate(items, start=1):
+            answers.append(asker.answers(item, way))
+            report(number / len(items), f"{number} of {len(items)}")
+        metrics = answer_metrics(answers, way)
+        broken = sum(answer.broken for each in answers for answer in each)
+        questions = sum(map(len, answers))
+    return Asked(metrics, questions, asker.cut - before, broken, _distance(asker, items))
+
+
+def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, Metric]:
+    """Means over items; queries of one item are averaged first, since they are about the same text."""
+    scores = [statistics.mean(answer.score for answer in each) for each in answers]
+    metrics = {"acc" if way == "choices" else "exact_match": share_metric(scores)}
+    odds = [[a.log_odds for a in each if a.log_odds is not None] for each in answers]
+    gains = [
+        [a.log_odds - a.prior for a in each if a.log_odds is not None and a.prior is not None]
+        for each in answers
+    ]
+    for name, values in (("log_odds", odds), ("log_odds_gain", gains)):
+        if any(values):
+            metrics[name] = mean_metric([statistics.mean(each) for each in values if each])
+    return metrics
+
+
+def _text_metrics(asker: Asker, items: Sequence[Item], report: Report) -> dict[str, Metric]:
+    losses = []
+    for number, item in enumerate(items, start=1):
+        losses.append(asker.text_loss(item.context))
+        report(number / len(items), f"{number} of {len(items)}")
+    size = sum(len(item.context.encode()) for item in items)
+    words = sum(len(re.split(r"\s+", item.context)) for item in items)
+    values = {
+        "word_perplexity": perplexity(sum(losses) / words),
+        "byte_perplexity": perplexity(sum(losses) / size),
+        "bits_per_byte": sum(losses) / size / math.log(2),
+    }
+    return {
+        name: Metric(value=value if math.isfinite(value) else None, higher_is_better=False)
+        for name, value in values.items()
+    }
+
+
+def _distance(asker: Asker, items: Sequence[Item], most: int = 50) -> tuple[int, int, int] | None:
+    """Tokens from what is asked for to the question: least, median, most."""
+    texts = [
+        item.context[query.known_until :] + query.prompt
+        for item in items[:most]
+        for query in item.queries
+        if query.known_until is not None
+    ]
+    if not texts:
+        return None
+    tokens = [len(asker.tokens(text)) for text in texts]
+    return min(tokens), round(statistics.median(tokens)), max(tokens)

@@ -1,0 +1,223 @@
+"""What a task is: items that follow from a seed and a text alone, without tokenizer and model.
+
+    item = a context that is read once, and queries about it
+    query = a prompt after the context, choices for what follows it, and which of them are right
+
+A task is asked in one of three ways: by the likelihood of the choices, by what the model writes after the
+prompt, or by the likelihood of the context itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar, final
+
+from maclaurin.errors import InputError, did_you_mean
+from maclaurin.evaluation.prose import THINGS, Prose
+from maclaurin.plain_data import to_plain
+
+PREFIX = "maclaurin_"
+#: items of a task unless fewer or more are asked for
+ITEMS = 200
+#: changes whenever an item of any task does
+VERSION = "2.0"
+
+Way = Literal["choices", "written", "text"]
+
+
+@final
+@dataclass(frozen=True)
+class Query:
+    """One question.
+
+    prompt        stands after the context
+    choices       one of which may follow the prompt, after a space
+    right         which of them are right
+    written       another prompt for a model that writes its answer; empty: the same
+    known_until   characters of the context up to which everything needed to answer has been said
+    """
+
+    prompt: str
+    choices: tuple[str, ...]
+    right: tuple[int, ...]
+    written: str = ""
+    known_until: int | None = None
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The right choices."""
+        return tuple(self.choices[i] for i in self.right)
+
+    def prompt_for(self, way: Way) -> str:
+        """What stands after the context."""
+        return self.written or self.prompt if way == "written" else self.prompt
+
+
+@final
+@dataclass(frozen=True)
+class Item:
+    """A context with queries about it.
+
+    without   a short text without the answers, to ask the same queries after; None: there is none
+    """
+
+    context: str
+    queries: tuple[Query, ...] = ()
+    without: str | None = ""
+
+
+@dataclass(frozen=True)
+class TextTask(ABC):
+    """One kind of task at one size. A subclass with the decorator `register` has a name on the command line.
+
+    size    tokens or words, as `measures` says; 0 where a kind has no sizes
+    kind    name of the kind
+    sizes   listed and grouped by default; any from `smallest` to `largest` works
+    ways    it can be asked
+    """
+
+    size: int = 0
+    kind: ClassVar[str]
+    sizes: ClassVar[tuple[int, ...]] = ()
+    ways: ClassVar[tuple[Way, ...]] = ("choices", "written")
+    smallest: ClassVar[int] = 1
+    largest: ClassVar[int] = 1 << 20
+
+    @property
+    @abstractmethod
+    def measures(self) -> str:
+        """One line for people."""
+
+    @property
+    @abstractmethod
+    def guess(self) -> float:
+        """Accuracy of a guess among the choices."""
+
+    @abstractmethod
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Items without end, or as many as there are; the same for the same arguments on every machine."""
+
+
+_KINDS: dict[str, type[TextTask]] = {}
+T = TypeVar("T", bound=type[TextTask])
+
+
+def register(kind: str) -> Callable[[T], T]:
+    """Class decorator: makes `maclaurin_KIND_SIZE` a task."""
+
+    def add(task: T) -> T:
+        task.kind = kind
+        _KINDS[kind] = task
+        return task
+
+    return add
+
+
+def kinds() -> dict[str, type[TextTask]]:
+    """All registered kinds by name."""
+    return dict(_KINDS)
+
+
+@final
+@dataclass(frozen=True)
+class AskedTask:
+    """A task and the way it is asked; `maclaurin_recall_256_exact` is recall_256 with a written answer."""
+
+    task: TextTask
+    way: Way
+
+    @property
+    def name(self) -> str:
+        """As the user writes it."""
+        size = f"_{self.task.size}" if self.task.size else ""
+        exact = "_exact" if self.way == "written" else ""
+        return f"{PREFIX}{self.task.kind}{size}{exact}"
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return self.task.measures + (", written" if self.way == "written" else "")
+
+    @property
+    def chance(self) -> float | None:
+        """Score of a guess; None where there is none."""
+        return {"choices": self.task.guess, "written": 1 / len(THINGS), "text": None}[self.way]
+
+
+def asked_task(name: str) -> AskedTask | None:
+    """The task of that name; None if it does not start like one of ours."""
+    if not name.startswith(PREFIX):
+        return None
+    found = re.fullmatch(r"([a-z]+)(?:_(\d+))?(_exact)?", name.removeprefix(PREFIX))
+    kind = kinds().get(found[1]) if found else None
+    if found is None or kind is None:
+        return None
+    size = int(found[2] or 0)
+    if bool(kind.sizes) != bool(size):
+        example = f"{PREFIX}{found[1]}" + (f"_{kind.sizes[0]}" if kind.sizes else "")
+        raise InputError(f"{name}: the task is called {example}.")
+    if size and not kind.smallest <= size <= kind.largest:
+        raise InputError(f"{name}: its size lies between {kind.smallest} and {kind.largest:,}, got {size:,}.")
+    way: Way = "written" if found[3] else kind.ways[0]
+    if way not in kind.ways:
+        raise InputError(f"{name}: {PREFIX}{found[1]} is not asked with written answers; leave out _exact.")
+    return AskedTask(kind(size), way)
+
+
+def listed_tasks() -> list[AskedTask]:
+    """Every kind at its default sizes in every way."""
+    return [
+        AskedTask(kind(size), way)
+        for kind in kinds().values()
+        for way in kind.ways
+        for size in kind.sizes or (0,)
+    ]
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Names that stand for several tasks."""
+    ruler = ("needle", "multikey", "multivalue", "multiquery", "variables", "words")
+
+    def names(*chosen: str, way: Way = "choices", sizes: Sequence[int] | None = None) -> tuple[str, ...]:
+        return tuple(
+            each.name
+            for each in listed_tasks()
+            if each.task.kind in chosen and each.way == way and (sizes is None or each.task.size in sizes)
+        )
+
+    found = {
+        "maclaurin_recall": names("recall"),
+        "maclaurin_recall_exact": names("recall", way="written"),
+        "maclaurin_ruler": names(*ruler),
+        "maclaurin_ruler_exact": names(*ruler, way="written"),
+        "maclaurin_induction": names("induction"),
+    }
+    rest = (*names("cloze"), *names("perplexity", way="text"))
+    short = names(*ruler, sizes=(1024,))
+    return {"maclaurin": (*found["maclaurin_recall"], *short, *found["maclaurin_induction"], *rest), **found}
+
+
+def members(name: str) -> tuple[str, ...]:
+    """The tasks a name of ours stands for; InputError suggests names close to an unknown one."""
+    group = groups().get(name)
+    if group is not None:
+        return group
+    if asked_task(name) is not None:
+        return (name,)
+    known = [*groups(), *(task.name for task in listed_tasks())]
+    raise InputError(f"there is no task {name!r}.{did_you_mean(name, known)}")
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name stands for tasks of this package."""
+    return name in groups() or asked_task(name) is not None
+
+
+def items_digest(items: Sequence[Item]) -> str:
+    """sha256 that tells other items apart."""
+    return hashlib.sha256(json.dumps(to_plain(items), ensure_ascii=False).encode()).hexdigest()

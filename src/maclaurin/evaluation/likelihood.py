@@ -1,0 +1,103 @@
+"""Log-likelihoods under a model: of a text, and of continuations of a text that is read once.
+
+    −ln p(text) = Σ_t −ln p(token_t | tokens before it)
+
+A text is read through the model's cache, so a model with a state of constant size needs no more memory for a
+longer text. Continuations are tried from forks of that cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+
+#: predictions whose logits are in memory at a time
+ROWS = 256
+
+
+@torch.inference_mode()
+def summed_loss(model: Any, tokens: Tensor) -> float:
+    """Σ −ln p over tokens 1 … T−1 of [T], each predicted from those before it."""
+    hidden = model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+    total = 0.0
+    for start in range(0, len(tokens) - 1, ROWS):
+        logits = model.lm_head(hidden[start : min(start + ROWS, len(tokens) - 1)]).float()
+        targets = tokens[start + 1 : start + 1 + len(logits)]
+        total += float(cross_entropy(logits, targets, reduction="none").double().sum())
+    return total
+
+
+def windowed_loss(model: Any, tokens: Sequence[int], first: int, most: int) -> float:
+    """Σ −ln p over all tokens of a text of any length, read at most `most` tokens at a time.
+
+    `first` stands before the text. Later windows begin with the last token of the one before.
+    """
+    whole = torch.tensor([first, *tokens])
+    starts = range(0, len(whole) - 1, most - 1)
+    return sum(summed_loss(model, whole[start : start + most].to(model.device)) for start in starts)
+
+
+def perplexity(loss: float) -> float:
+    """e^loss, or ∞ where that overflows."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@final
+class TextReader:
+    """A text that a model has read; it can be continued in several ways without reading it again.
+
+    next_token   ln p [vocabulary] of the token after the text
+    """
+
+    def __init__(self, model: MaclaurinForCausalLM, cache: MaclaurinCache, next_token: Tensor) -> None:
+        self._model, self._cache, self.next_token = model, cache, next_token
+
+    @staticmethod
+    def of(model: MaclaurinForCausalLM, tokens: Sequence[int]) -> TextReader:
+        """Read a text of at least one token."""
+        cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
+        return TextReader(model, cache, _log_probabilities(model, tokens, cache, 1)[0])
+
+    def after(self, tokens: Sequence[int]) -> TextReader:
+        """The text with more tokens read; this reader stays as it is."""
+        if not tokens:
+            return self
+        cache = self._cache.fork()
+        return TextReader(self._model, cache, _log_probabilities(self._model, tokens, cache, 1)[0])
+
+    def log_likelihood(self, tokens: Sequence[int]) -> float:
+        """ln p(tokens | text); not finite if an output of the model is not."""
+        total = self.next_token[tokens[0]].double()
+        if len(tokens) > 1:
+            later = _log_probabilities(self._model, tokens[:-1], self._cache.fork(), len(tokens) - 1)
+            targets = torch.tensor(tokens[1:], device=later.device)
+            total = total + later.double().gather(-1, targets[:, None]).sum()
+        return float(total)
+
+    def greedy(self, most: int, ends: Callable[[list[int]], bool]) -> list[int]:
+        """The likeliest next tokens, one after the other, until `ends(them)` or there are `most`."""
+        cache, next_token, found = self._cache.fork(), self.next_token, []
+        while len(found) < most:
+            found.append(int(next_token.argmax()))
+            if ends(found):
+                break
+            next_token = _log_probabilities(self._model, found[-1:], cache, 1)[0]
+        return found
+
+
+@torch.no_grad()
+def _log_probabilities(
+    model: MaclaurinForCausalLM, tokens: Sequence[int], cache: MaclaurinCache, last: int
+) -> Tensor:
+    """ln p [n, vocabulary] of what follows each of the last n tokens; the cache then includes them."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+    out = model(input_ids=ids, past_key_values=cache, logits_to_keep=last)
+    assert out.logits is not None
+    return out.logits[0].float().log_softmax(-1)

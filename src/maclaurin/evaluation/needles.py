@@ -1,0 +1,241 @@
+"""Facts inside running text: recall, and the needle tasks of RULER (arXiv 2404.06654).
+
+    … some years ago, never mind how long.          running text
+    The password of Anna is river. It is a way
+    I have of driving off the spleen. The password
+    of Max is lamp. Whenever I find myself …        facts in the midst of it, and more text
+    The password of Max is                          → lamp
+
+Differences from RULER: words instead of numbers and a plain continuation instead of an instruction, so that
+small models without instruction tuning can be asked; each key of `multiquery` is a question of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, final
+
+from maclaurin.data.random_draws import Draws
+from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
+from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
+
+#: facts in a text, and choices of a query
+FACTS = 4
+#: characters of running text before a query that is asked without the facts
+WITHOUT = 400
+
+
+def question(name: str) -> str:
+    """The beginning of a fact."""
+    return f"The password of {name} is"
+
+
+def placed(sentences: Sequence[str], facts: Sequence[str], places: Sequence[int]) -> tuple[str, list[int]]:
+    """Running text with facts[i] before sentences[places[i]], and where each fact ends in it."""
+    parts: list[str] = []
+    ends, length = [], 0
+
+    def add(part: str) -> None:
+        nonlocal length
+        parts.append(part)
+        length += len(part) + 1
+
+    waiting = list(zip(places, facts, strict=True))
+    for number, sentence in enumerate([*sentences, ""]):
+        while waiting and waiting[0][0] == number:
+            add(waiting.pop(0)[1])
+            ends.append(length - 1)
+        if sentence:
+            add(sentence)
+    return " ".join(parts) + "\n", ends
+
+
+def random_places(draws: Draws, sentences: int, facts: int) -> list[int]:
+    """Places for facts between sentences, in order; different ones where there are enough."""
+    between = max(1, sentences - 1)
+    distinct = facts <= between
+    found = draws.distinct_below(between, facts) if distinct else draws.below(between, facts)
+    return sorted(1 + int(place) for place in found)
+
+
+def tail(sentences: Sequence[str]) -> str:
+    """The end of running text, from the beginning of a word on."""
+    text = " ".join(sentences)
+    return text[-WITHOUT:].partition(" ")[2] + "\n" if len(text) > WITHOUT else text + "\n"
+
+
+@final
+@register("recall")
+@dataclass(frozen=True)
+class Recall(TextTask):
+    """One of four facts, after `size` tokens of other text; there is text before the facts as well."""
+
+    sizes: ClassVar = (64, 256, 1024)
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"one of four facts from {self.size} tokens ago"
+
+    @property
+    def guess(self) -> float:
+        """All four values stand in the text."""
+        return 1 / FACTS
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """The same facts are asked at every distance; each place among the four equally often."""
+        for index in count():
+            draws = draws_for("recall", seed, index)
+            names = [prose.names[i] for i in draws.distinct_below(len(prose.names), FACTS)]
+            values = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), FACTS))
+            asked = (index + index // FACTS) % FACTS
+            text = prose.from_random_place(draws)
+            before = take(text, round(max(64, self.size / 4) * CHARACTERS_PER_TOKEN))
+            between = [next(text) for _ in range(FACTS - 1)]
+            prompt = question(names[asked])
+            after = take(text, round(self.size * CHARACTERS_PER_TOKEN) - len(prompt))
+            facts = [f"{question(name)} {value}." for name, value in zip(names, values, strict=True)]
+            sentences = [*before, *between, *after]
+            context, ends = placed(sentences, facts, range(len(before), len(before) + FACTS))
+            query = Query(prompt, values, (asked,), known_until=ends[asked])
+            yield Item(context, (query,), tail(sentences))
+
+
+@dataclass(frozen=True)
+class NeedleTask(TextTask):
+    """Facts at random places of a text of `size` tokens."""
+
+    sizes: ClassVar = (256, 1024, 4096)
+    smallest: ClassVar[int] = 256
+
+    def _text(self, prose: Prose, draws: Draws, facts: Sequence[str]) -> tuple[str, list[int], str]:
+        """The text, where each fact ends, and the end of the text without facts."""
+        characters = round(self.size * CHARACTERS_PER_TOKEN) - sum(len(fact) + 1 for fact in facts)
+        sentences = take(prose.from_random_place(draws), characters)
+        context, ends = placed(sentences, facts, random_places(draws, len(sentences), len(facts)))
+        return context, ends, tail(sentences)
+
+
+@final
+@register("needle")
+@dataclass(frozen=True)
+class SingleNeedle(NeedleTask):
+    """One fact; the other choices are words of no fact."""
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"the only fact in {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """Four words."""
+        return 1 / FACTS
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """The place of the right word among the choices changes from item to item."""
+        for index in count():
+            draws = draws_for("needle", seed, index)
+            name = prose.names[int(draws.below(len(prose.names), 1)[0])]
+            words = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), FACTS))
+            right = index % FACTS
+            fact = f"{question(name)} {words[right]}."
+            context, (end,), without = self._text(prose, draws, [fact])
+            yield Item(context, (Query(question(name), words, (right,), known_until=end),), without)
+
+
+@dataclass(frozen=True)
+class _SeveralKeys(NeedleTask):
+    """Four keys with a value each, of which `asked` are asked."""
+
+    asked: ClassVar[int]
+
+    @property
+    def guess(self) -> float:
+        """All four values stand in the text."""
+        return 1 / FACTS
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Each key is asked equally often."""
+        for index in count():
+            draws = draws_for(self.kind, seed, index)
+            names = [prose.names[i] for i in draws.distinct_below(len(prose.names), FACTS)]
+            values = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), FACTS))
+            facts = [f"{question(name)} {value}." for name, value in zip(names, values, strict=True)]
+            context, ends, without = self._text(prose, draws, facts)
+            chosen = [(index + shift) % FACTS for shift in range(self.asked)]
+            queries = (Query(question(names[i]), values, (i,), known_until=ends[i]) for i in chosen)
+            yield Item(context, tuple(queries), without)
+
+
+@final
+@register("multikey")
+@dataclass(frozen=True)
+class MultiKey(_SeveralKeys):
+    """Four keys with a value each; one key is asked."""
+
+    asked: ClassVar[int] = 1
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"one of four facts in {self.size} tokens"
+
+
+@final
+@register("multiquery")
+@dataclass(frozen=True)
+class MultiQuery(_SeveralKeys):
+    """Four keys with a value each; every key is asked, after one reading of the text."""
+
+    asked: ClassVar[int] = FACTS
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"all of four facts in {self.size} tokens, one after the other"
+
+
+@final
+@register("multivalue")
+@dataclass(frozen=True)
+class MultiValue(NeedleTask):
+    """Two keys with three values each; all values of one key are asked."""
+
+    values: ClassVar[int] = 3
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"the three values of one of two keys in {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """Half of the choices are right."""
+        return 0.5
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """The facts of both keys alternate at random."""
+        for index in count():
+            draws = draws_for("multivalue", seed, index)
+            asked, other = (prose.names[i] for i in draws.distinct_below(len(prose.names), 2))
+            words = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), 2 * self.values))
+            right = sorted(int(i) for i in draws.distinct_below(len(words), self.values))
+            order = [int(i) for i in draws.distinct_below(len(words), len(words))]
+            owners = [asked if i in right else other for i in order]
+            facts = [
+                f"One of the passwords of {owner} is {words[i]}."
+                for owner, i in zip(owners, order, strict=True)
+            ]
+            context, ends, without = self._text(prose, draws, facts)
+            known = max(end for owner, end in zip(owners, ends, strict=True) if owner == asked)
+            query = Query(
+                f"One of the passwords of {asked} is",
+                words,
+                tuple(right),
+                written=f"The {self.values} passwords of {asked} are",
+                known_until=known,
+            )
+            yield Item(context, (query,), without)

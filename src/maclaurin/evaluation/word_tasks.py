@@ -1,0 +1,281 @@
+"""Tasks about words and variables: tracking, counting, repetition, cloze, and perplexity.
+
+`variables` and `words` follow RULER (arXiv 2404.06654).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar, NamedTuple, final
+
+from maclaurin.data.random_draws import Draws
+from maclaurin.evaluation.eval_task import Item, Query, TextTask, Way, register
+from maclaurin.evaluation.needles import NeedleTask
+from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, THINGS, Prose, draws_for, held_out_sources
+
+_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
+
+
+@final
+@register("variables")
+@dataclass(frozen=True)
+class VariableTracking(NeedleTask):
+    """Four chains of assignments inside running text: VAR A = 48213, VAR B = VAR A; what is VAR B?"""
+
+    chains: ClassVar[int] = 4
+    hops: ClassVar[int] = 2
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"the value of a variable after {self.hops} assignments in {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """The values of all chains are the choices."""
+        return 1 / self.chains
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Each chain is asked equally often."""
+        links = self.hops + 1
+        for index in count():
+            draws = draws_for("variables", seed, index)
+            values = _values(draws, self.chains)
+            names = _names(draws, self.chains * links)
+            order = [
+                int(i) % self.chains for i in draws.distinct_below(self.chains * links, self.chains * links)
+            ]
+            done = [0] * self.chains
+            facts, owners = [], []
+            for chain in order:
+                name = names[chain * links + done[chain]]
+                source = f"VAR {names[chain * links + done[chain] - 1]}" if done[chain] else values[chain]
+                facts.append(f"VAR {name} = {source}.")
+                owners.append(chain)
+                done[chain] += 1
+            context, ends, without = self._text(prose, draws, facts)
+            asked = index % self.chains
+            known = max(end for owner, end in zip(owners, ends, strict=True) if owner == asked)
+            prompt = f"The value of VAR {names[asked * links + self.hops]} is"
+            yield Item(context, (Query(prompt, values, (asked,), known_until=known),), without)
+
+
+def _values(draws: Draws, number: int) -> tuple[str, ...]:
+    """Different numbers of five digits in random order."""
+    step = 90_000 // number
+    values = [10_000 + step * i + int(draws.below(step, 1)[0]) for i in range(number)]
+    return tuple(str(values[i]) for i in draws.distinct_below(number, number))
+
+
+def _names(draws: Draws, number: int) -> list[str]:
+    """Different names of three letters."""
+    size = len(_LETTERS)
+    pairs = draws.distinct_below(size**2, number)
+    last = draws.below(size, number)
+    return [_LETTERS[i // size] + _LETTERS[i % size] + _LETTERS[j] for i, j in zip(pairs, last, strict=True)]
+
+
+@final
+@register("words")
+@dataclass(frozen=True)
+class CommonWords(TextTask):
+    """A list of words in which four come up four times as often as all others: which?"""
+
+    sizes: ClassVar = (256, 1024, 4096)
+    smallest: ClassVar[int] = 256
+    common: ClassVar[int] = 4
+    often: ClassVar[int] = 4
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"the four most common words in a list of {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """Half of the choices are common."""
+        return 0.5
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Every rare word is listed equally often."""
+        length = 2 + sum(map(len, THINGS)) / len(THINGS)  # with comma and space
+        total = round(self.size * CHARACTERS_PER_TOKEN / length)
+        times = max(1, total // 150)
+        rare = min(total // times - self.common * self.often, len(THINGS) - self.common)
+        for index in count():
+            draws = draws_for("words", seed, index)
+            words = tuple(THINGS[i] for i in draws.distinct_below(len(THINGS), self.common + rare))
+            listed = [word for word in words[: self.common] for _ in range(times * self.often)]
+            listed += [word for word in words[self.common :] for _ in range(times)]
+            order = draws.distinct_below(len(listed), len(listed))
+            context = "A list of words: " + ", ".join(listed[i] for i in order) + ".\n"
+            choices = [int(i) for i in draws.distinct_below(2 * self.common, 2 * self.common)]
+            query = Query(
+                "A word that comes up very often in the list is",
+                tuple(words[i] for i in choices),
+                tuple(place for place, i in enumerate(choices) if i < self.common),
+                written="The four most common words in the list are",
+            )
+            yield Item(context, (query,))
+
+
+@final
+@register("induction")
+@dataclass(frozen=True)
+class Induction(TextTask):
+    """`size` random words, then the same again up to one of them: which comes next?"""
+
+    sizes: ClassVar = (16, 64, 192)
+    smallest: ClassVar[int] = 8
+    largest: ClassVar[int] = 192
+    options: ClassVar[int] = 4
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"the next word when {self.size} random words are repeated"
+
+    @property
+    def guess(self) -> float:
+        """Four words of the sequence."""
+        return 1 / self.options
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """No prose is needed: the order of the words is random."""
+        for index in count():
+            draws = draws_for("induction", seed, index)
+            words = [THINGS[i] for i in draws.distinct_below(len(THINGS), self.size)]
+            again = 1 + int(draws.below(self.size - 1, 1)[0])
+            others = [word for word in words if word != words[again]]
+            wrong = [others[i] for i in draws.distinct_below(len(others), self.options - 1)]
+            right = index % self.options
+            choices = (*wrong[:right], words[again], *wrong[right:])
+            known = len(" ".join(words[: again + 1]))
+            prompt = " ".join(words[:again])
+            yield Item(" ".join(words) + "\n", (Query(prompt, choices, (right,), known_until=known),))
+
+
+# -------------------------------------------------------------------------------------------- cloze
+
+_WORD = re.compile(r"(?<![\w.\-'’`])[a-z]{5,12}(?![\w.\-'’`(])")
+_LEFT_OUT = """
+about above after again against almost although always among another because before being below between
+cannot could either every first given might never other otherwise quite rather second seemed shall should
+since still their there therefore these thing things those though through towards under unless until upon
+using value where whether which while whole without would
+"""
+_COMMON = frozenset(_LEFT_OUT.split())
+
+
+class _Word(NamedTuple):
+    text: str
+    start: int
+
+
+@final
+@register("cloze")
+@dataclass(frozen=True)
+class Cloze(TextTask):
+    """A passage up to a word that it has before; which of four words of the passage is it?
+
+    The other three do not come up among the last `apart` words either, so that being recent does not help.
+    """
+
+    ways: ClassVar[tuple[Way, ...]] = ("choices",)
+    options: ClassVar[int] = 4
+    apart: ClassVar[int] = 12
+    most_of_one: ClassVar[int] = 3
+    passage_characters: ClassVar[int] = 1000
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return "a word left out of a passage that has it before, among four of its words"
+
+    @property
+    def guess(self) -> float:
+        """Four words."""
+        return 1 / self.options
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Passages in order, at most `most_of_one` words of each."""
+        for index, passage in enumerate(self._passages(prose)):
+            yield from self._items_of(passage, draws_for("cloze", seed, index))
+
+    def _passages(self, prose: Prose) -> Iterator[str]:
+        parts: list[str] = []
+        for paragraph in prose.paragraphs:
+            parts.append(paragraph)
+            if sum(map(len, parts)) >= self.passage_characters:
+                yield "\n".join(parts)
+                parts = []
+
+    def _items_of(self, passage: str, draws: Draws) -> Iterator[Item]:
+        words = [_Word(found[0], found.start()) for found in _WORD.finditer(passage)]
+        words = [word for word in words if word.text not in _COMMON]
+        places = [place for place in range(len(words)) if self._returns(words, place)]
+        for choice in draws.distinct_below(len(places), self.most_of_one) if places else ():
+            if item := self._item(passage, words, places[choice], draws):
+                yield item
+
+    def _returns(self, words: list[_Word], place: int) -> bool:
+        """Whether the word stands earlier, and not only just before."""
+        earlier = [word.text for word in words[:place]]
+        return words[place].text in earlier and words[place].text not in earlier[-self.apart :]
+
+    def _item(self, passage: str, words: list[_Word], place: int, draws: Draws) -> Item | None:
+        word = words[place]
+        earlier = [other.text for other in words[:place]]
+        others = sorted({other for other in earlier if other not in (*earlier[-self.apart :], word.text)})
+        if len(others) < self.options - 1:
+            return None
+        wrong = [others[i] for i in draws.distinct_below(len(others), self.options - 1)]
+        right = int(draws.below(self.options, 1)[0])
+        choices = (*wrong[:right], word.text, *wrong[right:])
+        return Item(passage[: word.start].rstrip(), (Query("", choices, (right,)),), without=None)
+
+
+# --------------------------------------------------------------------------------------- perplexity
+
+
+@final
+@register("perplexity")
+@dataclass(frozen=True)
+class HeldOutText(TextTask):
+    """Stretches of files of the standard library that runs of ours test on, in random order."""
+
+    ways: ClassVar[tuple[Way, ...]] = ("text",)
+    characters: ClassVar[int] = 4000
+    most: ClassVar[int] = 32
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return "source text of the standard library that runs of ours test on"
+
+    @property
+    def guess(self) -> float:
+        """There is nothing to guess."""
+        return 0.0
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """At most `most` stretches."""
+        stretches = [stretch for source in held_out_sources() for stretch in self._stretches(source)]
+        for index in draws_for("perplexity", seed, 0).distinct_below(len(stretches), self.most):
+            yield Item(stretches[index])
+
+    def _stretches(self, source: str) -> Iterator[str]:
+        """Complete lines of at least `characters`; the end of a file counts if it is half as long."""
+        lines: list[str] = []
+        length = 0
+        for line in source.splitlines(keepends=True):
+            lines.append(line)
+            length += len(line)
+            if length >= self.characters:
+                yield "".join(lines)
+                lines, length = [], 0
+        if length >= self.characters / 2:
+            yield "".join(lines)

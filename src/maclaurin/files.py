@@ -1,0 +1,180 @@
+"""Files and folders that are written completely or not at all, and locks between processes.
+
+Everything is written under a temporary name in the same folder, flushed to the disk and renamed. A reader
+never sees half a file, also after a crash or a full disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from maclaurin.errors import MaclaurinError
+from maclaurin.progress_bar import Report, report_progress
+
+_SECONDS_BETWEEN_TRIES = 0.1
+
+
+class StorageError(MaclaurinError):
+    """A file or folder that could not be written."""
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace the file by this content in one step; text is written as UTF-8."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        flush_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """Replace the file by this value as JSON in one step."""
+    write_file(path, json.dumps(value, indent=indent) + "\n")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which replaces `folder` at the end unless an error came."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(folder)
+    temporary.mkdir()
+    try:
+        yield temporary
+        flush_folder(temporary)
+        _publish(temporary, folder, lambda _: False)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def complete_folder(
+    folder: Path,
+    fill: Callable[[Path], None],
+    is_complete: Callable[[Path], bool],
+    *,
+    what: str,
+    progress: bool = True,
+    advice: str = "Free some space.",
+) -> None:
+    """Make sure that `folder` is complete: if it is not, fill a temporary folder and put it in its place.
+
+    A lock saves filling it twice. Correctness does not depend on the lock: the first process to rename
+    wins, and the others discard theirs. `advice` ends the error of a full disk.
+    """
+    if is_complete(folder):
+        return
+    with locked(folder.with_name(f".{folder.name}.lock"), what, progress=progress) as held:
+        if is_complete(folder):
+            return
+        if held:
+            _remove_leftovers(folder)
+        temporary = _temporary(folder)
+        try:
+            temporary.mkdir()
+            fill(temporary)
+            flush_folder(temporary)
+            _publish(temporary, folder, is_complete)
+        except OSError as problem:
+            raise _explained(problem, folder, advice) from problem
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
+    """Hold the lock file `path`; False where the file system has no locks, and then nobody waits.
+
+    The system releases the lock when its process ends, also after kill -9.
+    """
+    import filelock
+
+    lock = filelock.FileLock(path)
+    with report_progress(f"waiting for the process that prepares {what}", progress) as report:
+        held = _acquire(lock, report)
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()
+
+
+def flush_folder(folder: Path) -> None:
+    """Make renames inside a folder permanent, where the system can (Windows cannot open folders)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(lock: Any, report: Report) -> bool:
+    import filelock
+
+    while True:
+        try:
+            lock.acquire(timeout=_SECONDS_BETWEEN_TRIES, poll_interval=_SECONDS_BETWEEN_TRIES / 2)
+        except filelock.Timeout:
+            report(None)
+        except (OSError, NotImplementedError):  # some network file systems
+            return False
+        else:
+            return True
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what processes left behind that were killed while they filled this folder."""
+    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _publish(temporary: Path, folder: Path, keep: Callable[[Path], bool]) -> None:
+    """Rename; a folder that is there already is replaced unless `keep` says so."""
+    while True:
+        try:
+            temporary.rename(folder)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES) or not folder.exists():
+                raise
+            if keep(folder):
+                return
+            _remove(folder)
+        else:
+            flush_folder(folder.parent)
+            return
+
+
+def _remove(folder: Path) -> None:
+    """Take a folder away in one step, then delete it."""
+    aside = _temporary(folder)
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _explained(problem: OSError, folder: Path, advice: str) -> StorageError:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"the disk of {folder.parent} is full; nothing incomplete was left there. {advice}"
+        )
+    return StorageError(f"{folder} could not be written: {problem}.")

@@ -1,0 +1,289 @@
+"""The inspection of a loaded model: every head first, then the whole model with other attentions.
+
+An interrupted inspection continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+from maclaurin.evaluation.likelihood import perplexity, summed_loss
+from maclaurin.inspection.contexts import Contexts
+from maclaurin.inspection.heads import Tally, state_ranks, tally_heads
+from maclaurin.inspection.inspection_folder import InspectionFolder
+from maclaurin.inspection.schema import Inspection, ModelRecord, PerplexityRecord, TextRecord
+from maclaurin.inspection.trials import Trial, attention_layers, check_layers, exchanged, trials, watched
+from maclaurin.layers.attention import AttentionLayer
+from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models.weights import weights_fingerprint
+from maclaurin.spec.polynomials import HIGHEST_ORDER
+from maclaurin.training.run_folder import machine_facts
+
+ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+WINDOWS = (32, 64, 128)
+#: tails beside a window are tried up to this order: the states of higher ones are too large to be of use
+HIGHEST_TAIL = 4
+LONGEST_CONTEXT = 1024
+#: time for the heads of a layer, relative to a forward pass through it
+HEADS_COST = 15
+
+#: is given the share of the work that is done, and what is being done
+Report = Callable[[float, str], None]
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a number, and where it is computed.
+
+    tokens      of the text that are read; 0 for all
+    context     tokens read at a time; None: the model's length, at most LONGEST_CONTEXT
+    orders      tried on the whole model; heads are measured up to the highest of them
+    windows     tried on the whole model, alone and with tails
+    sinks       first tokens that stay exact beside a window
+    tolerance   error of a head's output that counts as small
+    weights     precision the weights are rounded to first
+    chunk       queries in memory at a time
+    """
+
+    tokens: int = 512
+    context: int | None = None
+    orders: tuple[int, ...] = ORDERS
+    windows: tuple[int, ...] = WINDOWS
+    sinks: int = 1
+    tolerance: float = 0.01
+    weights: str = "float32"
+    chunk: int = 128
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.orders:
+            raise InputError("orders: none given; write some as in --orders 1,2,4,8.")
+        if self.orders[-1] > HIGHEST_ORDER:
+            raise InputError(
+                f"orders: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
+            )
+        if self.windows and self.windows[0] < 1:
+            raise InputError("windows: a window holds at least 1 token.")
+        if self.weights not in ("float32", "bfloat16", "float16"):
+            raise InputError(f"weights: float32, bfloat16 or float16, not {self.weights!r}.")
+        if not 0 < self.tolerance < 1:
+            raise InputError(f"tolerance: must lie between 0 and 1, got {self.tolerance}.")
+        if self.context is not None and self.context < 2:
+            raise InputError(f"context: at least 2 tokens are needed to predict one, got {self.context}.")
+
+    @property
+    def tail_orders(self) -> tuple[int, ...]:
+        """Orders of the tails beside a window."""
+        return tuple(order for order in self.orders if 0 < order <= HIGHEST_TAIL)
+
+
+def context_length(model: MaclaurinForCausalLM, asked: int | None) -> int:
+    """The length asked for, else the model's, but at most LONGEST_CONTEXT."""
+    return min(model.config.max_position_embeddings, LONGEST_CONTEXT) if asked is None else asked
+
+
+def inspect_model(
+    name: str,
+    model: MaclaurinForCausalLM,
+    contexts: Contexts,
+    settings: Settings,
+    folder: InspectionFolder,
+    *,
+    report: Report = lambda share, what: None,
+) -> Inspection:
+    """Measure a model on a text; progress is saved in `folder`, which must not hold another model's."""
+    fingerprint = weights_fingerprint(model)
+    folder.require_same_model(name, fingerprint)
+    check_layers(name, attention_layers(model))
+    model = _prepared(model, settings)
+    return _Work(name, model, fingerprint, contexts, settings, folder, report).done()
+
+
+@final
+class _Work:
+    """The two stages of one inspection."""
+
+    def __init__(
+        self,
+        name: str,
+        model: MaclaurinForCausalLM,
+        fingerprint: str,
+        contexts: Contexts,
+        settings: Settings,
+        folder: InspectionFolder,
+        report: Report,
+    ) -> None:
+        self.name, self.model, self.fingerprint = name, model, fingerprint
+        self.contexts, self.settings, self.folder = contexts, settings, folder
+        self.layers = attention_layers(model)
+        self.trials = trials(
+            [layer.spec for layer in self.layers],
+            orders=settings.orders,
+            tail_orders=settings.tail_orders,
+            windows=tuple(size for size in settings.windows if size < contexts.length),
+            sinks=settings.sinks,
+        )
+        self.passes = [trial for trial in self.trials if trial.specs is not None]
+        self._report, self._done, self._total = report, 0.0, 1.0
+
+    def done(self) -> Inspection:
+        """Do what is left and return everything."""
+        continued = self.folder.begin(self._plan())
+        heads_read, tallies, ranks = self.folder.heads()
+        losses = self.folder.losses()
+        per_context = HEADS_COST + sum(trial.cost for trial in self.passes)
+        found = HEADS_COST * heads_read + sum(
+            trial.cost * losses.get(_key(trial), (0, 0.0))[0] for trial in self.passes
+        )
+        self._total = max(len(self.contexts) * per_context - found, 1e-9)
+        if continued:
+            self._report(0.0, "continuing the interrupted inspection")
+        tallies, mean_ranks = self._heads(heads_read, tallies, ranks)
+        self._losses(losses)
+        return self._inspection(tallies, mean_ranks, losses)
+
+    def _advance(self, cost: float, what: str) -> None:
+        self._done += cost
+        self._report(self._done / self._total, what)
+
+    def _heads(self, read: int, tallies: list[Tally], ranks: Tensor | None) -> tuple[list[Tally], Tensor]:
+        """The tally of each layer, and ranks [layers, 2, Hkv] averaged over contexts."""
+        for number, context in enumerate(self.contexts):
+            if number < read:
+                continue
+            here, ranks_here = self._heads_of(context, f"heads, context {number + 1}")
+            tallies = [a + b for a, b in zip(tallies, here, strict=True)] if tallies else here
+            ranks = ranks_here if ranks is None else ranks + ranks_here
+            self.folder.save_heads(number + 1, tallies, ranks)
+        assert ranks is not None
+        return tallies, ranks / len(self.contexts)
+
+    def _heads_of(self, context: Tensor, what: str) -> tuple[list[Tally], Tensor]:
+        tallies: list[Tally] = []
+        ranks: list[Tensor] = []
+        highest, sinks, chunk = max(self.settings.orders), self.settings.sinks, self.settings.chunk
+
+        def watch(number: int, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
+            tally = tally_heads(layer.spec, q[0], k[0], v[0], highest=highest, sinks=sinks, chunk=chunk)
+            tallies.append(tally.cpu())
+            ranks.append(state_ranks(k[0], v[0], chunk).cpu())
+            self._advance(HEADS_COST / len(self.layers), f"{what}, layer {number + 1}")
+
+        with watched(self.model, watch), torch.inference_mode():
+            self.model.model(input_ids=context[None].to(self.settings.device), use_cache=False)
+        return tallies, torch.stack(ranks)
+
+    def _losses(self, losses: dict[str, tuple[int, float]]) -> None:
+        """Complete trial → (contexts read, summed loss)."""
+        for trial in self.passes:
+            read, loss = losses.get(_key(trial), (0, 0.0))
+            for number, context in enumerate(self.contexts):
+                if number < read:
+                    continue
+                with exchanged(self.layers, trial.specs or ()):
+                    loss += summed_loss(self.model, context.to(self.settings.device))
+                losses[_key(trial)] = (number + 1, loss)
+                self.folder.save_losses(losses)
+                self._advance(trial.cost, trial.attention)
+
+    def _plan(self) -> dict[str, Any]:
+        """What must be equal for an interrupted inspection to continue."""
+        chosen = dataclasses.asdict(self.settings)
+        for free in ("device", "chunk"):
+            chosen.pop(free)
+        plan = {
+            "model": self.name,
+            "fingerprint": self.fingerprint,
+            "config": self.model.config.to_json_string(),
+            "text": self.contexts.sha256,
+            "read": len(self.contexts.tokens),
+            "length": self.contexts.length,
+            **chosen,
+        }
+        return json.loads(json.dumps(plan))
+
+    def _inspection(
+        self, tallies: list[Tally], ranks: Tensor, losses: dict[str, tuple[int, float]]
+    ) -> Inspection:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        predicted = self.contexts.predicted
+        return Inspection(
+            made={"date": now, **machine_facts()},
+            model=self._model_record(),
+            text=_text_record(self.contexts),
+            orders=self.settings.orders,
+            windows=self.settings.windows,
+            sinks=self.settings.sinks,
+            tolerance=self.settings.tolerance,
+            heads=tuple(
+                record for layer, tally in enumerate(tallies) for record in tally.records(layer, ranks[layer])
+            ),
+            perplexity=tuple(_perplexity_record(trial, losses, predicted) for trial in self.trials),
+        )
+
+    def _model_record(self) -> ModelRecord:
+        first = self.layers[0]
+        return ModelRecord(
+            name=self.name,
+            layers=len(self.layers),
+            heads=first.heads,
+            kv_heads=first.kv_heads,
+            key_size=first.key_size,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            attention=tuple(str(layer.spec) for layer in self.layers),
+            weights=self.settings.weights,
+            fingerprint=self.fingerprint,
+        )
+
+
+def _prepared(model: MaclaurinForCausalLM, settings: Settings) -> MaclaurinForCausalLM:
+    """On its device and in fp32, with weights rounded as the settings say."""
+    model = model.to(settings.device).eval()  # type: ignore[arg-type]
+    rounded = getattr(torch, settings.weights)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(rounded).float())
+    return model.float()
+
+
+def _key(trial: Trial) -> str:
+    return f"{trial.kind} {trial.attention}"
+
+
+def _text_record(contexts: Contexts) -> TextRecord:
+    return TextRecord(
+        name=contexts.name,
+        sha256=contexts.sha256,
+        tokens=len(contexts.tokens),
+        predicted=contexts.predicted,
+        context=contexts.length,
+        contexts=len(contexts),
+        prefix=contexts.prefix,
+    )
+
+
+def _perplexity_record(
+    trial: Trial, losses: dict[str, tuple[int, float]], predicted: int
+) -> PerplexityRecord:
+    loss = losses[_key(trial)][1] / predicted if trial.specs is not None else None
+    return PerplexityRecord(
+        kind=trial.kind,
+        attention=trial.attention,
+        order=trial.order,
+        about=trial.about,
+        window=trial.window,
+        sinks=trial.sinks,
+        loss=loss,
+        perplexity=None if loss is None else perplexity(loss),
+        note=trial.note,
+    )

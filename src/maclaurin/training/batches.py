@@ -1,0 +1,126 @@
+"""The data of a run: prepared by one process for all, then read ahead of the training loop in a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, final
+
+import torch
+
+from maclaurin.data.batch import Batch
+from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.source import Source
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.model import row_length
+from maclaurin.training.processes import Processes
+
+#: batches made ahead of the one in use
+AHEAD = 2
+
+
+def data_config(config: TrainConfig) -> DataConfig:
+    """The part of a run's config that its data depend on."""
+    return DataConfig(
+        data=config.data,
+        tokenizer=config.tokenizer,
+        length=row_length(config),
+        rows=config.rows,
+        cross_documents=config.cross_documents,
+        limit_documents=config.limit_documents,
+        validation_fraction=config.validation_fraction,
+        test_fraction=config.test_fraction,
+        seed=config.seed,
+    )
+
+
+def open_data(config: TrainConfig, processes: Processes) -> Source:
+    """The first process tokenizes into the cache, however long that takes; the others then read it there."""
+    if processes.is_first:
+        source = open_source(data_config(config))
+        processes.wait_for_preparation()
+        return source
+    processes.wait_for_preparation()
+    return open_source(data_config(config), progress=False)
+
+
+@final
+@dataclass(frozen=True)
+class StepBatch:
+    """This process's share of the batch of one step, in the parts it is computed in."""
+
+    parts: list[Batch]
+    scored: int
+
+    @classmethod
+    def of(cls, source: Source, step: int, config: TrainConfig, processes: Processes) -> StepBatch:
+        """A function of seed and step alone."""
+        whole = source.train_batch(step, config.batch_size, rank=processes.rank, world=processes.world)
+        size = whole.tokens.shape[0] // config.accumulate
+        cuts = [slice(i, i + size) for i in range(0, whole.tokens.shape[0], size)]
+        documents = whole.documents
+        parts = [
+            Batch(whole.tokens[cut], whole.targets[cut], None if documents is None else documents[cut])
+            for cut in cuts
+        ]
+        return cls(parts, whole.scored)
+
+    def pinned(self) -> StepBatch:
+        """In page-locked memory, from which a GPU copies while the CPU goes on."""
+        return StepBatch([_pinned(part) for part in self.parts], self.scored)
+
+    def to(self, device: torch.device) -> StepBatch:
+        """On the device; from pinned memory this does not wait for the copy."""
+        return StepBatch([part.to(device, non_blocking=True) for part in self.parts], self.scored)
+
+
+def _pinned(batch: Batch) -> Batch:
+    documents = None if batch.documents is None else batch.documents.pin_memory()
+    return Batch(batch.tokens.pin_memory(), batch.targets.pin_memory(), documents)
+
+
+@final
+class Prefetch:
+    """Values of make(first), make(first + 1), … up to `end`, made ahead by one thread, in order."""
+
+    def __init__(self, make: Callable[[int], StepBatch], first: int, end: int) -> None:
+        self._make, self._range = make, range(first, end)
+        self._ready: queue.Queue[StepBatch | BaseException] = queue.Queue(maxsize=AHEAD)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread, also in the middle of a run."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        self._thread.join()
+
+    def take(self) -> StepBatch:
+        """The next batch; an error of the thread is raised here."""
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _work(self) -> None:
+        for step in self._range:
+            if self._closed.is_set():
+                return
+            try:
+                self._ready.put(self._make(step))
+            except Exception as problem:
+                self._ready.put(problem)
+                return

@@ -1,0 +1,86 @@
+"""torch.compile for the training step: when it is used, what happens if it fails, how its workers end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch._dynamo.exc import TorchDynamoException
+
+from maclaurin.errors import MaclaurinError
+from maclaurin.training.batches import StepBatch
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.losses import NextToken, Objective
+from maclaurin.training.processes import Processes
+from maclaurin.training.step import OptimizerStep, StepResult
+from maclaurin.training.terminal import still_working
+
+
+class CompileError(MaclaurinError):
+    """torch.compile was asked for and failed."""
+
+
+def is_compiled(config: TrainConfig, objective: Objective, processes: Processes) -> bool:
+    """As the config says; by default on a GPU, except where layers are called one by one or split by FSDP."""
+    if config.compile is not None:
+        return config.compile
+    whole = processes.world == 1 or config.parallel != "fsdp"
+    return processes.device.type == "cuda" and isinstance(objective, NextToken) and whole
+
+
+def first_compiled_step(
+    step: OptimizerStep, batch: StepBatch, rate: float, *, required: bool, say: Callable[[str], None]
+) -> StepResult:
+    """Compile and do the first step, reporting how long that takes.
+
+    Where compilation fails, the run goes on without it unless it is required.
+    """
+    began = time.perf_counter()
+    say("compiling the training step, which can take a minute or two (--no-compile starts at once)")
+    step.compile()
+    try:
+        with still_working(say, "compiling the training step"):
+            result = step(batch, rate)
+            result.loss.item()  # wait for the device
+    except TorchDynamoException as problem:
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        if required:
+            raise CompileError(f"torch.compile failed: {reason}. Use --no-compile.") from problem
+        say(f"torch.compile failed ({reason}); training without it")
+        step.run_eagerly()
+        return step(batch, rate)
+    say(f"first step done after {time.perf_counter() - began:.0f} s")
+    return result
+
+
+def end_compile_workers() -> None:
+    """End the processes that torch.compile started for compiling; the next compilation starts new ones.
+
+    torch ends them itself at exit, but before 2.13 it can wait five minutes for them there
+    (pytorch/pytorch#162199): the helper process that owns them waits for workers that do not end. So the
+    workers are ended first, as torch 2.13 does.
+    """
+    async_compile: Any = sys.modules.get("torch._inductor.async_compile")
+    if async_compile is None:
+        return
+    for pool in tuple(async_compile._pool_set):
+        helper = getattr(pool, "process", None)  # pools of other kinds own their workers directly
+        if helper is not None:
+            for worker in _children(helper.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGTERM)
+    async_compile.shutdown_compile_workers()
+
+
+def _children(pid: int) -> list[int]:
+    """Processes started by a process; none where the system has no /proc."""
+    with suppress(OSError):
+        lists = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+        return [int(child) for text in lists for child in text.split()]
+    return []

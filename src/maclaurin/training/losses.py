@@ -1,0 +1,280 @@
+"""What a run minimises, as a module around its model, and the same loss over held-out data.
+
+N tokens, D width, V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from maclaurin.data.batch import NOT_SCORED, Batch
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models.loading import load_model
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.processes import Processes
+
+#: logits computed at once; more would only take more memory
+LOGITS_AT_ONCE = 1 << 26
+
+
+class TokenLosses(NamedTuple):
+    """Of each token of a batch [B, T]."""
+
+    losses: Tensor  # 0 where nothing is scored
+    right: Tensor | None  # whether the most likely answer is the right one; None where there are no answers
+
+
+class Objective(nn.Module, ABC):
+    """A model together with what its training minimises."""
+
+    model: nn.Module
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        """The sum of the losses of the scored tokens of a batch, with its gradients."""
+
+    @abstractmethod
+    def by_token(self, batch: Batch) -> TokenLosses:
+        """The loss of each token, without gradients."""
+
+
+def objective_of(config: TrainConfig, model: MaclaurinForCausalLM, processes: Processes) -> Objective:
+    """The objective that the config names."""
+    if config.objective == "next-token":
+        return NextToken(model)
+    if config.teacher is None:
+        raise InputError(f"objective={config.objective} needs a teacher: the model whose attention to match.")
+    if processes.world > 1:
+        raise InputError(
+            f"objective={config.objective} runs in one process only, since it calls the layers one by one: "
+            "leave torchrun out."
+        )
+    teacher, _ = load_model(config.teacher)
+    return MatchAttention(model, teacher.to(processes.device))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------- next token
+
+
+@final
+class NextToken(Objective):
+    """Cross-entropy of the next token."""
+
+    def __init__(self, model: MaclaurinForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        """Σ −log p(target); logits are computed in chunks and not kept."""
+        hidden = self._hidden(tokens, documents)
+        return summed_cross_entropy(hidden.flatten(0, 1), self._head(), targets.flatten())
+
+    @torch.no_grad()
+    def by_token(self, batch: Batch) -> TokenLosses:
+        """Losses, and whether the most likely token is the right one."""
+        hidden = self._hidden(batch.tokens, batch.documents).flatten(0, 1)
+        weight, rows = self._head(), _rows_at_once(self._head())
+        losses, right = [], []
+        for states, targets in zip(hidden.split(rows), batch.targets.flatten().split(rows), strict=True):
+            logits = nn.functional.linear(states, weight).float()
+            losses.append(
+                nn.functional.cross_entropy(logits, targets, ignore_index=NOT_SCORED, reduction="none")
+            )
+            right.append(logits.argmax(-1) == targets)
+        shape = batch.targets.shape
+        return TokenLosses(torch.cat(losses).view(shape), torch.cat(right).view(shape))
+
+    def _hidden(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        stack: Any = self.model.base_model
+        return stack(input_ids=tokens, documents=documents, use_cache=False).last_hidden_state
+
+    def _head(self) -> Tensor:
+        model: Any = self.model
+        return model.get_output_embeddings().weight
+
+
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Σ cross_entropy(hidden Wᵀ, targets), hidden [N, D], weight [V, D], targets [N].
+
+    No logits are kept for the backward pass: [N, V] fp32 would be the largest tensor of a small model.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    loss = _SummedCrossEntropy.apply(hidden, weight, targets, dtype, weight.requires_grad)
+    return cast("Tensor", loss)
+
+
+def _rows_at_once(weight: Tensor) -> int:
+    return max(64, LOGITS_AT_ONCE // weight.shape[0])
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """The gradient is made with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − onehot(target)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, weight_too: bool
+    ) -> Tensor:
+        rows = _rows_at_once(weight)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        of_weight = torch.zeros_like(weight) if weight_too else None
+        of_hidden = []
+        weight = weight.to(dtype)
+        for states, answers in zip(hidden.to(dtype).split(rows), targets.split(rows), strict=True):
+            scored = (answers != NOT_SCORED)[:, None]
+            answers = answers.clamp(min=0)[:, None]
+            logits = (states @ weight.t()).float()
+            normalizer = logits.logsumexp(-1, keepdim=True)
+            loss = loss + torch.where(scored, normalizer - logits.gather(-1, answers), 0.0).sum()
+            slope = (logits - normalizer).exp()
+            slope = slope.scatter_add(-1, answers, torch.full_like(normalizer, -1.0))
+            slope = torch.where(scored, slope, 0.0).to(dtype)
+            of_hidden.append((slope @ weight).to(hidden.dtype))
+            if of_weight is not None:
+                of_weight = of_weight + slope.t() @ states
+        ctx.save_for_backward(torch.cat(of_hidden), of_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight = ctx.saved_tensors
+        slope = gradients[0]
+        of_weight = None if of_weight is None else of_weight * slope.to(of_weight.dtype)
+        return of_hidden * slope.to(of_hidden.dtype), of_weight, None, None, None
+
+
+# ----------------------------------------------------------------------------------- match attention
+
+
+@final
+class MatchAttention(Objective):
+    """Mean over layers of ‖student's attention(x) − teacher's‖² / mean ‖teacher's‖², on the teacher's x.
+
+    Layers with the teacher's own attention are left out; only the attention of the others is trained.
+    """
+
+    def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
+        pairs = list(zip(_attentions(teacher), _attentions(model), strict=True))
+        self.layers = [n for n, (old, new) in enumerate(pairs) if old.spec != new.spec]
+        if not self.layers:
+            raise InputError("the model has the teacher's own attention in every layer: nothing to match.")
+        _freeze_all_but([_attentions(model)[n] for n in self.layers], model)
+
+    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        """Σ of the distances of scored tokens."""
+        return self._distances(tokens, targets, documents).sum()
+
+    @torch.no_grad()
+    def by_token(self, batch: Batch) -> TokenLosses:
+        """Distances; there are no right answers."""
+        return TokenLosses(self._distances(batch.tokens, batch.targets, batch.documents), None)
+
+    def _distances(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        (teacher,) = self._teacher
+        with torch.no_grad(), _recorded_calls(_attentions(teacher)) as calls:
+            teacher.base_model(input_ids=tokens, documents=documents, use_cache=False)
+        students, distances = _attentions(self.model), []
+        for n in self.layers:
+            call = calls[n]
+            found = students[n](*call.arguments, **call.named).float()
+            wanted = call.output.float()
+            size = wanted.square().sum(-1).mean()
+            distances.append((found - wanted).square().sum(-1) / size)
+        return torch.where(targets != NOT_SCORED, torch.stack(distances).mean(0), 0.0)
+
+
+class _Call(NamedTuple):
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    output: Tensor
+
+
+@contextmanager
+def _recorded_calls(modules: list[nn.Module]) -> Iterator[dict[int, _Call]]:
+    """The last call of each module while the block runs."""
+    calls: dict[int, _Call] = {}
+
+    def record(n: int) -> Any:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            calls[n] = _Call(arguments, named, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    hooks = [module.register_forward_hook(record(n), with_kwargs=True) for n, module in enumerate(modules)]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _attentions(model: Any) -> list[Any]:
+    return [block.self_attn for block in model.base_model.layers]
+
+
+def _freeze_all_but(parts: list[nn.Module], model: nn.Module) -> None:
+    """The optimizer gets no parameters that no loss reaches."""
+    reached = {id(parameter) for part in parts for parameter in part.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in reached:
+            parameter.requires_grad_(False)
+
+
+# --------------------------------------------------------------------------------- on held-out data
+
+
+@final
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the scored tokens of held-out data."""
+
+    loss: float
+    tokens: int
+    accuracy: float
+    #: None at positions where nothing is scored
+    loss_by_position: list[float | None]
+
+    @property
+    def perplexity(self) -> float:
+        """e^loss, of the mean loss."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate(
+    objective: Objective, batches: Iterable[Batch], processes: Processes, length: int
+) -> Evaluation | None:
+    """Loss, accuracy and loss by position over all batches of all processes; None if nothing is scored."""
+    was_training = objective.training
+    objective.eval()
+    sums = torch.zeros(length, dtype=torch.float64, device=processes.device)
+    counts, hits = torch.zeros_like(sums), torch.zeros_like(sums)
+    for batch in batches:
+        here = batch.to(processes.device, non_blocking=True)
+        found = objective.by_token(here)
+        scored = here.targets != NOT_SCORED
+        sums += found.losses.double().sum(0)
+        counts += scored.sum(0)
+        if found.right is not None:
+            hits += (found.right & scored).sum(0)
+    objective.train(was_training)
+    sums, counts, hits = (processes.total(t) for t in (sums, counts, hits))
+    tokens = int(counts.sum())
+    if not tokens:
+        return None
+    by_position = [
+        total / count if count else None for total, count in zip(sums.tolist(), counts.tolist(), strict=True)
+    ]
+    return Evaluation(float(sums.sum()) / tokens, tokens, float(hits.sum()) / tokens, by_position)

@@ -1,0 +1,175 @@
+"""The model of a run: random or from a model folder, with LoRA adapters or without, saved at the end."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from torch import nn
+
+from maclaurin.data.source import Source
+from maclaurin.data.text_source import TextSource
+from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
+from maclaurin.models.loading import load_model
+from maclaurin.models.tokenizer_folder import (
+    as_fast_tokenizer,
+    byte_tokenizer,
+    end_texts_with,
+    save_tokenizer,
+)
+from maclaurin.training.config import TrainConfig
+
+#: default tokens per row of a run that starts from a model folder
+LENGTH_OF_STARTED = 1024
+#: the matrices that LoRA adapts
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+#: α/r, the factor of an adapter's product
+ADAPTER_SCALE = 2
+
+
+# ------------------------------------------------------------------------------------ before training
+
+
+def model_config(config: TrainConfig, source: Source) -> MaclaurinConfig:
+    """The Hugging Face configuration of a run."""
+    if config.start is not None:
+        return _config_of(config.start)
+    size = size_named(config.size)
+    if config.kv_heads is not None and (config.kv_heads < 1 or size.heads % config.kv_heads):
+        fitting = ", ".join(str(n) for n in range(1, size.heads + 1) if size.heads % n == 0)
+        raise InputError(
+            f"kv_heads={config.kv_heads} does not divide the {size.heads} query heads of size {size.name}: "
+            f"use one of {fitting}."
+        )
+    attention = config.attention[0] if len(config.attention) == 1 else list(config.attention)
+    return MaclaurinConfig.of_size(
+        size,
+        attention,
+        source.vocab_size,
+        num_key_value_heads=config.kv_heads,
+        initialization=config.initialization,
+    )
+
+
+def row_length(config: TrainConfig) -> int:
+    """Tokens per row."""
+    if config.length is not None:
+        return config.length
+    return size_named(config.size).length if config.start is None else LENGTH_OF_STARTED
+
+
+def starting_model(config: TrainConfig, source: Source) -> MaclaurinForCausalLM:
+    """The model before its first step, on the CPU; torch's generator must be seeded."""
+    if config.start is None:
+        return MaclaurinForCausalLM(model_config(config, source))
+    model, _ = load_model(config.start)
+    if source.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"the data have {source.vocab_size} tokens and the model in {config.start} knows "
+            f"{model.config.vocab_size}: use its own tokenizer, --tokenizer hf:{config.start}."
+        )
+    return model
+
+
+def _config_of(start: str) -> MaclaurinConfig:
+    folder = Path(start) / "model" if (Path(start) / "model").is_dir() else Path(start)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"start: {start} holds no model; make one with 'maclaurin convert'.")
+    return MaclaurinConfig.from_pretrained(folder)
+
+
+# ----------------------------------------------------------------------------------------------- LoRA
+
+
+def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = None) -> Any:
+    """Freeze the model and add LoRA adapters to its projections, in place; the PeftModel around it.
+
+    Every other module of attention (gates, norms of queries and keys, convolutions) is trained in full and
+    saved with the adapters.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError:
+        raise InputError("lora needs PEFT: pip install 'maclaurin[lora]'.") from None
+    settings = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=ADAPTER_SCALE * rank,
+        target_modules=list(ADAPTED),
+        modules_to_save=_trained_in_full(model) or None,
+        base_model_name_or_path=start,
+    )
+    return get_peft_model(model, settings)  # type: ignore[arg-type]
+
+
+def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
+    """Names of the modules of attention that have parameters and are no projections."""
+    children = [
+        item
+        for module in model.modules()
+        if isinstance(getattr(module, "self_attn", None), nn.Module)
+        for item in module.self_attn.named_children()  # type: ignore[union-attr]
+    ]
+    return sorted({name for name, child in children if name not in ADAPTED and list(child.parameters())})
+
+
+# ------------------------------------------------------------------------------------- after training
+
+
+def save_adapters(adapters: Any, folder: Path) -> None:
+    """As PEFT reads them again: PeftModel.from_pretrained(model, folder)."""
+    partial = _empty_beside(folder)
+    adapters.save_pretrained(partial)
+    _publish(partial, folder)
+
+
+def save_model(
+    model: MaclaurinForCausalLM, weights: dict[str, Any] | None, source: Source, folder: Path
+) -> None:
+    """Weights, configuration and tokenizer, in place of what the folder held before."""
+    partial = _empty_beside(folder)
+    _save_tokenizer(source, model, partial)
+    save_quietly(model, partial, weights)
+    _publish(partial, folder)
+
+
+def _empty_beside(folder: Path) -> Path:
+    partial = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Put a finished folder in its place, readable by whom the umask allows."""
+    marker = partial / ".mode"
+    marker.touch()
+    mode = marker.stat().st_mode & 0o777  # safetensors writes for the owner alone
+    marker.unlink()
+    for file in partial.rglob("*"):
+        if file.is_file():
+            file.chmod(mode)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def _save_tokenizer(source: Source, model: MaclaurinForCausalLM, folder: Path) -> None:
+    """Write the tokenizer and set the model's end-of-text token; synthetic tasks have neither."""
+    if not isinstance(source, TextSource):
+        return
+    tokenizer = _for_transformers(source.tokenizer)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder)
+        end_texts_with(model, source.tokenizer.separator)
+
+
+def _for_transformers(tokenizer: Tokenizer) -> Any | None:
+    if isinstance(tokenizer, Bytes):
+        return as_fast_tokenizer(byte_tokenizer())
+    if isinstance(tokenizer, BytePairs):
+        return as_fast_tokenizer(tokenizers.Tokenizer.from_str(tokenizer.serialized))
+    return tokenizer.transformers_tokenizer if isinstance(tokenizer, HubTokenizer) else None

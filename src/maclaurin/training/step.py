@@ -1,0 +1,191 @@
+"""One optimizer step: learning rate, gradients, clipping, AdamW, and the check for non-finite numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from maclaurin.errors import MaclaurinError
+from maclaurin.training.batches import StepBatch
+from maclaurin.training.config import TrainConfig
+from maclaurin.training.losses import Objective
+from maclaurin.training.processes import Processes
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """The rate of step 0, 1, …: lr·(step+1)/warmup at first, then from lr down to final_lr·lr."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.lr
+    end = config.decay_steps or config.steps
+    done = min(1.0, (step - config.warmup) / max(1, end - config.warmup))
+    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.lr * (config.final_lr + (1 - config.final_lr) * left)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW: matrices and embeddings decay; norms, biases, convolutions and rates do not."""
+    parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    decayed = [p for n, p in parameters if _decays(n, p)]
+    kept = [p for n, p in parameters if not _decays(n, p)]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.lr, betas=(config.beta1, config.beta2), fused=True
+    )
+
+
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.dim() >= 2 and "convolution" not in name
+
+
+class StepResult(NamedTuple):
+    """Still on the device: reading them waits for it."""
+
+    loss: Tensor
+    gradient_norm: Tensor
+
+
+class OptimizerStep:
+    """Gradients of a batch, applied unless the loss or a gradient is not finite.
+
+    The loss of a step is Σ losses / Σ scored tokens over the whole batch, whatever number of processes and
+    accumulated parts it is computed in. From the first step on whose numbers are not finite (or whose loss is
+    above config.largest_loss) no update is applied any more: this is decided on the device, so no step waits
+    for it, and the weights stay those before that step until the trainer reads the numbers and stops.
+    """
+
+    def __init__(self, objective: Objective, config: TrainConfig, processes: Processes) -> None:
+        self.config, self.processes = config, processes
+        self.objective = objective
+        self.shared = _distributed(objective, config, processes)
+        self.module: nn.Module = self.shared
+        self.optimizer = make_optimizer(objective, config)
+        self._diverged = torch.zeros((), device=processes.device)
+
+    def compile(self) -> None:
+        """Run the forward and backward pass through torch.compile from now on."""
+        self.module = torch.compile(self.shared)  # type: ignore[assignment]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile` is in force."""
+        return self.module is not self.shared
+
+    def run_eagerly(self) -> None:
+        """Undo `compile`, and drop the gradients of a step that failed half-way."""
+        self.module = self.shared
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self, batch: StepBatch, rate: float) -> StepResult:
+        """One step at this learning rate."""
+        loss = self.gradients(batch)
+        norm = _whole(nn.utils.clip_grad_norm_(self.objective.parameters(), self.config.clip or math.inf))
+        sound = norm.isfinite() & (loss <= self.config.largest_loss)
+        self._diverged = torch.where(sound, self._diverged, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.found_inf = self._diverged  # type: ignore[attr-defined]  # what AMP's GradScaler sets
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, norm)
+
+    def gradients(self, batch: StepBatch) -> Tensor:
+        """Leave the gradients in the parameters; the loss, over all processes."""
+        here = batch.to(self.processes.device)
+        scored: float | Tensor = float(max(1, batch.scored))
+        if self.processes.world > 1:
+            scored = self.processes.total(torch.tensor(scored, device=self.processes.device))
+        total = torch.zeros((), device=self.processes.device)
+        for number, part in enumerate(here.parts, start=1):
+            with self.autocast(), self._exchange(number == len(here.parts)):
+                loss = self.module(part.tokens, part.targets, part.documents) / scored
+                (loss * self.processes.world).backward()  # gradients are averaged over processes
+            total += loss.detach()
+        return self.processes.total(total)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of the config."""
+        if self.config.precision == "bf16":
+            return torch.autocast(self.processes.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Processes exchange gradients with the last part of a batch only."""
+        if isinstance(self.shared, DistributedDataParallel):
+            return contextlib.nullcontext() if last else self.shared.no_sync()
+        if hasattr(self.shared, "set_requires_gradient_sync"):
+            self.shared.set_requires_gradient_sync(last)  # FSDP2  # type: ignore[operator]
+        return contextlib.nullcontext()
+
+
+def _distributed(objective: Objective, config: TrainConfig, processes: Processes) -> nn.Module:
+    """The objective as the processes share it."""
+    if processes.world == 1:
+        return objective
+    if config.parallel == "fsdp":
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+        stack: Any = objective.model.base_model
+        for block in stack.layers:
+            fully_shard(block)
+        fully_shard(objective)
+        register_fsdp_forward_method(objective, "by_token")
+        return objective
+    devices = [processes.device] if processes.device.type == "cuda" else None
+    return DistributedDataParallel(objective, device_ids=devices)
+
+
+# ----------------------------------------------------------------------------------------- divergence
+
+
+class Diverged(MaclaurinError):
+    """The loss or a gradient is not finite, or the loss is far beyond what it should be."""
+
+    def __init__(self, step: int, reason: str, gradients: str, checkpoint: Path | None) -> None:
+        self.step = step
+        last = (
+            f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was written before"
+        )
+        super().__init__(
+            f"step {step}: {reason}. The update of this step was not applied; {last}.\n{gradients}\n"
+            "Try a lower learning rate, clipping, or a norm in the attention."
+        )
+
+
+def problem_with(loss: float, norm: float, largest_loss: float) -> str | None:
+    """Why a step is not sound, or None."""
+    if not math.isfinite(loss):
+        return "the loss is not a finite number"
+    if loss > largest_loss:
+        return f"the loss is {loss:.4g}, above largest_loss={largest_loss:g}"
+    if not math.isfinite(norm):
+        return f"the gradient is not finite, at a loss of {loss:.4g}"
+    return None
+
+
+def largest_gradients(model: nn.Module, most: int = 12) -> str:
+    """Norms of weights and gradients by parameter: first those that are not finite, then the largest."""
+    rows = []
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            rows.append((name, _norm(parameter), _norm(parameter.grad)))
+    rows.sort(key=lambda row: -row[2] if math.isfinite(row[2]) else -math.inf)
+    lines = [f"  {name}: |weight| {weight:.3g}, |gradient| {norm:.3g}" for name, weight, norm in rows[:most]]
+    return "\n".join(["largest gradients:", *lines])
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(_whole(tensor.detach().float().norm()))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that FSDP has split over processes."""
+    full = getattr(tensor, "full_tensor", None)
+    return (full() if full else tensor).detach()

@@ -1,0 +1,138 @@
+"""The table of programs: which one runs a call, what the others cost, and why they cannot."""
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin import InputError
+from maclaurin.programs import triton as gpu
+from maclaurin.programs.plan import PROGRAMS, find_plan, forget_plans
+from maclaurin.testing import Shape, assert_same, random_tensors
+
+WINDOW = "taylor(2,about=mean)+window(64,sinks=1)/sum"
+
+
+def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
+    return tuple(torch.empty(batch, tokens, heads, d, dtype=dtype, device="meta") for _ in "qkv")
+
+
+@pytest.mark.parametrize(
+    ("spec", "tokens", "call", "chosen"),
+    [
+        ("exp/sum", 1024, {}, "stock softmax"),
+        ("exp/len*out", 1024, {}, "stock softmax"),
+        ("exp(clamp=5)/len", 1024, {}, "score mod"),
+        ("exp*forget/sum", 1024, {}, "score mod"),
+        ("poly(0)+window(64)/sum", 1024, {}, "score mod"),
+        ("taylor(2)/sum", 1024, {}, "quadratic polynomial"),
+        ("sigmoid(-6.93)", 1024, {}, "quadratic polynomial"),
+        ("taylor(2)/sum", 65536, {}, "linear time"),
+        ("taylor(2)/sum", 1024, {"return_state": True}, "linear time"),
+        (WINDOW, 4096, {}, "window and tail"),
+        (WINDOW, 4096, {"state": True, "return_state": True}, "window and tail"),
+        ("taylor(2)/sum", 1, {"state": True}, "state step"),
+        ("power(2)*forget/sum", 1, {"state": True}, "state step"),
+        (WINDOW, 1, {"state": True}, "window step"),
+        ("taylor(2)/l2", 1, {"state": True}, "token step"),
+        ("hermite(2)/len", 4096, {}, "plain chunked"),
+    ],
+)
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+def test_a_gpu_that_is_not_there_can_be_planned_for(spec, tokens, call, chosen):
+    plan = maclaurin.plan(*meta(tokens), spec, device="cuda", **call)
+    assert plan.program.name == chosen
+    assert set(plan.costs) | set(plan.refusals) == set(PROGRAMS)
+    text = str(plan)
+    assert all(program.name in text for program in PROGRAMS)
+
+
+def test_every_refusal_is_a_reason():
+    plan = maclaurin.plan(*meta(64), "exp/sum", device="cpu")
+    assert all(len(why) > 10 for why in plan.refusals.values())
+    assert "no: it runs on a GPU" in str(maclaurin.plan(*meta(64), "taylor(2)/sum", device="cpu"))
+
+
+def test_the_plan_is_the_program_that_runs(monkeypatch):
+    """attention runs the object that plan names."""
+    case = random_tensors(maclaurin.parse("taylor(2)/sum"), Shape(), 0)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    chosen = maclaurin.plan(q, k, v, "taylor(2)/sum").program
+    ran = []
+    real = type(chosen).run
+    monkeypatch.setattr(type(chosen), "run", lambda self, call: ran.append(self) or real(self, call))
+    case.output()
+    assert ran == [chosen]
+
+
+def test_a_plan_is_found_once_per_kind_of_call(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "maclaurin.programs.dispatch.find_plan", lambda call: found.append(call) or find_plan(call)
+    )
+    forget_plans()
+    case = random_tensors(maclaurin.parse("taylor(2)*in/sum"), Shape(), 0)
+    for _ in range(3):
+        case.output()
+    assert len(found) == 1
+    case.tokens(0, 5).output()
+    case.map(torch.Tensor.float).output()
+    case.with_gradients().output()
+    case.output(causal=False)
+    assert len(found) == 5
+
+
+def test_a_remembered_plan_does_not_skip_checks():
+    """A call that differs in anything that could be wrong is checked."""
+    q = torch.randn(1, 6, 2, 4)
+    maclaurin.attention(q, q, q, "exp/sum")
+    with pytest.raises(InputError, match="dtype"):
+        maclaurin.attention(q, q.double(), q, "exp/sum")
+    with pytest.raises(InputError, match="no argument 'ouput_gate'"):
+        maclaurin.attention(q, q, q, "exp/sum", ouput_gate=q[..., 0])
+    with pytest.raises(InputError, match="Did you mean return_state"):
+        maclaurin.attention(q, q, q, "exp/sum", return_stat=True)
+
+
+@pytest.mark.parametrize(
+    ("properties", "hip", "words"),
+    [
+        ({"major": 8, "shared_memory_per_block_optin": 166912}, None, "this is an A100"),
+        ({"major": 12, "shared_memory_per_block_optin": 101376}, None, "this is an A100"),
+        ({"major": 9, "shared_memory_per_block_optin": 65536}, "6.3", "NVIDIA"),
+        ({"major": 9, "shared_memory_per_block_optin": 232448}, None, None),
+    ],
+)
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="needs triton, compiled")
+def test_other_gpus_get_plain_programs_and_a_reason(monkeypatch, properties, hip, words):
+    """An A100 has too little shared memory for the tiles; MI300 counts its capability from 9 as well."""
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = SimpleNamespace(name="A100", **properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    gpu._why_not_on_gpu.cache_clear()
+    try:
+        why = gpu.why_not_on(torch.device("cuda"))
+        assert why is None if words is None else words in why
+    finally:
+        gpu._why_not_on_gpu.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "spec", ["exp/sum", "exp/l2", "exp/len", "taylor(2)/len", "sigmoid(-1)", "exp/running"]
+)
+def test_the_last_tokens_of_padded_keys(spec):
+    """Fewer queries than keys, with padding anywhere: as the real tokens alone."""
+    case = random_tensors(maclaurin.parse(spec), Shape(batch=2, tokens=9), 0)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 1, 1]]).bool()
+    queries = {"q": case.tensors["q"][:, -2:]}
+    garbage = {
+        name: torch.where(mask.reshape(2, 9, *[1] * (t.dim() - 2)), t, torch.nan)
+        for name, t in case.tensors.items()
+        if name != "q"
+    }
+    y = maclaurin.attention(**queries, **garbage, spec=case.spec, key_padding_mask=mask)
+    for row in range(2):
+        alone = case.map(lambda t, row=row: t[row : row + 1, mask[row]]).output(form="parallel")
+        assert_same(y[row : row + 1], alone[:, -2:], spec)
