@@ -28,7 +28,9 @@ CASES = [
 @pytest.mark.parametrize("factor", [2e3, 1e18])
 def test_earlier_rows_stay_as_they_are(notation, form, dtype, factor, device):
     spec, cut = parse(notation), 70
-    case = random_tensors(spec, Shape(batch=1, tokens=96, kv_heads=1, group=1, d=16, e=16), 0, dtype, device=device)
+    case = random_tensors(
+        spec, Shape(batch=1, tokens=96, kv_heads=1, group=1, d=16, e=16), 0, dtype, device=device
+    )
     large = case.with_tensors(
         **{n: torch.cat([case.tensors[n][:, :cut], case.tensors[n][:, cut:] * factor], 1) for n in "qkv"}
     )

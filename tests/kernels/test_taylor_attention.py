@@ -58,6 +58,7 @@ def assert_right(notation, shape, dtype, device, *, chunk=0, offset=0.0):
         "taylor(4,about=mean)*in/sum",
         "taylor(1,about=mean)/sum",
         "taylor(2,about=mean)/l2",
+        "taylor(3,about=mean)/rms",
         BESIDE,
         "taylor(2)+window(9)/sum*out",
     ],
@@ -149,12 +150,12 @@ def at_once(case):
 @pytest.mark.parametrize("chunk", [0, 64])
 def test_operator_is_registered_as_torch_wants_it(chunk, device):
     q, k, v = (torch.randn(1, 30, 1, 16, device=device, requires_grad=True) for _ in range(3))
-    call = (q, k, v, None, None, 0.25, [1.0, 1.0, 0.5], True, 4, 1, chunk, True, chunk > 0)
+    call = (q, k, v, None, None, 0.25, [1.0, 1.0, 0.5], True, 4, 1, chunk, True, True, chunk > 0)
     assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
     if chunk:
         state, offset = (
             torch.rand(1, 1, 153, 17, device=device).requires_grad_(),
             torch.rand(1, 1, 16, device=device),
         )
-        call = (q, k, v, state, offset, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, False, True)
+        call = (q, k, v, state, offset, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, False, True, True)
         assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}

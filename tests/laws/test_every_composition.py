@@ -47,7 +47,14 @@ kernels = st.sampled_from(
 )
 windows = st.sampled_from([None, None, SlidingWindow(1), SlidingWindow(3, 2)])
 denominators = st.sampled_from(
-    [None, RowSum(), RowSum(floor=0.5), RowSum(eps=0.1, detach=True), VisibleKeys(), RunningSum(floor=1.0, len=True)]
+    [
+        None,
+        RowSum(),
+        RowSum(floor=0.5),
+        RowSum(eps=0.1, detach=True),
+        VisibleKeys(),
+        RunningSum(floor=1.0, len=True),
+    ]
 )
 norms = st.sampled_from([None, L2(), L2("dim"), RMS(), RMS(True), Layer()])
 
@@ -77,7 +84,9 @@ def test_it_runs_in_every_form_it_has(parts, seed):
         assert len(str(problem)) > 30
         assume(False)
         return
-    case = random_tensors(spec, Shape(batch=2, tokens=7, kv_heads=1, group=2, d=2, e=3), seed).with_gradients()
+    case = random_tensors(
+        spec, Shape(batch=2, tokens=7, kv_heads=1, group=2, d=2, e=3), seed
+    ).with_gradients()
     y = case.output(form="parallel")
     assert bool(y.isfinite().all())
     direction = torch.randn_like(y)

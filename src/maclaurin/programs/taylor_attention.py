@@ -1,9 +1,9 @@
-"""Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused program
-(triton/about_mean.py): every pair of the tail, or chunks of it through moments.
+"""Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused
+program (triton/about_mean.py): every pair of the tail, or chunks of it through moments.
 
-Rows come divided by their sum; gates and norms follow on them. A text that goes on from a state with a window
-is laid behind the keys the state keeps, sinks and window, as if it began with them; the tail begins with the
-state's moments.
+Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
+them. A text that goes on from a state with a window is laid behind the keys the state keeps, sinks and window,
+as if it began with them; the tail begins with the state's moments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from maclaurin.spec.polynomials import number_of_multisets
 #: Horner's rule is unrolled, and no higher order was measured
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
-_TENSORS, _OPTIONS = 5, 8
+_TENSORS, _OPTIONS = 5, 9
 
 
 class PairsAboutMean(Program):
@@ -72,6 +72,7 @@ class TailInChunks(Program):
         return (
             _refuse_spec(call)
             or (refuse_head(order, d) if order <= HIGHEST_MOVED else f"it goes up to order {HIGHEST_MOVED}")
+            or ("the row sum must be positive" if not _sums_are_positive(call) else None)
             or (_refuse_state(call) if call.carries_state else None)
             or refuse_tensors(call)
         )
@@ -110,11 +111,15 @@ def _refuse_spec(call: Call) -> str | None:
         return "it has no decay gate"
     if spec.norm is not None and not spec.norm.per_head:
         return "a norm over several heads sees the sum that rows are divided by"
-    if spec.kernel.row_sum_sign is not Sign.POSITIVE:
-        return "the row sum must be positive"
+    if window is not None and not _sums_are_positive(call):
+        return "beside a window the row sum must be positive"
     if not spec.ignores_row_scale:
         return "rows must be divided by their plain sum, or a norm must follow"
     return None if call.causal else "it is causal"
+
+
+def _sums_are_positive(call: Call) -> bool:
+    return call.spec.kernel.row_sum_sign is Sign.POSITIVE
 
 
 def _refuse_state(call: Call) -> str | None:
@@ -186,6 +191,7 @@ def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
         sinks,
         chunk,
         spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
+        _sums_are_positive(call),
         call.return_state,
     )
     return rows, moments_about(state, -origin) if call.return_state else state
@@ -214,6 +220,7 @@ def mean_polynomial(
     sinks: int,
     chunk: int,
     narrow: bool,
+    by_sum: bool,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y [B, T, H, e] in fp32 (`narrow`: in bf16, and what rounding took from it); the last state, or empty.
@@ -224,7 +231,7 @@ def mean_polynomial(
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import state_layout
 
-    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow)
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, by_sum)
     start = program.start_from(initial, offset, call.order, v.shape[3])
     y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state)
     state = q.new_empty(0, dtype=torch.float32)
@@ -255,12 +262,13 @@ def mean_polynomial_backward(
     window: int,
     sinks: int,
     chunk: int,
+    by_sum: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradient of the initial state, or empty."""
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import state_layout
 
-    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk)
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, by_sum=by_sum)
     d, e, orders = q.shape[3], v.shape[3], range(call.order + 1)
     d_totals = None
     if d_state is not None:
@@ -288,7 +296,7 @@ def mean_polynomial_backward(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     from maclaurin.programs.triton import block_layout, key_sums, moments, tiles
 
-    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, return_state = rest
+    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, _, return_state = rest
     batch, tokens, heads, d = q.shape
     kv_heads, e, wide, order = k.shape[2], v.shape[3], torch.float32, len(coefficients) - 1
     rows, tail = batch * kv_heads, max(0, tokens - window - sinks)
@@ -318,7 +326,8 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, initial, _, *ctx.call, _, ctx.return_state = inputs
+    q, k, v, initial, _, *call, _, by_sum, ctx.return_state = inputs
+    ctx.call = (*call, by_sum)
     y, rest, _, origin, *rows = output
     ctx.save_for_backward(q, k, v, y, rest, origin, initial, *rows)
     ctx.set_materialize_grads(False)

@@ -2,10 +2,10 @@
 
     x_ts = scale q_t·k_s,       tail of t: sinks ≤ s ≤ t − window,       exact: every other s ≤ t
     c_t = mean of x over the tail (or 0),       w_ts = Σ_n c_n (x − c_t)ⁿ in the tail, e^{x − c_t} elsewhere
-    y_t = Σ_s w_ts v_s / Σ_s w_ts
+    y_t = Σ_s w_ts v_s / Σ_s w_ts,      or over t where a sum could vanish
 
-The polynomial is exp cut off after some order, or stands for it. Rows are divided by their sum, so a constant added
-to all scores of a row changes nothing. With g = dy·v − dy·y and w′ the slope of the polynomial,
+The polynomial is exp cut off after some order, or stands for it. A constant added to all scores of a row changes
+nothing. With g = dy·v − dy·y (g = dy·v over t) and w′ the slope of the polynomial,
 
     dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
 
@@ -142,7 +142,7 @@ def _forward(
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
@@ -217,6 +217,8 @@ def _forward(
     for start in range(tl.maximum(i0, 0), i0 + BM, BN):
         acc, z = _add_tail(acc, z, q, c, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SINKS,
                            WINDOW, True, OPERAND, PRECISION)  # fmt: skip
+    if not BY_SUM:
+        z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
     there_rows = (t >= 0) & (t < T)
     at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
@@ -320,7 +322,7 @@ def _backward_queries(
     T, H, tiles, chunks, tail_tokens, all_rows, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; per row dy·y and dc/n for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
@@ -338,10 +340,12 @@ def _backward_queries(
     rows = (b * H + h) * T
     q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D).to(OPERAND)
     dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E).to(OPERAND)
-    y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
-    if NARROW:
-        y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
-    delta = tl.sum(dy.to(tl.float32) * y, 1)
+    delta = tl.zeros((BM,), tl.float32)
+    if BY_SUM:
+        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+        if NARROW:
+            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+        delta = tl.sum(dy.to(tl.float32) * y, 1)
     tl.store(DELTA + rows + t, delta, mask=there_rows)
     log = _numbers(LOG, rows, t0, i, T, float("inf"))
     c = tl.zeros((BM,), tl.float32)
@@ -564,8 +568,9 @@ def _sink_gradients(
 class Call:
     """The non-tensor arguments.
 
-    coefficients  c₀ … c_N of x − c; up to N = 2 where there are chunks; no row sum may vanish
+    coefficients  c₀ … c_N of x − c; up to N = 2 where there are chunks
     about_mean    whether c is the mean score of the tail; else 0
+    by_sum        whether rows are divided by their sum; else by the number of their keys, without a window and a start
     window, sinks exact keys: the last ones and the first ones; 0 and 0 for none
     chunk         tokens per chunk of the tail; 0 to form every pair
     narrow        y in bf16, with what rounding takes from it; else in fp32
@@ -578,6 +583,7 @@ class Call:
     sinks: int = 0
     chunk: int = 0
     narrow: bool = False
+    by_sum: bool = True
 
     @property
     def order(self) -> int:
@@ -710,7 +716,7 @@ def backward(
         q, k, v, dy, delta, rows.mean, rows.log, edge, centred, later.small, later.high.get(2), dk, dv,
         *strides, *centred.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, _chunks(later), call.scale,
-        **{n: u for n, u in sizes.items() if n != "SB"} | {"STARTED": d_totals is not None}, **tile,
+        **{n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM")} | {"STARTED": d_totals is not None}, **tile,
     )  # fmt: skip
     if call.window and call.sinks:
         sinks = min(call.sinks, tokens)
@@ -782,6 +788,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "BLOCKS": blocks(d, 2),
         "FAR": call.chunk > 0,
         "ABOUT_MEAN": call.about_mean,
+        "BY_SUM": call.by_sum,
         "STARTED": start is not None,
         **operand_options(q),
     }
