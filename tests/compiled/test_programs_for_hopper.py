@@ -9,8 +9,10 @@ if not INSTALLED or INTERPRETED:
     pytest.skip("needs triton, not interpreted", allow_module_level=True)
 
 from maclaurin.programs.triton import (
+    about_mean,
     block_layout,
     exp_modified,
+    first_order,
     moments,
     polynomial_linear,
     polynomial_quadratic,
@@ -63,6 +65,57 @@ def test_quadratic(order, d, dtype):
         y, rest, z = polynomial_quadratic.forward(q, k, v, call)
         polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
     assert_good(found)
+
+
+def test_quadratic_with_a_decay_gate():
+    q, k, v = tensors(64, 64)
+    call = polynomial_quadratic.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
+    totals = torch.empty(1, 2, 2048, dtype=torch.float64)
+    with compiled_for(HOPPER) as found:
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call, totals)
+        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, totals)
+    assert_good(found)
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype", "gated", "call"),
+    [
+        (64, torch.bfloat16, False, first_order.Call("identity", 0.125)),
+        (64, torch.bfloat16, True, first_order.Call("elu1", 1.0, "sum")),
+        (128, torch.bfloat16, False, first_order.Call("cosine", 1.0, length=1.0, rests=True)),
+        (64, torch.float16, True, first_order.Call("elu1", 1.0, "sum")),
+    ],
+)
+def test_linear_attention(d, dtype, gated, call):
+    q, k, v = tensors(d, d, dtype)
+    gates = (torch.empty(1, 2048, 2), torch.empty(1, 2048, 2)) if gated else (None, None)
+    state = torch.empty(1, 2, d, d + 1) if gated else None
+    with compiled_for(HOPPER) as found:
+        y, stat, rest, _, states = first_order.forward(
+            q, k, v, *gates, None, call, initial=state, return_state=gated
+        )
+        first_order.backward(
+            y, q, k, v, *gates, None, y, stat, rest, states, call, d_state=state, started=gated
+        )
+    assert_good(found, may_wait={"_key_states", "_gradient_states"})
+
+
+@pytest.mark.parametrize(
+    ("d", "call"),
+    [
+        (64, about_mean.Call(0.125, (1.0, 1.0, 0.5), narrow=True)),
+        (64, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, narrow=True)),
+        (64, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, chunk=1024, narrow=True)),
+        (128, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, narrow=True)),
+        (128, about_mean.Call(0.125, (1.0, 1.0, 0.5), chunk=1024, narrow=True)),
+    ],
+)
+def test_about_the_mean(d, call):
+    q, k, v = tensors(d, d)
+    with compiled_for(HOPPER) as found:
+        y, rest, rows, offset, _ = about_mean.forward(q, k, v, call)
+        about_mean.backward(y, q, k, v, y, rest, rows, offset, call)
+    assert_good(found, may_wait={*MAY_WAIT, "_forward", "_backward_keys"})  # a window rescales its rows
 
 
 @pytest.mark.parametrize(

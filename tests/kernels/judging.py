@@ -17,12 +17,11 @@ ROUNDING = {torch.float32: 2e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
 
 def plain(case, *, causal=True):
     """The parallel form in plain torch."""
-    tensors = {**case.tensors}
-    q, k, v = (tensors.pop(name) for name in "qkv")
-    scale = case.spec.kernel.default_scale(q.shape[3])
+    inputs = inputs_of(case)
+    scale = case.spec.kernel.default_scale(inputs.q.shape[3])
     y, _ = attend(
         case.spec,
-        Inputs(q, k, v, tensors),
+        inputs,
         Form.PARALLEL,
         scale=scale,
         causal=causal,
@@ -31,6 +30,13 @@ def plain(case, *, causal=True):
         return_state=False,
     )
     return y
+
+
+def inputs_of(case):
+    """The tensors of a case as programs take them."""
+    tensors = {**case.tensors}
+    q, k, v = (tensors.pop(name) for name in "qkv")
+    return Inputs(q, k, v, tensors)
 
 
 def outputs_and_gradients(case, run, direction):

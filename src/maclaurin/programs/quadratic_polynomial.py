@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import log_decay
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import running_totals
 from maclaurin.programs.operands import (
     operands,
     over_denominator,
@@ -56,9 +58,11 @@ class QuadraticPolynomial(Program):
         spec, inputs = call.spec, call.inputs
         weight = spec.kernel.fused
         assert weight is not None
+        decay = log_decay(spec, inputs)
         with torch.autocast(call.device.type, enabled=False):
             y, *_ = polynomial_attention(
                 *operands(spec, inputs),
+                None if decay is None else running_totals(decay),
                 [c * call.scale**n for n, c in enumerate(weight.coefficients)],
                 *row_divisor(spec),
                 call.causal,
@@ -79,7 +83,7 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
         return "it weighs nothing"
     if len(weight.coefficients) - 1 > _HIGHEST_ORDER:
         return f"it goes up to order {_HIGHEST_ORDER}"
-    return "it has no decay gate and no window" if spec.has_order_of_time else None
+    return "it has no window" if spec.window is not None else None
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -90,6 +94,7 @@ def polynomial_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    totals: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
     eps: float,
@@ -99,12 +104,13 @@ def polynomial_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
 
+    `totals` [B, K, T] in fp64 are running totals of the log decay gate: w is times e^{L_t − L_s}.
     `narrow`: y in bf16, and behind it what rounding took from it, for the backward pass; else that is empty.
     """
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
-    y, rest, z = program.forward(q, k, v, call)
+    y, rest, z = program.forward(q, k, v, call, totals)
     return y, q.new_empty(0) if rest is None else rest, z
 
 
@@ -117,16 +123,18 @@ def polynomial_attention_backward(
     y: Tensor,
     rest: Tensor,
     z: Tensor,
+    totals: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
     causal: bool,
     sigmoid: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, and the gradient of the totals, or empty."""
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
-    return program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call)
+    *found, d_totals = program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call, totals)
+    return *found, q.new_empty(0) if d_totals is None else d_totals  # type: ignore[return-value]
 
 
 @polynomial_attention.register_fake
@@ -139,23 +147,26 @@ def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tens
 
 
 @polynomial_attention_backward.register_fake
-def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    totals = rest[3]
+    d_totals = q.new_empty(0) if totals is None else torch.empty_like(totals)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_totals
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, totals, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
+    ctx.save_for_backward(q, k, v, totals, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """What rounding took and the divisor z are for this pass only: nothing of a spec reads them."""
     if dy is None:
-        return (None,) * 9
-    q, k, v, y, rest, z = ctx.saved_tensors
+        return (None,) * 10
+    q, k, v, totals, y, rest, z = ctx.saved_tensors
     call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
-    return *polynomial_attention_backward(dy, q, k, v, y, rest, z, *call), *(None,) * 6
+    *found, d_totals = polynomial_attention_backward(dy, q, k, v, y, rest, z, totals, *call)
+    return *found, None if totals is None else d_totals, *(None,) * 6
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

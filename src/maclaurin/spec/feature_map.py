@@ -30,6 +30,8 @@ class FeatureMap(Part):
     keeps_digits: ClassVar[bool] = False
     #: whether φ(u) = u, so that nothing need be computed
     is_identity: ClassVar[bool] = False
+    #: what the fused program for linear(φ) calls it; None: φ is computed before it
+    fused: ClassVar[str | None] = None
 
     @abstractmethod
     def __call__(self, u: Tensor) -> Tensor:
@@ -59,6 +61,7 @@ class Identity(FeatureMap):
     """φ(u) = u"""
 
     notation: ClassVar[str] = "identity"
+    fused: ClassVar[str | None] = "identity"
     keeps_digits: ClassVar[bool] = True
     is_identity: ClassVar[bool] = True
 
@@ -82,6 +85,7 @@ class Elu1(FeatureMap):
     """φ(u) = elu(u) + 1:  u + 1 where u > 0, eᵘ elsewhere."""
 
     notation: ClassVar[str] = "elu1"
+    fused: ClassVar[str | None] = "elu1"
     sign: ClassVar[Sign] = Sign.POSITIVE
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -98,6 +102,7 @@ class Relu(FeatureMap):
     """φ(u) = max(u, 0)"""
 
     notation: ClassVar[str] = "relu"
+    fused: ClassVar[str | None] = "relu"
     keeps_digits: ClassVar[bool] = True
     sign: ClassVar[Sign] = Sign.NONNEGATIVE
 
@@ -121,6 +126,7 @@ class Cosine(FeatureMap):
     """φ(u) = u/‖u‖₂, so κ is the cosine of the angle; a zero vector stays zero."""
 
     notation: ClassVar[str] = "cosine"
+    fused: ClassVar[str | None] = "cosine"
 
     def __call__(self, u: Tensor) -> Tensor:
         length = u.square().sum(-1, keepdim=True)

@@ -43,6 +43,8 @@ class ValueGate(Gate):
     """Acts on each value before it is summed: v_s → gate(v_s)."""
 
     stage: ClassVar[int] = 2
+    #: whether it is v·gate, which fused programs can do
+    multiplies: ClassVar[bool] = False
 
     @abstractmethod
     def on_values(self, v: Tensor, gate: Tensor) -> Tensor:
@@ -85,6 +87,7 @@ class InputGate(ValueGate):
     """i_s v_s"""
 
     notation: ClassVar[str] = "in"
+    multiplies: ClassVar[bool] = True
     argument: ClassVar[Argument] = Argument("input_gate", symbol="i_s", tokens="key", heads="key")
 
     def on_values(self, v: Tensor, gate: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class CompiledProgram:
     """What one program takes.
 
     registers               per thread
-    spills_in_loops         loads and stores of spilled registers within the loops that multiply matrices
+    spills                  loads and stores of spilled registers in all of the program
+    spills_in_loops         those within the loops that multiply matrices
     shared                  bytes of shared memory
     matrix_instructions     how many there are
     serialized              whether the assembler makes them wait for each other (its warning C7515), for instance
@@ -44,6 +45,7 @@ class CompiledProgram:
     name: str
     warps: int
     registers: int
+    spills: int
     spills_in_loops: int
     shared: int
     matrix_instructions: int
@@ -68,14 +70,18 @@ class _NoGPU:
 
 
 @contextlib.contextmanager
-def compiled_for(capability: int) -> Iterator[list[CompiledProgram]]:
-    """Launches inside compile only; the list fills with what they would have run."""
+def compiled_for(capability: int, *, describe: bool = True) -> Iterator[list[CompiledProgram]]:
+    """Launches inside compile only; the list fills with what they would have run.
+
+    Without `describe` they only go into triton's cache, which a later process on a GPU finds them in.
+    """
     found: list[CompiledProgram] = []
     launch, active = JITFunction.run, driver._active
 
     def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
-        found.append(_described(self.__name__, kernel, capability))
+        if describe:
+            found.append(_described(self.__name__, kernel, capability))
         return kernel
 
     driver.set_active(_NoGPU(capability))  # type: ignore[arg-type]
@@ -93,13 +99,14 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
         binary.write_bytes(kernel.asm["cubin"])
         usage = _cuobjdump("--dump-resource-usage", binary)
         code = _cuobjdump("-sass", binary)
-    registers = int(re.findall(r"REG:(\d+)", usage)[0])
+    registers = max(map(int, re.findall(r"REG:(\d+)", usage)))
     instructions = machine_code.instructions(code)
     matrix = sum(bool(machine_code.MATRIX.match(text)) for text in instructions.values())
     return CompiledProgram(
         name,
         warps=kernel.metadata.num_warps,
         registers=registers,
+        spills=machine_code.spills(instructions),
         spills_in_loops=machine_code.spills_in_loops(instructions),
         shared=kernel.metadata.shared,
         matrix_instructions=matrix,

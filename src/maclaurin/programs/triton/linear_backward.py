@@ -71,6 +71,7 @@ def backward_queries(
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα where rows have their own, and Σ_s g w (how the loss grows with all weights of a row)."""
+    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -213,6 +214,7 @@ def backward_keys(
     The moments are those of (q, dn, dz) over later chunks. Where rows have coefficients of their own, these are
     in the moments already; LEFT is ln of what is left of a key at the end of its chunk.
     """
+    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BN
     heads = H // GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)

@@ -51,6 +51,7 @@ def forward_rows(
     BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
+    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP

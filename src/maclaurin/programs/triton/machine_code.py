@@ -25,6 +25,11 @@ def instructions(code: str) -> dict[int, str]:
     return {int(address, 16): text for address, text in lines}
 
 
+def spills(code: dict[int, str]) -> int:
+    """Loads and stores of spilled registers."""
+    return sum(bool(_SPILL.match(text)) for text in code.values())
+
+
 def spills_in_loops(code: dict[int, str]) -> int:
     """Spill traffic in innermost loops with a matrix product: there it costs time at every turn."""
     return sum(bool(_SPILL.match(text)) for body in multiplying_loops(code) for text in body)

@@ -41,6 +41,10 @@ from maclaurin.programs.triton.tiles import cdiv, load_rows, operand, operand_op
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and loads ahead of the program for high orders, in bf16
 HIGH = (64, 4, 3)
+#: the same where products are made in fp32. Their left operand is made anew in registers in every turn, which Hopper's
+#: products may still be reading (triton issue 9433): one group of four warps, and no loads ahead, so that each product
+#: has ended before the next begins
+WIDE = (32, 4, 1)
 
 
 @triton.jit
@@ -141,11 +145,11 @@ def _high(
 @launched
 @triton.jit
 def _small(
-    X, G, WEIGHTS, OMEGA, OUT,
+    X, G, WEIGHTS, OMEGA, EXTRA, OUT,
     x_b, x_t, x_h, g_b, g_t, g_h, T, heads, chunks, all_rows,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
-    OMEGAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The small moments of one chunk of one key-value head."""
     c = tl.program_id(0)
@@ -175,7 +179,10 @@ def _small(
             if SUMS:
                 omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
-                z_first += tl.sum(x.to(tl.float32) * (w1 * omega)[:, None], 0)
+                of_first = w1 * omega
+                if EXTRAS:
+                    of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
+                z_first += tl.sum(x.to(tl.float32) * of_first[:, None], 0)
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
@@ -262,6 +269,7 @@ class Side:
     x, g        [B, T, H, d], [B, T, H, e]
     weights     [3 or 4, B, H, T] fp32, one factor per order and token, or None for ones
     omega       [B, H, T] fp32, what the row sum weighs a token with, or None for ones
+    extra       [B, H, T] fp32, a further weight in Σ ω x alone, or None for zeros
     carry       [B, K, chunks] fp32, what is left of the past at the end of each chunk, or None for ones
     group       heads of x and g per key-value head; their moments are added
     """
@@ -272,6 +280,7 @@ class Side:
     omega: Tensor | None = None
     carry: Tensor | None = None
     group: int = 1
+    extra: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -339,9 +348,9 @@ def _small_moments(
         out[:, :, d * e + e :].zero_()
     wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
     _small[(chunks, batch * heads)](
-        x, g, side.weights, side.omega, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
+        x, g, side.weights, side.omega, side.extra, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
-        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None,
+        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None, EXTRAS=side.extra is not None,
         **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
     )  # fmt: skip
     total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
@@ -366,9 +375,10 @@ def _high_moments(
     )
     padded = chunks * chunk
     weight = None if side.weights is None else side.weights[order]
-    block, warps, stages = HIGH if kind is torch.bfloat16 else (32, 8, 3)
+    narrow = kind is torch.bfloat16
+    block, warps, stages = HIGH if narrow else WIDE
     tile, columns = min(block, chunk), cdiv(e, 64)
-    many = count // GROUPED * batch * heads * columns >= FEW_PROGRAMS or chunk % (2 * tile)
+    many = (narrow and count // GROUPED * batch * heads * columns >= FEW_PROGRAMS) or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
     _high[(count // grouped, batch * heads, columns)](
         lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
@@ -376,6 +386,6 @@ def _high_moments(
         D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
         ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
         STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),
-        num_warps=8 if width(d) > 64 else warps, num_stages=stages,
+        num_warps=8 if narrow and width(d) > 64 else warps, num_stages=stages,
     )  # fmt: skip
     return out, final

@@ -7,6 +7,10 @@ dz = −Σ dn∘y (0 where D is no row sum; row_quotient.py):
 
     dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
+With a decay gate w is multiplied by e^{L_t − L_s}, L the running total of ln f (fp64). Between different tiles of
+queries and keys it is e^{L_t − L_o} e^{L_o − L_s} with o between the two, so neither factor exceeds one: one number per
+row and one per column. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
+
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 """
 
@@ -84,10 +88,28 @@ def _slope(s, C: tl.constexpr, SIGMOID: tl.constexpr):
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-              OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
+    """L of the tokens n, that of the last one beyond the text."""
+    if DECAY:
+        totals = tl.load(TOTALS + at + tl.minimum(n, T - 1))
+    else:
+        totals = n * 0.0
+    return totals
+
+
+@triton.jit
+def _kept(of_query, of_key):
+    """e^{L_t − L_s}; at most 1, also for pairs that a mask takes away."""
+    return tl.exp(tl.minimum((of_query - of_key).to(tl.float32), 0.0))
+
+
+@triton.jit
+def _add_keys(acc, z, q, k, v, m, n, T, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr,
+              MASKED: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the sums of a tile of queries."""
     w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), C, SIGMOID)
+    if DECAY:
+        w *= _kept(of_query[:, None], of_key[None, :]) if MASKED else _kept(of_query, of_key)[None, :]
     if MASKED:
         seen = (n < T)[None, :]
         if CAUSAL:
@@ -101,12 +123,12 @@ def _add_keys(acc, z, q, k, v, m, n, T, C: tl.constexpr, SIGMOID: tl.constexpr, 
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, Y, REST, Z,
+    Q, K, V, TOTALS, Y, REST, Z,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
     T, H, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -116,6 +138,8 @@ def _forward(
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
+    totals = (b * (H // GROUP) + g) * T
+    of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
@@ -123,30 +147,26 @@ def _forward(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, False, CAUSAL, OPERAND, PRECISION)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        acc, z = _add_keys(
+            acc, z, q, k, v, m, n, T, origin, of_key, C, SIGMOID, DECAY, False, CAUSAL, OPERAND, PRECISION
+        )
+    if DECAY:
+        kept = _kept(of_query, origin)
+        acc, z = acc * kept[:, None], z * kept
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        acc, z = _add_keys(acc, z, q, k, v, m, n, T, C, SIGMOID, True, CAUSAL, OPERAND, PRECISION)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        acc, z = _add_keys(
+            acc, z, q, k, v, m, n, T, of_query, of_key, C, SIGMOID, DECAY, True, CAUSAL, OPERAND, PRECISION
+        )
     seen = m + 1 if CAUSAL else m * 0 + T
     divisor = divisor_of(z, seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
     tl.store(Z + (b * H + h) * T + m, divisor, mask=m < T)
-
-
-@triton.jit
-def _score_gradient(
-    s, dw, dz, seen, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr
-):
-    """ds = (dn·v + dz) w′(s)."""
-    if BY_SUM:
-        dw += dz
-    ds = dw * _slope(s, C, SIGMOID)
-    if MASKED:
-        ds = tl.where(seen, ds, 0.0)
-    return ds
 
 
 @triton.jit
@@ -160,8 +180,8 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, q, dn, dz, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                 MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                 DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
@@ -169,23 +189,33 @@ def _add_queries(dk, dv, k, v, q, dn, dz, m, n, C: tl.constexpr, SIGMOID: tl.con
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     w = _weight(s, C, SIGMOID)
     seen = n[:, None] <= m[None, :]
+    if DECAY:
+        kept = _kept(of_query[None, :], of_key[:, None]) if MASKED else _kept(of_query, of_key)[None, :]
+        w *= kept
     if MASKED:
         w = tl.where(seen, w, 0.0)
     dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
     dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
-    ds = _score_gradient(s, dw, dz[None, :], seen, C, SIGMOID, BY_SUM, MASKED)
-    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv
+    if BY_SUM:
+        dw += dz[None, :]
+    if DECAY:
+        dl += tl.sum(w * dw, 1).to(dl.dtype)  # not rounded: sums along the text cancel
+        dw *= kept
+    ds = dw * _slope(s, C, SIGMOID)
+    if MASKED:
+        ds = tl.where(seen, ds, 0.0)
+    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
 
 
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, DK, DV,
+    Q, K, V, DN, DZ, TOTALS, DK, DV, DL,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
@@ -194,25 +224,36 @@ def _backward_keys(
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    totals = (b * kv_heads + g) * T
+    of_key, origin = _totals(TOTALS, totals, n, T, DECAY), _totals(TOTALS, totals, first + BN - 1, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
+    dl = tl.zeros((BN,), of_key.dtype)
     begin = first // BM * BM if CAUSAL else 0
     whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+        for start in range(whole, T, BM):
+            m = start + tl.arange(0, BM)
+            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
+            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM), _totals(TOTALS, totals, m, T, DECAY)
+            dk, dv, dl = _add_queries(
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_query, origin, C, SIGMOID, BY_SUM, DECAY, False, OPERAND, PRECISION
+            )  # fmt: skip
+    if DECAY:
+        kept = _kept(origin, of_key)
+        dk, dv, dl = dk * kept[:, None], dv * kept[:, None], dl * kept
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + tl.arange(0, BM)
             q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz = _row_sums(DZ, rows, m, T, BY_SUM)
-            dk, dv = _add_queries(dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
-        for start in range(whole, T, BM):
-            m = start + tl.arange(0, BM)
-            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz = _row_sums(DZ, rows, m, T, BY_SUM)
-            dk, dv = _add_queries(
-                dk, dv, k, v, q, dn, dz, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION
-            )
+            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM), _totals(TOTALS, totals, m, T, DECAY)
+            dk, dv, dl = _add_queries(
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C, SIGMOID, BY_SUM, DECAY, True, OPERAND, PRECISION
+            )  # fmt: skip
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -221,28 +262,37 @@ def _backward_keys(
     tl.store(
         DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
     )
+    if DECAY:
+        tl.store(DL + totals + n, dl, mask=n < T)
 
 
 @triton.jit
-def _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                       MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                       DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
-    seen = n[None, :] <= m[:, None]
-    ds = _score_gradient(s, dw, dz[:, None], seen, C, SIGMOID, BY_SUM, MASKED)
-    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION)
+    if BY_SUM:
+        dw += dz[:, None]
+    if DECAY:
+        dw *= _kept(of_query[:, None], of_key[None, :]) if MASKED else _kept(of_query, of_key)[None, :]
+    if MASKED:
+        dw = tl.where(n[None, :] <= m[:, None], dw, 0.0)
+    if DECAY:
+        dl += tl.sum(dw * _weight(s, C, SIGMOID), 1).to(dl.dtype)
+    ds = dw * _slope(s, C, SIGMOID)
+    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, DQ,
+    Q, K, V, DN, DZ, TOTALS, DQ, DL,
     q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
     T, H,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -254,48 +304,110 @@ def _backward_queries(
     dz = _row_sums(DZ, (b * H + h) * T, m, T, BY_SUM)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
+    totals = (b * (H // GROUP) + g) * T
+    of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
+    dl = tl.zeros((BM,), of_query.dtype)
     whole = first // BN * BN if CAUSAL else T
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, False, OPERAND, PRECISION)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        dq, dl = _add_keys_to_query(
+            dq,
+            dl,
+            q,
+            dn,
+            dz,
+            k,
+            v,
+            m,
+            n,
+            origin,
+            of_key,
+            C,
+            SIGMOID,
+            BY_SUM,
+            DECAY,
+            False,
+            OPERAND,
+            PRECISION,
+        )
+    if DECAY:
+        kept = _kept(of_query, origin)
+        dq, dl = dq * kept[:, None], dl * kept
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        dq = _add_keys_to_query(dq, q, dn, dz, k, v, m, n, C, SIGMOID, BY_SUM, True, OPERAND, PRECISION)
+        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        dq, dl = _add_keys_to_query(
+            dq,
+            dl,
+            q,
+            dn,
+            dz,
+            k,
+            v,
+            m,
+            n,
+            of_query,
+            of_key,
+            C,
+            SIGMOID,
+            BY_SUM,
+            DECAY,
+            True,
+            OPERAND,
+            PRECISION,
+        )
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
     )
+    if DECAY:
+        tl.store(DL + (b * H + h) * T + m, dl, mask=m < T)
 
 
 # ------------------------------------------------------------------------------------ launching
 
 
 @on_its_device
-def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor | None, Tensor]:
-    """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded.
+
+    `totals` [B, K, T] in fp64 are those of the log decay gate, for causal calls.
+    """
     batch, tokens, heads, _ = q.shape
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, tokens)
     _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, y, rest, z,
+        q, k, v, totals, y, rest, z,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
         tokens, heads, call.eps,
         **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
-        BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal, NARROW=call.narrow,
+        BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal,
+        DECAY=totals is not None, NARROW=call.narrow,
     )  # fmt: skip
     return y, rest, z
 
 
 @on_its_device
 def backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, rest: Tensor | None, z: Tensor, call: Call
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv in the dtypes of q, k, v."""
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    rest: Tensor | None,
+    z: Tensor,
+    call: Call,
+    totals: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv in the dtypes of q, k, v, and the gradient of the totals in fp64."""
     batch, tokens, heads, _ = q.shape
     kv_heads = k.shape[2]
     dn, dz = row_quotient.backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
@@ -306,18 +418,25 @@ def backward(
         "SIGMOID": call.sigmoid,
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
+        "DECAY": totals is not None,
     }
+    of_rows = of_keys = None
+    if totals is not None:
+        of_rows = torch.empty(batch, heads, tokens, dtype=torch.float64, device=q.device)
+        of_keys = torch.empty_like(totals)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
     tile = _tile("keys", q, v, tokens)
     _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, dk, dv, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        q, k, v, dn, dz, totals, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
         tokens, heads, **common, **tile,
     )  # fmt: skip
     tile = _tile("queries", q, v, tokens)
     _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, dq, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
+        q, k, v, dn, dz, totals, dq, of_rows, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
     )
-    return dq, dk, dv
+    if of_rows is None or of_keys is None:
+        return dq, dk, dv, None
+    return dq, dk, dv, of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
 
 
 def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:

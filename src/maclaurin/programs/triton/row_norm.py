@@ -22,7 +22,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.tiles import row_offsets, row_tiles
+from maclaurin.programs.triton.tiles import entries, row_offsets, row_tiles
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _forward(
     if GATE == 1:
         out *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if GATE == 2:
-        out *= tl.load(P + row[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+        out *= tl.load(P + entries(row, e, E), mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
 
@@ -71,7 +71,7 @@ def _backward_from_answer(
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    out = tl.load(OUT + row.to(tl.int64)[:, None] * E + e[None, :], mask=inside, other=0.0).to(tl.float32)
+    out = tl.load(OUT + entries(row, e, E), mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
     dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
     squared = tl.sum(out * out, 1)  # of the answer as it was rounded: da is to be orthogonal to that
@@ -105,7 +105,7 @@ def _backward(
         tl.store(DP + row, dp.to(DP.dtype.element_ty), mask=row < rows)
         dn *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
     if GATE == 2:
-        gate_at = row[:, None] * E + e[None, :]
+        gate_at = entries(row, e, E)
         tl.store(DP + gate_at, (dn * unit).to(DP.dtype.element_ty), mask=inside)
         dn *= tl.load(P + gate_at, mask=inside, other=0.0).to(tl.float32)
     da = (dn - unit * tl.sum(dn * unit, 1)[:, None]) * inverse[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import dense
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.tiles import operand, row_offsets, row_tiles
+from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 
 @launched
@@ -35,7 +35,7 @@ def _backward(
     at = row_offsets(row, T, H, dy_b, dy_t, dy_h)[:, None] + e[None, :]
     dn = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32) / divisor[:, None]
     dn = dn.to(DN.dtype.element_ty)
-    at = row.to(tl.int64)[:, None] * E + e[None, :]
+    at = entries(row, e, E)
     tl.store(DN + at, dn, mask=inside)
     if BY_SUM:
         y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)

@@ -40,9 +40,16 @@ def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
 
 @triton.jit
 def row_offsets(row, N, M, s_b, s_n, s_m):
-    """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through."""
+    """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through; in 64 bits."""
+    row = row.to(tl.int64)
     b, rest = row // (N * M), row % (N * M)
-    return b.to(tl.int64) * s_b + (rest // M).to(tl.int64) * s_n + (rest % M) * s_m
+    return b * s_b + rest // M * s_n + rest % M * s_m
+
+
+@triton.jit
+def entries(row, e, E: tl.constexpr):
+    """Where the entries e of rows of a contiguous tensor [rows, E] lie; in 64 bits."""
+    return row.to(tl.int64)[:, None] * E + e[None, :]
 
 
 def width(size: int) -> int:

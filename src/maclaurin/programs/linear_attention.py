@@ -1,0 +1,289 @@
+"""linear(φ) in linear time, on its own fused program triton/first_order.py.
+
+The program computes feature map, gates, denominator and norm; whatever else a spec has follows on its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.inputs import gated_values, log_decay, working_dtype
+from maclaurin.forms.state import State
+from maclaurin.programs.operands import (
+    over_denominator,
+    refuse_denominator,
+    refuse_tensors,
+    row_divisor,
+    rows_are_divided,
+)
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.row_operators import finish_rows
+from maclaurin.programs.triton import dense
+from maclaurin.spec import AttentionSpec, Sign
+
+#: tokens per chunk in bf16; half of it in fp32 and fp16
+_CHUNK = 64
+#: tensors and other arguments of `first_order`
+_TENSORS, _OPTIONS = 7, 12
+
+
+class LinearAttention(Program):
+    """φ(q)·φ(k), causal or not, from and to a state."""
+
+    name = "linear attention"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        if spec.kernel.feature_map is None or spec.orders != (1,):
+            return "it is for linear(φ)"
+        return (
+            ("it knows no window" if spec.window is not None else None)
+            or (
+                "without a causal mask it has no decay gate" if not call.causal and spec.decay_gates else None
+            )
+            or refuse_denominator(spec)
+            or (_refuse_state(call) if call.carries_state else None)
+            or refuse_tensors(call)
+        )
+
+    def chunk(self, call: Call) -> int:
+        asked = _CHUNK if call.chunk_size is None else call.chunk_size
+        largest = _CHUNK if call.inputs.q.dtype == torch.bfloat16 else _CHUNK // 2
+        return min(largest, max(16, 1 << (asked - 1).bit_length()))
+
+    def cost(self, call: Call) -> Cost:
+        batch, tokens, heads, d = call.inputs.q.shape
+        kv_heads, e, chunk = call.inputs.k.shape[2], call.inputs.v.shape[3], self.chunk(call)
+        rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
+        size = call.inputs.q.element_size()
+        states = keys / chunk * d * e * size
+        moved = size * (rows * (d + e) + 2 * keys * (d + e)) + 2 * states
+        return Cost(2 * (rows + keys) * d * e + 2 * rows * chunk * (d + e), moved, 3, states)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):
+            y, moments = linear_rows(call, self.chunk(call))
+        if not call.return_state:
+            return y, None
+        return y, _state_after(call, moments)
+
+
+def _refuse_state(call: Call) -> str | None:
+    if not call.causal:
+        return "without a causal mask it carries no state"
+    if call.state is not None and call.state.moments.dtype != torch.float32:
+        return "it keeps states in fp32"
+    if call.spec.running_argument is not None:
+        return "it keeps no running sum"
+    return None if call.inputs.present is None else "with a state it knows no padding"
+
+
+def _state_after(call: Call, moments: Tensor) -> State:
+    state, k = call.state, call.inputs.k
+    count = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
+    decay = log_decay(call.spec, call.inputs)
+    if decay is not None:
+        decay = decay.sum(-1)
+        decay = decay if state is None or state.log_decay is None else state.log_decay + decay
+    return State(call.spec, moments, count + call.keys, decay)
+
+
+def linear_rows(call: Call, chunk: int) -> tuple[Tensor, Tensor]:
+    """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
+    spec, inputs, state = call.spec, call.inputs, call.state
+    feature_map, before = spec.kernel.feature_map, None if state is None else state.count
+    assert feature_map is not None
+    q, k, v, name = inputs.q, inputs.k, inputs.v, feature_map.fused
+    if name is None:
+        q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
+        name = "identity"
+    gate = _gate_inside(spec)
+    if gate is None and spec.value_gates:
+        v = gated_values(spec, v.to(working_dtype(v.dtype)), inputs.gates).to(v.dtype)
+    length = _length_inside(spec, v.shape[3])
+    divisor, eps = ("one", 0.0) if length else row_divisor(spec)
+    final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
+    cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
+    y, _, _, moments, *_ = first_order(
+        dense(q),
+        dense(k),
+        dense(v),
+        None if gate is None else inputs.gates[gate],
+        _log_decay(spec, inputs.gates),
+        before if divisor == "count" else None,
+        None if state is None else state.moments,
+        name,
+        call.scale,
+        divisor,
+        eps,
+        length,
+        length > 0 and spec.norm is not None and spec.norm.centred,
+        call.causal,
+        final,
+        final and q.dtype != torch.float32 and (length > 0 or cancels),
+        chunk,
+        0,
+        call.return_state,
+    )
+    if length > 0:
+        return y, moments
+    if not rows_are_divided(spec):
+        y, _ = over_denominator(spec, inputs, y, call.causal, state)
+    return finish_rows(spec, y, inputs.gates, inputs.q.dtype), moments
+
+
+def _gate_inside(spec: AttentionSpec) -> str | None:
+    """The argument that the program multiplies values with, if there is one such gate."""
+    gates = spec.value_gates
+    if len(gates) != 1 or not gates[0].multiplies or gates[0].argument.per_channel:
+        return None
+    return gates[0].argument.name
+
+
+def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
+    """ln f [B, T, K] of all decay gates; the program limits it."""
+    if not spec.decay_gates:
+        return None
+    first, *others = (gate.log_decay(gates[gate.argument.name]) for gate in spec.decay_gates)
+    return sum(others, first)
+
+
+def _length_inside(spec: AttentionSpec, e: int) -> float:
+    """The length a norm gives to rows, where nothing else is done to them; else 0."""
+    if spec.norm is None or spec.gates_before_norm or spec.gates_after_norm:
+        return 0.0
+    divided_out = spec.denominator is None or spec.denominator in spec.cancelled
+    return spec.norm.length(e) or 0.0 if divided_out else 0.0
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::first_order")
+def first_order(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor | None,
+    log_forget: Tensor | None,
+    before: Tensor | None,
+    initial: Tensor | None,
+    feature_map: str,
+    scale: float,
+    divisor: str,
+    eps: float,
+    length: float,
+    centred: bool,
+    causal: bool,
+    final: bool,
+    rests: bool,
+    chunk: int,
+    segments: int,
+    return_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y [B, T, H, e] (fp32 unless `final`), a number per row, what rounding took from y; the last state.
+
+    q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
+    strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
+    fp32 [B, K, d, e], with Σ φ(k) as one more column under "sum". The other arguments are those of Call in
+    triton/first_order.py. The last five tensors are for the backward pass.
+    """
+    from maclaurin.programs.triton import first_order as program
+
+    call = program.Call(
+        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
+    )
+    *found, states = program.forward(
+        q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
+    )
+    return (*found, *states)  # type: ignore[return-value]
+
+
+@operator("maclaurin::first_order_backward")
+def first_order_backward(
+    dy: Tensor,
+    d_state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor | None,
+    log_forget: Tensor | None,
+    before: Tensor | None,
+    y: Tensor,
+    stat: Tensor,
+    rest: Tensor,
+    states: list[Tensor],
+    started: bool,
+    feature_map: str,
+    scale: float,
+    divisor: str,
+    eps: float,
+    length: float,
+    centred: bool,
+    causal: bool,
+    final: bool,
+    rests: bool,
+    chunk: int,
+    segments: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, and the gradients of both gates and of the initial state, or empty."""
+    from maclaurin.programs.triton import first_order as program
+
+    call = program.Call(
+        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
+    )
+    given = q, k, v, input_gate, log_forget, before, y, stat, rest, program.States(*states), call
+    found = program.backward(dy, *given, d_state=d_state, started=started)
+    return tuple(q.new_empty(0) if u is None else u for u in found)  # type: ignore[return-value]
+
+
+@first_order.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    from maclaurin.programs.triton import first_order as program
+
+    call, return_state = program.Call(*rest[4:-1]), rest[-1]
+    return program.shapes(q, k, v, rest[1], call, return_state)
+
+
+@first_order_backward.register_fake
+def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    gates, started, divisor = rest[:2], rest[7], rest[10]
+    of_gates = (q.new_empty(0) if u is None else u.new_empty(u.shape) for u in gates)
+    shape = (k.shape[0], k.shape[2], q.shape[3], v.shape[3] + int(divisor == "sum")) if started else (0,)
+    d_initial = q.new_empty(shape, dtype=torch.float32 if started else q.dtype)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *of_gates, d_initial
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, input_gate, log_forget, before, initial, *ctx.call, ctx.return_state = inputs
+    ctx.started = initial is not None
+    y, stat, rest, _, *states = output
+    ctx.save_for_backward(q, k, v, input_gate, log_forget, before, y, stat, rest, *states)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, dy: Tensor | None, _: Any, __: Any, d_state: Tensor | None, *___: Any
+) -> tuple[Any, ...]:
+    d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
+    if dy is None and d_state is None:
+        return (None,) * (_TENSORS + _OPTIONS)
+    q, k, v, input_gate, log_forget, before, y, stat, rest, *states = ctx.saved_tensors
+    dy = torch.zeros_like(y) if dy is None else dense(dy)
+    d_state = None if d_state is None else d_state.contiguous()
+    gates = input_gate, log_forget
+    *found, d_gate, d_log, d_initial = first_order_backward(
+        dy, d_state, q, k, v, *gates, before, y, stat, rest, states, ctx.started, *ctx.call
+    )
+    of_gates = (None if gate is None else d for gate, d in zip(gates, (d_gate, d_log), strict=True))
+    return *found, *of_gates, None, d_initial if ctx.started else None, *(None,) * _OPTIONS
+
+
+first_order.register_autograd(_backward, setup_context=_save)

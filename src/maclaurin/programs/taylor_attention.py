@@ -1,0 +1,349 @@
+"""Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused
+program (triton/about_mean.py): every pair of the tail, or chunks of it through moments.
+
+Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
+them. A text that goes on from a state with a window is laid behind the keys the state keeps, sinks and window,
+as if it began with them; the tail begins with the state's moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.features import HIGHEST_MOVED, moments_about
+from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.state import State
+from maclaurin.forms.tracing import is_tracing
+from maclaurin.forms.window import ExactKeys
+from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
+from maclaurin.programs.operands import operands, refuse_tensors
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.row_operators import finish_rows
+from maclaurin.programs.triton import dense
+from maclaurin.spec import Sign, Window
+from maclaurin.spec.polynomials import number_of_multisets
+
+#: Horner's rule is unrolled, and no higher order was measured
+_HIGHEST_ORDER = 12
+#: tensors and other arguments of `mean_polynomial`
+_TENSORS, _OPTIONS = 5, 9
+
+
+class PairsAboutMean(Program):
+    """Every pair of a polynomial about the mean, or of a tail beside a window."""
+
+    name = "pairs about the mean"
+    backend = "triton"
+    form = Form.PARALLEL
+
+    def cannot(self, call: Call) -> str | None:
+        too_high = call.spec.highest_order > _HIGHEST_ORDER
+        return (
+            _refuse_spec(call)
+            or ("it carries no state" if call.carries_state else None)
+            or (f"it goes up to order {_HIGHEST_ORDER}" if too_high else None)
+            or refuse_tensors(call)
+        )
+
+    def cost(self, call: Call) -> Cost:
+        return Cost(dense_flops(call) / 2, 0.0, 8, 0.0)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with torch.autocast(call.device.type, enabled=False):
+            rows, _ = _rows(call, call.inputs, 0)
+            return finish_rows(call.spec, rows, call.inputs.gates, call.inputs.q.dtype), None
+
+
+class TailInChunks(Program):
+    """Orders 1 and 2 in linear time, with a window or without, from and to a state."""
+
+    name = "tail in chunks"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        order, d = call.spec.highest_order, call.inputs.q.shape[3]
+        return (
+            _refuse_spec(call)
+            or (refuse_head(order, d) if order <= HIGHEST_MOVED else f"it goes up to order {HIGHEST_MOVED}")
+            or ("the row sum must be positive" if not _sums_are_positive(call) else None)
+            or (_refuse_state(call) if call.carries_state else None)
+            or refuse_tensors(call)
+        )
+
+    def chunk(self, call: Call) -> int:
+        return chunk_for(call.spec, call.chunk_size, call.queries)
+
+    def cost(self, call: Call) -> Cost:
+        return linear_cost(call, self.chunk(call))
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs, state, window = call.spec, call.inputs, call.state, call.spec.window
+        line = inputs if state is None or window is None else _behind_kept_keys(inputs, state)
+        with torch.autocast(call.device.type, enabled=False):
+            rows, moments = _rows(call, line, self.chunk(call))
+            y = finish_rows(spec, rows[:, -call.queries :], inputs.gates, inputs.q.dtype)
+        if not call.return_state:
+            return y, None
+        k = inputs.k
+        before = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
+        if window is None:
+            return y, State(spec, moments, before + call.keys)
+        return y, State(spec, moments, before + call.keys, exact=_kept_keys(window, line), is_full=True)
+
+
+def _refuse_spec(call: Call) -> str | None:
+    """Why rows are not polynomials about the mean, or beside a window, that their sum may divide."""
+    spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
+    if weight is None or weight.function != "polynomial" or not (weight.about_mean or window is not None):
+        return "it is for polynomials about the mean score, or beside a window"
+    if len(weight.coefficients) < 2:
+        return "a tail of order 0 does not look at its scores"
+    if window is not None and not window.is_plain:
+        return f"it does not know the bias of {window}"
+    if spec.decay_gates:
+        return "it has no decay gate"
+    if spec.norm is not None and not spec.norm.per_head:
+        return "a norm over several heads sees the sum that rows are divided by"
+    if window is not None and not _sums_are_positive(call):
+        return "beside a window the row sum must be positive"
+    if not spec.ignores_row_scale:
+        return "rows must be divided by their plain sum, or a norm must follow"
+    return None if call.causal else "it is causal"
+
+
+def _sums_are_positive(call: Call) -> bool:
+    return call.spec.kernel.row_sum_sign is Sign.POSITIVE
+
+
+def _refuse_state(call: Call) -> str | None:
+    """Why it does not go on from such a state, or gives none back."""
+    spec, state, window = call.spec, call.state, call.spec.window
+    if call.inputs.present is not None:
+        return "with a state it knows no padding"
+    if not spec.needs_row_sum or spec.orders != tuple(range(spec.highest_order + 1)):
+        return "its states count keys and hold all lower orders, and those of this spec do not"
+    if state is not None and state.moments.dtype != torch.float32:
+        return "it keeps states in fp32"
+    if window is None:
+        return None
+    if spec.value_gates:
+        return "beside a window it carries no state with a value gate"
+    first = window.size + window.sinks
+    if state is None:
+        return None if call.queries > first else "the text is shorter than window and sinks"
+    if state.is_full:
+        return None
+    if is_tracing() or state.count.is_meta or bool((state.count < first).any()):
+        return "the state may hold fewer keys than window and sinks"
+    return None
+
+
+def _behind_kept_keys(inputs: Inputs, state: State) -> Inputs:
+    """The text behind sinks and window of the state, with queries of zeros there, whose rows are dropped."""
+    exact = state.exact
+    assert exact is not None
+
+    def kept(sinks: Tensor, recent: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([torch.cat([sinks, recent], dim=2).transpose(1, 2).to(new.dtype), new], dim=1)
+
+    k = kept(exact.sink_k, exact.recent_k, inputs.k)
+    idle = inputs.q.new_zeros(inputs.q.shape[0], k.shape[1] - inputs.q.shape[1], *inputs.q.shape[2:])
+    return Inputs(torch.cat([idle, inputs.q], dim=1), k, kept(exact.sink_v, exact.recent_v, inputs.v))
+
+
+def _kept_keys(window: Window, line: Inputs) -> ExactKeys:
+    """The last w and the first keys and values of the line, as a state keeps them."""
+    k, v = (u.to(working_dtype(u.dtype)).transpose(1, 2) for u in (line.k, line.v))
+    size, sinks = window.size, window.sinks
+    return ExactKeys(k[:, :, -size:], v[:, :, -size:], k[:, :, :sinks], v[:, :, :sinks])
+
+
+def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
+    """Rows [B, T, H, e] over their sums, and, where a state is wanted, the moments of the tail after them."""
+    spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
+    assert weight is not None
+    q, k, v = operands(spec, line)
+    size, sinks = (0, 0) if window is None else (window.size, window.sinks)
+    initial = None if call.state is None else call.state.moments
+    if q.shape[1] - size - sinks <= chunk and initial is None and not call.return_state:
+        chunk = 0
+    offset = None
+    if initial is not None:
+        offset = _mean_of(initial, k) if weight.about_mean else torch.zeros_like(k[:, 0])
+        initial = moments_about(initial, offset)
+    rows, _, state, origin, *_ = mean_polynomial(
+        q,
+        k,
+        v,
+        initial,
+        offset,
+        call.scale,
+        list(weight.coefficients),
+        weight.about_mean,
+        size,
+        sinks,
+        chunk,
+        spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
+        _sums_are_positive(call),
+        call.return_state,
+    )
+    return rows, moments_about(state, -origin) if call.return_state else state
+
+
+def _mean_of(moments: Tensor, k: Tensor) -> Tensor:
+    """The mean [B, K, d] of the keys that moments hold, in the dtype of k and without a gradient."""
+    held = moments.detach()[..., -1]
+    return (held[:, :, 1 : 1 + k.shape[3]] / held[:, :, :1].clamp(min=1)).to(k.dtype)
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::mean_polynomial")
+def mean_polynomial(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial: Tensor | None,
+    offset: Tensor | None,
+    scale: float,
+    coefficients: Sequence[float],
+    about_mean: bool,
+    window: int,
+    sinks: int,
+    chunk: int,
+    narrow: bool,
+    by_sum: bool,
+    return_state: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y [B, T, H, e] in fp32 (`narrow`: in bf16, and what rounding took from it); the last state, or empty.
+
+    States are [B, K, F, e + 1], about the offset [B, K, d] that comes behind them: the given one, which
+    belongs to `initial`, or the mean of the first chunk. The last five tensors are for the backward pass.
+    """
+    from maclaurin.programs.triton import about_mean as program
+    from maclaurin.programs.triton import state_layout
+
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, by_sum)
+    start = program.start_from(initial, offset, call.order, v.shape[3])
+    y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state)
+    state = q.new_empty(0, dtype=torch.float32)
+    if after is not None:
+        state = state_layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
+        state = state.unflatten(0, k.shape[::2])
+    origin = k.new_empty(0) if not origin.numel() else origin.view(k.shape[0], k.shape[2], -1)
+    if offset is not None:  # an operator returns nothing it was given
+        origin = origin.clone()
+    return y, q.new_empty(0) if rest is None else rest, state, origin, *rows
+
+
+@operator("maclaurin::mean_polynomial_backward")
+def mean_polynomial_backward(
+    dy: Tensor,
+    d_state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    rest: Tensor,
+    origin: Tensor,
+    rows: Sequence[Tensor],
+    initial: Tensor | None,
+    scale: float,
+    coefficients: Sequence[float],
+    about_mean: bool,
+    window: int,
+    sinks: int,
+    chunk: int,
+    by_sum: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, and the gradient of the initial state, or empty."""
+    from maclaurin.programs.triton import about_mean as program
+    from maclaurin.programs.triton import state_layout
+
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, by_sum=by_sum)
+    d, e, orders = q.shape[3], v.shape[3], range(call.order + 1)
+    d_totals = None
+    if d_state is not None:
+        d_totals = state_layout.unpacked(d_state.flatten(0, 1), orders, d, e, call.order)
+    found = program.backward(
+        dy,
+        q,
+        k,
+        v,
+        y,
+        rest if rest.numel() else None,
+        program.Rows(*rows),
+        origin.flatten(0, 1) if origin.numel() else origin,
+        call,
+        program.start_from(initial, origin, call.order, e),
+        d_totals=d_totals,
+    )
+    d_initial = q.new_empty(0)
+    if found.before is not None:
+        d_initial = state_layout.packed(found.before, orders, d, e, sums=True).unflatten(0, k.shape[::2])
+    return found.q, found.k, found.v, d_initial
+
+
+@mean_polynomial.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    from maclaurin.programs.triton import block_layout, key_sums, moments, tiles
+
+    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, _, return_state = rest
+    batch, tokens, heads, d = q.shape
+    kv_heads, e, wide, order = k.shape[2], v.shape[3], torch.float32, len(coefficients) - 1
+    rows, tail = batch * kv_heads, max(0, tokens - window - sinks)
+    chunks = -(-tail // chunk) if chunk else 0
+    features = sum(number_of_multisets(d, n) for n in range(order + 1))
+    y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
+    log = q.new_empty(batch, heads, tokens, dtype=wide)
+    second = (rows, chunks, block_layout.blocks(int(d), 2), d, e) if chunk and order > 1 else (0,)
+    return (
+        y,
+        torch.empty_like(y) if narrow else q.new_empty(0),
+        q.new_empty((batch, kv_heads, features, e + 1) if return_state else (0,), dtype=wide),
+        k.new_empty((batch, kv_heads, d) if chunk else (0,)),
+        q.new_empty((batch, heads, tokens) if about_mean else (0,), dtype=wide),
+        log,
+        q.new_empty((rows, -(-tail // key_sums.TILE) + 1, d) if about_mean else (0,), dtype=wide),
+        q.new_empty((rows, chunks, moments.small_size(d, e)) if chunk else (0,), dtype=wide),
+        q.new_empty(second, dtype=tiles.operand(q) if chunk and order > 1 else wide),
+    )
+
+
+@mean_polynomial_backward.register_fake
+def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    initial = rest[4]
+    d_initial = q.new_empty(0) if initial is None else torch.empty_like(initial)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_initial
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, initial, _, *call, _, by_sum, ctx.return_state = inputs
+    ctx.call = (*call, by_sum)
+    y, rest, _, origin, *rows = output
+    ctx.save_for_backward(q, k, v, y, rest, origin, initial, *rows)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, _: Any, d_state: Tensor | None, *__: Any) -> tuple[Any, ...]:
+    d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
+    if dy is None and d_state is None:
+        return (None,) * (_TENSORS + _OPTIONS)
+    q, k, v, y, rest, origin, initial, *rows = ctx.saved_tensors
+    dy = torch.zeros_like(y) if dy is None else dense(dy)
+    d_state = None if d_state is None else d_state.contiguous()
+    *found, d_initial = mean_polynomial_backward(
+        dy, d_state, q, k, v, y, rest, origin, rows, initial, *ctx.call
+    )
+    return *found, None if initial is None else d_initial, None, *(None,) * _OPTIONS
+
+
+mean_polynomial.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,805 @@
+"""Attention with a polynomial about the mean score of each row, and perhaps an exact window beside it.
+
+    x_ts = scale q_t·k_s,       tail of t: sinks ≤ s ≤ t − window,       exact: every other s ≤ t
+    c_t = mean of x over the tail (or 0),       w_ts = Σ_n c_n (x − c_t)ⁿ in the tail, e^{x − c_t} elsewhere
+    y_t = Σ_s w_ts v_s / Σ_s w_ts,      or over t where a sum could vanish
+
+The polynomial is exp cut off after some order, or stands for it. A constant added to all scores of a row changes
+nothing. With g = dy·v − dy·y (g = dy·v over t) and w′ the slope of the polynomial,
+
+    dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
+
+where n_t is the size of the tail. c_t needs the sum of the keys up to t: sums before each tile (key_sums.py) and the
+keys of the row's own tile, whose product with a triangle of ones adds no rounding.
+
+Without FAR every pair of the tail is formed. With FAR the tail is cut into chunks, and a query meets those before its own
+through moments (moments.py) of the keys less an offset, about which large mean scores do not cancel. The offset
+is the mean of the first chunk (or of the text before), which only later queries read: no key reaches an earlier row.
+
+Positions: s and t count tokens; j = s − sinks and i = t − window − sinks count within the tail, where a query sees j ≤ i.
+Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import dense, on_its_device, state_layout
+from maclaurin.programs.triton.block_layout import block_of, blocks
+from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.linear_registers import add_block, times_square
+from maclaurin.programs.triton.moments import Moments, Side, moments
+from maclaurin.programs.triton.tiles import (
+    Tile,
+    cdiv,
+    empty_rows,
+    operand_options,
+    power_of_2,
+    store_rows,
+    tile_options,
+    width,
+)
+
+#: tiles by pass for heads up to 64 and up to 128, where every pair is formed and where chunks are
+TILES = {
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    "queries": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 64, 8, 2)),
+    "forward far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
+    "queries far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
+    "keys far": (Tile(32, 64, 4, 3), Tile(64, 32, 8, 2)),
+}
+_TILE = tl.constexpr(TILE)
+
+
+# --------------------------------------------------------------------------------- what tiles have in common
+
+
+@triton.jit
+def _rows(X, x_t, first, i, column, T, SIZE: tl.constexpr):
+    """Rows first + i of X with zeros outside of the text; the first may be negative, its offset has 64 bits."""
+    row = first + i
+    inside = ((row >= 0) & (row < T))[:, None] & (column < SIZE)[None, :]
+    at = X + (tl.zeros((), tl.int64) + first) * x_t + i[:, None] * x_t + column[None, :]
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _numbers(X, rows, first, i, T, DEFAULT: tl.constexpr):
+    """One number per row."""
+    row = first + i
+    return tl.load(X + rows + row, mask=(row >= 0) & (row < T), other=DEFAULT)
+
+
+@triton.jit
+def _weight(u, C: tl.constexpr):
+    """Σ c_n uⁿ by Horner's rule."""
+    w = tl.full(u.shape, C[len(C) - 1], tl.float32)
+    for n in tl.static_range(1, len(C)):
+        w = w * u + C[len(C) - 1 - n]
+    return w
+
+
+@triton.jit
+def _slope(u, C: tl.constexpr):
+    """Σ n c_n uⁿ⁻¹."""
+    slope = tl.full(u.shape, C[len(C) - 1] * (len(C) - 1), tl.float32)
+    for n in tl.static_range(1, len(C) - 1):
+        slope = slope * u + C[len(C) - 1 - n] * (len(C) - 1 - n)
+    return slope
+
+
+@triton.jit
+def _mean_keys(K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+               BM: tl.constexpr, BN: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The mean key of each row's tail [BM, BD] in fp32 (zeros where it is empty), and 1/n."""
+    base = tl.maximum(i0, 0) // _TILE * _TILE
+    n = tl.arange(0, BN)
+    total = tl.zeros((BM, BD), tl.float32)
+    for start in range(base, i0 + BM, BN):
+        k = _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND)
+        below = tl.where((start + n)[None, :] <= (i0 + i)[:, None], 1.0, 0.0)
+        total = tl.dot(below.to(OPERAND), k, total, input_precision=PRECISION)
+    total += tl.load(PREFIX + (row * (tiles + 1) + base // _TILE) * D + d, mask=d < D, other=0.0)[None, :]
+    count = tl.maximum(i0 + i + 1, 0).to(tl.float32)
+    if STARTED:
+        count += tl.load(COUNT + row)
+    inverse = tl.where(count > 0, 1.0 / tl.maximum(count, 1.0), 0.0)
+    return total * inverse[:, None], inverse
+
+
+@triton.jit
+def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+               OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of keys of exact weight into running maximum, sum and rows."""
+    k, v = _rows(K, k_t, first, n, d, T, D).to(OPERAND), _rows(V, v_t, first, n, e, T, E).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
+    x = tl.where(seen, x, float("-inf"))
+    new = tl.maximum(largest, tl.max(x, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    shrink = tl.exp(largest - safe)
+    p = tl.exp(x - safe[:, None]).to(v.dtype)
+    z = z * shrink + tl.sum(p.to(tl.float32), 1)
+    acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, z, new
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
+def _forward(
+    Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    T, H, tiles, chunks, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y, c and L of a tile of queries of one head."""
+    SHIFT: tl.constexpr = WINDOW + SINKS
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
+        SHIFT + BM - 1
+    ) // BM * BM  # the longest rows first
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    row = b * (H // GROUP) + g
+    i, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    t = i0 + SHIFT + i
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, D).to(OPERAND)
+    c = tl.zeros((BM,), tl.float32)
+    if ABOUT_MEAN:
+        mean_key, _ = _mean_keys(
+            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
+        )
+        c = tl.sum(q.to(tl.float32) * mean_key, 1) * scale
+    acc = tl.zeros((BM, BE), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    unit = tl.zeros((BM,), tl.float32)  # ln of what all weights are multiplied with
+    if WINDOW > 0:
+        largest = tl.full((BM,), float("-inf"), tl.float32)
+        if SINKS > 0:
+            s = tl.arange(0, SB)
+            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
+            acc, z, largest = _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
+                                         OPERAND, PRECISION)  # fmt: skip
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            acc, z, largest = _add_exact(acc, z, largest, q, c, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
+                                         scale, D, E, OPERAND, PRECISION)  # fmt: skip
+        if STARTED:
+            unit = tl.maximum(largest, 0.0)
+        else:  # rows without a tail may have small weights only
+            unit = tl.where(i0 + i >= 0, tl.maximum(largest, 0.0), largest)
+        unit = tl.where(unit == float("-inf"), 0.0, unit)
+        shrink = tl.exp(largest - unit)
+        acc, z = acc * shrink[:, None], z * shrink
+    of_tail = tl.exp(-unit)
+    begin = 0
+    if FAR:
+        chunk = tl.maximum(i0, 0) // CHUNK
+        begin = chunk * CHUNK
+        there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+        past = row * chunks + chunk
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
+        far = tl.zeros((BM, BE), tl.float32)
+        if len(C) > 2:
+            at = S2 + past * BLOCKS * D * E
+            q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
+            for a in range(D * there):
+                block = block_of(at, a, d, e, D, E, BD, 1)
+                far = add_block(far, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            far *= a2[:, None]
+        one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        far += a1[:, None] * one + a0[:, None] * zero[None, :]
+        at = small + D * E + E
+        line = a1[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        if len(C) > 2:
+            line += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+        z += of_tail * (tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D))
+        acc += of_tail[:, None] * far
+    for start in range(begin, i0, BN):
+        acc, z = _add_tail(acc, z, q, c, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SINKS,
+                           WINDOW, False, OPERAND, PRECISION)  # fmt: skip
+    for start in range(tl.maximum(i0, 0), i0 + BM, BN):
+        acc, z = _add_tail(acc, z, q, c, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SINKS,
+                           WINDOW, True, OPERAND, PRECISION)  # fmt: skip
+    if not BY_SUM:
+        z = (i0 + i + 1).to(tl.float32)
+    z = tl.where(z == 0, 1.0, z)
+    there_rows = (t >= 0) & (t < T)
+    at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
+    store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < E)[None, :], NARROW)
+    rows = (b * H + h) * T
+    tl.store(LOG + rows + t, unit + tl.log(z), mask=there_rows)
+    if ABOUT_MEAN:
+        tl.store(MEAN + rows + t, c, mask=there_rows)
+
+
+@triton.jit
+def _is_exact(i, j, WINDOW: tl.constexpr):
+    """Pairs of queries i and keys j within the window; keys before the tail's first are sinks."""
+    return (j[None, :] > i[:, None]) & (j[None, :] <= i[:, None] + WINDOW)
+
+
+@triton.jit
+def _about(q, c, OFFSET, row, d, scale, C: tl.constexpr, D: tl.constexpr):
+    """Coefficients of the series of x − c in powers of q·(k − offset)."""
+    offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+    c = c - tl.sum(q.to(tl.float32) * offset[None, :], 1) * scale
+    a0, a1, a2 = C[0] - C[1] * c, scale * C[1] + c * 0.0, c * 0.0
+    if len(C) > 2:
+        a0 += C[2] * c * c
+        a1 -= 2 * scale * C[2] * c
+        a2 += scale * scale * C[2]
+    return a0, a1, a2
+
+
+@triton.jit
+def _entry(x_at, x_t, a, i, row, T):
+    """x_a of the rows of a tile in fp32."""
+    return tl.load(x_at + i * x_t + a, mask=(row >= 0) & (row < T), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add_tail(acc, z, q, c, of_tail, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+              C: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys of the tail into the sums of a tile of queries."""
+    k, v = (
+        _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND),
+        _rows(V, v_t, start + SINKS, n, e, T, E).to(OPERAND),
+    )
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None], C)
+    if WINDOW > 0:
+        w *= of_tail[:, None]
+    if MASKED:
+        w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
+    w = w.to(OPERAND)
+    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    return tl.dot(w, v, acc, input_precision=PRECISION), z
+
+
+# ------------------------------------------------------------------------------------ gradients of queries
+
+
+@triton.jit
+def _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
+               E: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
+               PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into dq and the sum of score gradients of a tile of queries."""
+    k, v = _rows(K, k_t, first, n, d, T, D).to(OPERAND), _rows(V, v_t, first, n, e, T, E).to(OPERAND)
+    u = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
+    grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
+    if EXACT:
+        dx = tl.exp(tl.where(seen, u - log[:, None], float("-inf"))) * grad
+    else:
+        dx = _slope(u, C) * grad * tl.exp(-log)[:, None]
+    if MASKED:
+        dx = tl.where(seen, dx, 0.0)
+    dx = dx.to(OPERAND)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), r + tl.sum(dx.to(tl.float32), 1)
+
+
+@triton.jit
+def _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+               SB: tl.constexpr, SINKS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
+    s = tl.arange(0, SB)
+    k, v = _rows(K, k_t, 0, s, d, T, D).to(OPERAND), _rows(V, v_t, 0, s, e, T, E).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None] - log[:, None]
+    p = tl.exp(tl.where((s < SINKS)[None, :] & (s[None, :] <= t[:, None]), x, float("-inf")))
+    dx = p * (tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+    dx = dx.to(OPERAND)
+    dq = tl.dot(dx, k, dq, input_precision=PRECISION)
+    r += tl.sum(dx.to(tl.float32), 1)
+    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * scale
+    dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
+    at = PARTS + s[:, None] * (D + E)
+    tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
+    tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
+    return dq, r
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
+def _backward_queries(
+    Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DELTA, EDGE, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
+    T, H, tiles, chunks, tail_tokens, all_rows, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq; per row dy·y and dc/n for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
+    SHIFT: tl.constexpr = WINDOW + SINKS
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    row = b * (H // GROUP) + g
+    i, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    t0 = i0 + SHIFT
+    t = t0 + i
+    there_rows = (t >= 0) & (t < T)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    rows = (b * H + h) * T
+    q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D).to(OPERAND)
+    dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E).to(OPERAND)
+    delta = tl.zeros((BM,), tl.float32)
+    if BY_SUM:
+        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+        if NARROW:
+            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+        delta = tl.sum(dy.to(tl.float32) * y, 1)
+    tl.store(DELTA + rows + t, delta, mask=there_rows)
+    log = _numbers(LOG, rows, t0, i, T, float("inf"))
+    c = tl.zeros((BM,), tl.float32)
+    if ABOUT_MEAN:
+        c = _numbers(MEAN, rows, t0, i, T, 0.0)
+    dq = tl.zeros((BM, BD), tl.float32)
+    r = tl.zeros((BM,), tl.float32)
+    begin = 0
+    if FAR:
+        chunk = tl.maximum(i0, 0) // CHUNK
+        begin = chunk * CHUNK
+        there = 1 if STARTED else (chunk > 0).to(tl.int32)
+        past = row * chunks + chunk
+        small = SMALL + past * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
+        inverse = tl.exp(-log)
+        one = tl.dot(
+            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
+        )
+        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        if len(C) > 2:
+            second = tl.zeros((BM, BD), tl.float32)
+            q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
+            at2 = S2 + past * BLOCKS * D * E
+            for a in range(D * there):
+                block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
+                second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+            # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
+            r = inverse / scale * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
+            dq = (inverse / scale)[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
+        else:
+            r = inverse / scale * a1 * sums
+            dq = (inverse / scale * a1)[:, None] * one
+        offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+        dq += r[:, None] * offset[None, :]
+        of_tail = there_rows & (i0 + i >= 0)
+        at = (b * H + h) * tail_tokens + i0 + i
+        tl.store(WEIGHTS + at, inverse * a0, mask=of_tail)
+        tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
+        tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
+        tl.store(OMEGA + at, -delta, mask=of_tail)
+    for start in range(begin, i0, BN):
+        dq, r = _add_pairs(dq, r, q, dy, delta, c, log, True, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
+                           D, E, C, False, False, OPERAND, PRECISION)  # fmt: skip
+    for start in range(tl.maximum(i0, 0), i0 + BM, BN):
+        seen = (start + n)[None, :] <= (i0 + i)[:, None]
+        dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
+                           D, E, C, False, True, OPERAND, PRECISION)  # fmt: skip
+    if WINDOW > 0:
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
+                               D, E, C, True, True, OPERAND, PRECISION)  # fmt: skip
+        if SINKS > 0:
+            part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
+            dq, r = _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
+                               D, E, SB, SINKS, OPERAND, PRECISION)  # fmt: skip
+    if ABOUT_MEAN:
+        mean_key, inverse_count = _mean_keys(
+            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
+        )
+        dq -= r[:, None] * mean_key
+        edge = -r * inverse_count
+        tl.store(EDGE + rows + t, edge, mask=there_rows)
+        if FAR:
+            tl.store(
+                EXTRA + at_tail(b, h, H, tail_tokens, i0) + i, edge * scale, mask=there_rows & (i0 + i >= 0)
+            )
+    at = DQ + b * dq_b + h * dq_h + (tl.zeros((), tl.int64) + t0) * dq_t + i[:, None] * dq_t + d[None, :]
+    tl.store(at, (dq * scale).to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def at_tail(b, h, H, tail_tokens, i0):
+    """Where rows i0 … of the tail of a head lie in [B, H, tail tokens]."""
+    return (b * H + h) * tail_tokens + i0
+
+
+# --------------------------------------------------------------------------- gradients of keys and values
+
+
+@triton.jit
+def _add_queries(dk, dv, k, v, j, Q, DY, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e, T, scale,
+                 D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SHIFT: tl.constexpr, WINDOW: tl.constexpr,
+                 ABOUT_MEAN: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
+                 PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+
+    Queries outside of the text have an infinite L, so that nothing of them counts.
+    """
+    t0 = start + SHIFT
+    i = start + m
+    q, dy = _rows(Q, q_t, t0, m, d, T, D).to(OPERAND), _rows(DY, o_t, t0, m, e, T, E).to(OPERAND)
+    log = _numbers(LOG, rows, t0, m, T, float("inf"))
+    u = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+    if ABOUT_MEAN:
+        u -= _numbers(MEAN, rows, t0, m, T, 0.0)[None, :]
+    if EXACT:
+        seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + WINDOW)
+        p = tl.exp(tl.where(seen, u - log[None, :], float("-inf")))
+        slope = p
+    else:
+        inverse = tl.exp(-log)[None, :]
+        p, slope = _weight(u, C) * inverse, _slope(u, C) * inverse
+        seen = (j[:, None] <= i[None, :]) & (i >= 0)[None, :]
+        if MASKED:
+            p = tl.where(seen, p, 0.0)
+    dv = tl.dot(p.to(OPERAND), dy, dv, input_precision=PRECISION)
+    grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) - _numbers(DELTA, rows, t0, m, T, 0.0)[None, :]
+    dx = slope * grad
+    if ABOUT_MEAN and not EXACT:
+        dx += _numbers(EDGE, rows, t0, m, T, 0.0)[None, :]
+    if MASKED:
+        dx = tl.where(seen, dx, 0.0)
+    return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
+def _backward_keys(
+    Q, K, V, DY, DELTA, MEAN, LOG, EDGE, CENTRED, SMALL, S2, DK, DV,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, c_b, c_t, c_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    T, H, chunks, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys behind the sinks, for one key-value head."""
+    SHIFT: tl.constexpr = WINDOW + SINKS
+    j0 = tl.program_id(0) * BN
+    heads = H // GROUP
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    m, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    j = j0 + n
+    k = _rows(K + b * k_b + g * k_h, k_t, j0 + SINKS, n, d, T, D).to(OPERAND)
+    v = _rows(V + b * v_b + g * v_h, v_t, j0 + SINKS, n, e, T, E).to(OPERAND)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    end = T - SHIFT
+    if FAR:
+        chunk = j0 // CHUNK
+        end = tl.minimum(end, (chunk + 1) * CHUNK)
+        there = (
+            1 if STARTED else (chunk < chunks - 1).to(tl.int32)
+        )  # a branch would part wgmma's accumulators
+        later = (b * heads + g) * chunks + tl.minimum(chunk, chunks - 1)
+        known = tl.where(chunk < chunks, 1.0, 0.0)  # keys at the end of the text are in no tail
+        small = SMALL + later * (D * E + E + D * D + D + 1)
+        at = small + D * E + E
+        c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
+        x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D).to(OPERAND)
+        if len(C) > 2:
+            at2 = S2 + later * BLOCKS * D * E
+            of_k = tl.zeros((BN, BD), tl.float32)
+            for a in range(D * there):
+                factor = _entry(c_at, c_t, a, n, j, T - SHIFT)
+                block = block_of(at2, a, d, e, D, E, BD, 1)
+                dv = add_block(dv, x, factor, block, PRECISION)
+                of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
+            dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
+        block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
+        dv += tl.dot(x, block, input_precision=PRECISION)
+        dv += tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+        dk += tl.dot(v, tl.trans(block), input_precision=PRECISION)
+        dk += tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        inside = tl.where(j < T - SHIFT, known / scale, 0.0)
+        dk, dv = dk * inside[:, None], dv * (inside * scale)[:, None]
+    whole = tl.cdiv(j0 + BN, BM) * BM  # queries from here on see all of the tile in their tail
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_at, dy_at, rows = Q + b * q_b + h * q_h, DY + b * o_b + h * o_h, (b * H + h) * T
+        if WINDOW > 0:
+            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, j0 + BN, BM):
+                dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
+                                      T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, True, True, OPERAND, PRECISION)  # fmt: skip
+        for start in range(j0 // BM * BM, tl.minimum(whole, end), BM):
+            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
+                                  T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, False, True, OPERAND, PRECISION)  # fmt: skip
+        for start in range(whole, end, BM):
+            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
+                                  T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, False, False, OPERAND, PRECISION)  # fmt: skip
+    inside = j + SINKS < T
+    first = tl.zeros((), tl.int64) + j0 + SINKS
+    at = DK + b * dk_b + g * dk_h + first * dk_t + n[:, None] * dk_t + d[None, :]
+    tl.store(at, (dk * scale).to(DK.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
+    at = DV + b * dv_b + g * dv_h + first * dv_t + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside[:, None] & (e < E)[None, :])
+
+
+@launched
+@triton.jit(do_not_specialize=["parts"])
+def _sink_gradients(
+    PARTS, DK, DV, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, heads, parts,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one sink of one key-value head, from the parts of all tiles of its queries."""
+    row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, g = row // heads, row % heads
+    p, w = tl.arange(0, BP), tl.arange(0, BW)
+    total = tl.zeros((BW,), tl.float32)
+    for start in range(0, parts * GROUP, BP):
+        at = PARTS + ((row * parts * GROUP + start + p) * SINKS + s)[:, None] * (D + E) + w[None, :]
+        inside = (start + p < parts * GROUP)[:, None] & (w < D + E)[None, :]
+        total += tl.sum(tl.load(at, mask=inside, other=0.0), 0)
+    at = DK + b * dk_b + s * dk_t + g * dk_h + w
+    tl.store(at, total.to(DK.dtype.element_ty), mask=w < D)
+    at = DV + b * dv_b + s * dv_t + g * dv_h + w - D
+    tl.store(at, total.to(DV.dtype.element_ty), mask=(w >= D) & (w < D + E))
+
+
+# --------------------------------------------------------------------------------------------- launching
+
+
+@dataclass(frozen=True)
+class Call:
+    """The non-tensor arguments.
+
+    coefficients  c₀ … c_N of x − c; up to N = 2 where there are chunks
+    about_mean    whether c is the mean score of the tail; else 0
+    by_sum        whether rows are divided by their sum; else by the number of their keys, without a window and a start
+    window, sinks exact keys: the last ones and the first ones; 0 and 0 for none
+    chunk         tokens per chunk of the tail; 0 to form every pair
+    narrow        y in bf16, with what rounding takes from it; else in fp32
+    """
+
+    scale: float
+    coefficients: tuple[float, ...]
+    about_mean: bool = True
+    window: int = 0
+    sinks: int = 0
+    chunk: int = 0
+    narrow: bool = False
+    by_sum: bool = True
+
+    @property
+    def order(self) -> int:
+        return len(self.coefficients) - 1
+
+    @property
+    def shift(self) -> int:
+        return self.window + self.sinks
+
+
+class Rows(NamedTuple):
+    """c and L [B, H, T] of every row, sums of keys before tiles, and moments of the keys before chunks."""
+
+    mean: Tensor
+    log: Tensor
+    prefix: Tensor
+    small: Tensor
+    second: Tensor
+
+
+class Start(NamedTuple):
+    """What came before the text: moments about an offset [B·K, d], small ones and blocks of order 2, in fp32."""
+
+    offset: Tensor
+    moments: Moments
+
+
+def start_from(initial: Tensor | None, offset: Tensor | None, order: int, e: int) -> Start | None:
+    """Moments [B, K, F, e + 1] about an offset [B, K, d], as programs read them."""
+    if initial is None or offset is None:
+        return None
+    held = state_layout.unpacked(initial.flatten(0, 1), range(order + 1), offset.shape[-1], e, order)
+    return Start(offset.flatten(0, 1), held)
+
+
+@on_its_device
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None = None, *, totals: bool = False
+) -> tuple[Tensor, Tensor | None, Rows, Tensor, Moments | None]:
+    """y [B, T, H, e], what rounding took from it, Rows for `backward`, the offset, and moments of the whole tail about it.
+
+    Tensors that the call has no use for are empty. A text that goes on from a `start` needs chunks.
+    """
+    batch, tokens, heads, d = q.shape
+    e, tail = v.shape[3], max(0, tokens - call.shift)
+    count, first = (None, None) if start is None else _counted(start, d, e)
+    keys = k[:, call.sinks : call.sinks + tail]
+    prefix = sums_before_tiles(keys, first) if call.about_mean else _nothing(q)
+    far = call.chunk > 0
+    offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
+    if far:
+        offset = _offset(prefix, start, call, tail, k)
+        past, after = moments(
+            Side(_centred(keys, offset), v[:, call.sinks : call.sinks + tail]), call.order, call.chunk, sums=True,
+            initial=None if start is None else start.moments, totals=totals,
+        )  # fmt: skip
+    y, rest = empty_rows(q, v, call.narrow)
+    log = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    mean = torch.empty_like(log) if call.about_mean else _nothing(q)
+    tile = _tile("forward", q, v, call)
+    second = past.high[2] if 2 in past.high else _nothing(q)
+    _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
+        q, k, v, prefix, count, offset, past.small, second, y, rest, mean, log,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        tokens, heads, _tiles(prefix), _chunks(past), call.scale,
+        **_sizes(q, k, v, call, start), **tile, NARROW=call.narrow,
+    )  # fmt: skip
+    return y, rest, Rows(mean, log, prefix, past.small, second), offset, after
+
+
+class Gradients(NamedTuple):
+    """Of q, k, v in their dtypes, and of the moments before the text."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    before: Moments | None
+
+
+@on_its_device
+def backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    rest: Tensor | None,
+    rows: Rows,
+    offset: Tensor,
+    call: Call,
+    start: Start | None = None,
+    *,
+    d_totals: Moments | None = None,
+) -> Gradients:
+    """All gradients, from that of y and perhaps of the moments of the whole tail (about the offset)."""
+    batch, tokens, heads, d = q.shape
+    kv_heads, e = k.shape[2], v.shape[3]
+    tail = max(0, tokens - call.shift)
+    dy = dense(dy)
+    count = None if start is None else _counted(start, d, e)[0]
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    delta = torch.empty_like(rows.log)
+    edge = torch.empty_like(rows.mean)
+    far = call.chunk > 0
+    weights = torch.empty((3, batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
+    omega = torch.empty((batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
+    extra = torch.empty_like(omega) if call.about_mean else _nothing(q)
+    tile = _tile("queries", q, v, call)
+    parts = _tiles_of_rows(tokens, call, tile["BM"])
+    sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
+    sizes = _sizes(q, k, v, call, start)
+    _backward_queries[(parts, batch * heads)](
+        q, k, v, dy, y, rest, rows.mean, rows.log, rows.prefix, count, offset, rows.small, rows.second,
+        dq, delta, edge, weights, omega, extra, sink_parts, *strides, *y.stride()[:3], *dq.stride()[:3],
+        tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, call.scale,
+        **sizes, **tile, NARROW=rest is not None,
+    )  # fmt: skip
+    later, before, centred = Moments(_nothing(q), {}), None, q
+    if far:
+        keys = k[:, call.sinks : call.sinks + tail]
+        centred = _centred(keys, offset)
+        side = Side(q[:, call.shift :], dy[:, call.shift :], weights, omega, group=heads // kv_heads,
+                    extra=extra if call.about_mean else None)  # fmt: skip
+        later, before = moments(
+            side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
+        )
+    tile = _tile("keys", q, v, call)
+    _backward_keys[(cdiv(max(tokens - call.sinks, 0), tile["BN"]), batch * kv_heads)](
+        q, k, v, dy, delta, rows.mean, rows.log, edge, centred, later.small, later.high.get(2), dk, dv,
+        *strides, *centred.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+        tokens, heads, _chunks(later), call.scale,
+        **{n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM")} | {"STARTED": d_totals is not None}, **tile,
+    )  # fmt: skip
+    if call.window and call.sinks:
+        sinks = min(call.sinks, tokens)
+        _sink_gradients[(batch * kv_heads, sinks)](
+            sink_parts, dk, dv, *dk.stride()[:3], *dv.stride()[:3], kv_heads, parts,
+            GROUP=heads // kv_heads, D=d, E=e, BW=power_of_2(d + e), BP=16, SINKS=call.sinks, num_warps=4,
+        )  # fmt: skip
+    return Gradients(dq, dk, dv, before)
+
+
+def _offset(prefix: Tensor, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
+    """What keys are taken about [B·K, d], in their dtype: known before any row reads moments."""
+    if start is not None:
+        return start.offset
+    if call.about_mean and tail > call.chunk:
+        return (prefix[:, call.chunk // TILE] / call.chunk).to(k.dtype)
+    return torch.zeros(k.shape[0] * k.shape[2], k.shape[3], dtype=k.dtype, device=k.device)
+
+
+def _centred(keys: Tensor, offset: Tensor) -> Tensor:
+    batch, _, heads, d = keys.shape
+    return keys - offset.view(batch, 1, heads, d)
+
+
+def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
+    """How many keys came before the text [B·K], and their sum [B·K, d]."""
+    small = start.moments.small
+    count = small[:, -1].contiguous()
+    about = small[:, d * e + e + d * d : -1]
+    return count, (about + count[:, None] * start.offset.float()).contiguous()
+
+
+def _nothing(like: Tensor) -> Tensor:
+    """In the place of a tensor that a call does not have; a new one each time, as operators return none twice."""
+    return torch.empty(0, dtype=torch.float32, device=like.device)
+
+
+def _tiles(prefix: Tensor) -> int:
+    return prefix.shape[1] - 1 if prefix.numel() else 0
+
+
+def _chunks(past: Moments) -> int:
+    return past.small.shape[1] if past.small.numel() else 1
+
+
+def _chunks_of(rows: Rows) -> int:
+    return _chunks(Moments(rows.small, {}))
+
+
+def _tiles_of_rows(tokens: int, call: Call, size: int) -> int:
+    """Tiles of queries, aligned to the first query that has a tail."""
+    ahead = cdiv(call.shift, size)
+    return ahead + cdiv(max(0, tokens - call.shift), size)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> dict[str, Any]:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        "SB": width(call.sinks) if call.sinks else 16,
+        "C": tuple(float(c) for c in call.coefficients),
+        "WINDOW": call.window,
+        "SINKS": call.sinks,
+        "CHUNK": call.chunk or 1,
+        "BLOCKS": blocks(d, 2),
+        "FAR": call.chunk > 0,
+        "ABOUT_MEAN": call.about_mean,
+        "BY_SUM": call.by_sum,
+        "STARTED": start is not None,
+        **operand_options(q),
+    }
+
+
+def _tile(kind: str, q: Tensor, v: Tensor, call: Call) -> dict[str, int]:
+    """Products of fp32 take more registers, also those of fp16, which are made in fp32 in part."""
+    options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, q.shape[1])
+    if q.dtype != torch.bfloat16:
+        queries, keys = (32, 16) if kind == "keys" else (16, 32)
+        options |= {"BM": min(queries, options["BM"]), "BN": min(keys, options["BN"]), "num_warps": 8}
+    if kind != "keys":  # tiles of keys divide those of queries, as both begin with the tail
+        options["BN"] = min(options["BN"], options["BM"])
+    return options

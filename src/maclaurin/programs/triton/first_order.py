@@ -1,0 +1,896 @@
+"""Linear attention, one order only: feature maps, gates, denominator and norm inside the programs.
+
+    w_ts = e^{L_t − L_s} scale φ(q_t)·φ(k_s),     y_t = N( Σ_{s≤t} w_ts i_s v_s / D_t ),     D_t = Σ_s w_ts + eps, t, or 1
+
+L is the running total of the log forget gate. The text is cut into chunks. A query meets the keys of its own chunk
+pair by pair, and all earlier keys through the state S = Σ_s e^{−L_s} φ(k_s) (i_s v_s)ᵀ at the start of the chunk.
+
+Launches, forward:   states (along the text, segment by segment), [join segments], rows
+          backward:  states of the gradients (from the end), [join segments], all gradients of a chunk at once
+
+A segment is a run of chunks that one program walks through. Its states start from zero. Where a text has several
+segments, `_join` adds up what the segments before it hold (PAST), and readers add both parts.
+
+Backward, with dn = scale·dy/D (or through the norm) and dz = −Σ dn∘y under a row sum:
+
+    g_ts = e^{L_t − L_s}(dn_t·i_s v_s + dz_t),   dφ(q) = Σ_s g φ(k),   dφ(k) = Σ_t g φ(q),   d(iv) = Σ_t e^{L_t − L_s} φ(q)·φ(k) dn
+
+R is for (q, dn) what S is for (k, v): the sums over all later chunks. The gradient of ln f_t is Σ g φ(q)·φ(k) over the
+pairs s < t ≤ r; all of them are at hand in the chunk of t.
+
+Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dtype, their row sums [B·K, chunks, d] in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
+
+#: a log forget gate below this forgets everything (forms/inputs.py has the same limit)
+_LOWEST_LOG_FORGET = tl.constexpr(-200.0)
+#: programs that walk through segments at the same time: enough to fill a large GPU several times
+WALKERS = 1024
+#: tokens per chunk in bf16; products of fp32 take more registers, so half of it there
+CHUNK = 64
+#: chunks that a segment has at least
+LEAST_CHUNKS = 4
+#: feature maps that are computed in registers
+FEATURE_MAPS = ("identity", "elu1", "relu", "cosine")
+
+
+# --------------------------------------------------------------------------- what tiles have in common
+
+
+@triton.jit
+def _first_token(chunk, C: tl.constexpr):
+    """Of a chunk, in 64 bits."""
+    return tl.zeros((), tl.int64) + chunk * C
+
+
+@triton.jit
+def _tile(X, first, x_t, i, column, left, SIZE: tl.constexpr):
+    """Rows first + i of X, zeros beyond `left` rows and SIZE columns; 64-bit offset of the first row."""
+    inside = (i < left)[:, None] & (column < SIZE)[None, :]
+    return tl.load(X + first * x_t + i[:, None] * x_t + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _column(X, at, x_t, i, left, PRESENT: tl.constexpr, DEFAULT: tl.constexpr):
+    """One number per token in fp32, DEFAULT where the tensor is not given or the text has ended."""
+    if PRESENT:
+        x = tl.load(X + at + i * x_t, mask=i < left, other=DEFAULT).to(tl.float32)
+    else:
+        x = tl.full(i.shape, DEFAULT, tl.float32)
+    return x
+
+
+@triton.jit
+def _features(u, i, column, left, SIZE: tl.constexpr, PHI: tl.constexpr):
+    """φ(u) in fp32, zero outside of the text and the head."""
+    u = u.to(tl.float32)
+    if PHI == "elu1":
+        inside = (i < left)[:, None] & (column < SIZE)[None, :]
+        x = tl.where(inside, tl.where(u > 0, u + 1.0, tl.exp(tl.minimum(u, 0.0))), 0.0)
+    elif PHI == "relu":
+        x = tl.maximum(u, 0.0)
+    elif PHI == "cosine":
+        x = u * _inverse_length(u)[:, None]
+    else:
+        x = u
+    return x
+
+
+@triton.jit
+def _inverse_length(u):
+    """1/‖u‖, 1 for a zero vector."""
+    squared = tl.sum(u * u, 1)
+    return tl.rsqrt(tl.where(squared == 0, 1.0, squared))
+
+
+@triton.jit
+def _through_features(dx, u, PHI: tl.constexpr):
+    """The gradient of u from that of φ(u)."""
+    u = u.to(tl.float32)
+    if PHI == "elu1":
+        dx = tl.where(u >= 0, dx, dx * tl.exp(tl.minimum(u, 0.0)))
+    elif PHI == "relu":
+        dx = tl.where(u > 0, dx, 0.0)
+    elif PHI == "cosine":
+        inverse = _inverse_length(u)[:, None]
+        x = u * inverse
+        dx = (dx - x * tl.sum(x * dx, 1)[:, None]) * inverse
+    return dx
+
+
+@triton.jit
+def _log_totals(LOG, at, l_t, i, left, DECAY: tl.constexpr, WIDE: tl.constexpr):
+    """L within the chunk, up to and with each token; and at the end of the chunk."""
+    if DECAY:
+        log = tl.load(LOG + at + i * l_t, mask=i < left, other=0.0).to(WIDE)
+        log = tl.maximum(log, _LOWEST_LOG_FORGET)
+        totals, end = tl.cumsum(log, 0), tl.sum(log, 0)
+    else:
+        totals = tl.zeros(i.shape, WIDE)
+        end = tl.sum(totals, 0)
+    return totals, end
+
+
+# ------------------------------------------------------------------------------------ states
+
+
+@triton.jit
+def _start(INITIAL, row, away, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, STARTED: tl.constexpr,
+           BD: tl.constexpr, BE: tl.constexpr):  # fmt: skip
+    """State and row sums that a segment starts from: those given, if it is `away` 0, else zeros."""
+    WIDTH: tl.constexpr = E + 1 if SUMS else E
+    if STARTED:
+        at = INITIAL + row * D * WIDTH + d * WIDTH
+        here = (d < D) & (d * 0 + away == 0)
+        state = tl.load(at[:, None] + e[None, :], mask=here[:, None] & (e < E)[None, :], other=0.0)
+        sums = tl.zeros((BD,), tl.float32)
+        if SUMS:
+            sums = tl.load(at + E, mask=here, other=0.0)
+    else:
+        state = tl.zeros((BD, BE), tl.float32)
+        sums = tl.zeros((BD,), tl.float32)
+    return state, sums
+
+
+@triton.jit
+def _store_state(S, Z, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
+    """The state of a chunk, rounded to what is multiplied; its row sums in fp32."""
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    at = S + place * D * E + d[:, None] * E + e[None, :]
+    tl.store(at, state.to(S.dtype.element_ty), mask=inside)
+    if SUMS:
+        tl.store(Z + place * D + d, sums, mask=d < D)
+
+
+@triton.jit
+def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
+    """State and row sums side by side in fp32, as a state is kept between calls."""
+    WIDTH: tl.constexpr = E + 1 if SUMS else E
+    at = TOTAL + place * D * WIDTH + d * WIDTH
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    tl.store(at[:, None] + e[None, :], state, mask=inside)
+    if SUMS:
+        tl.store(at + E, sums, mask=d < D)
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
+def _key_states(
+    K, V, GATE, LOG, INITIAL, S, Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
+    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h,
+    T, heads, chunks, segments, per_segment,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, PHI: tl.constexpr,
+    SUMS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
+    TOTALS: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """States before each chunk of one segment of one key-value head, and the total after it."""
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, g = row // heads, row % heads
+    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    gate_at, log_at = b * g_b + g * g_h, b * l_b + g * l_h
+    state, sums = _start(INITIAL, row, segment, d, e, D, E, SUMS, STARTED, BD, BE)
+    since = tl.sum(tl.zeros((C,), WIDE), 0)
+    for chunk in range(segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)):
+        first = _first_token(chunk, C)
+        left = T - chunk * C
+        if CAUSAL:
+            _store_state(S, Z, row * chunks + chunk, state, sums, d, e, D, E, SUMS)
+        k = _features(_tile(K, first, k_t, i, d, left, D), i, d, left, D, PHI).to(OPERAND)
+        v = _tile(V, first, v_t, i, e, left, E)
+        weight = _column(GATE, gate_at + first * g_t, g_t, i, left, GATED, 1.0)
+        if DECAY:
+            tl.store(CHUNK_LOG + row * chunks + chunk, since.to(tl.float32))
+            log, end = _log_totals(LOG, log_at + first * l_t, l_t, i, left, DECAY, WIDE)
+            kept = tl.exp((end - log).to(tl.float32))
+            weight *= kept
+            carry = tl.exp(end.to(tl.float32))
+            state, sums, since = state * carry, sums * carry, since + end
+        if GATED or DECAY:
+            v = v.to(tl.float32) * weight[:, None]
+        state = tl.dot(tl.trans(k), v.to(OPERAND), state, input_precision=PRECISION)
+        if SUMS:
+            x = k.to(tl.float32)
+            if DECAY:
+                x *= kept[:, None]
+            sums += tl.sum(x, 0)
+    if TOTALS:
+        _store_total(TOTAL, row * segments + segment, state, sums, d, e, D, E, SUMS)
+        if DECAY:
+            tl.store(SEGMENT_LOG + row * segments + segment, since.to(tl.float32))
+
+
+@launched
+@triton.jit(do_not_specialize=["segments"])
+def _join(
+    TOTAL, SEGMENT_LOG, PAST, PAST_Z, FINAL, segments,
+    D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
+    ALL: tl.constexpr, ENDED: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """What all segments before each hold (after it, if REVERSE), and the whole; ALL: the whole alone, as PAST."""
+    WIDTH: tl.constexpr = E + 1 if SUMS else E
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < D * WIDTH
+    d, e = at // WIDTH, at % WIDTH
+    ahead = tl.arange(0, AHEAD)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, segments, AHEAD):
+        step = start + ahead
+        places = row * segments + (segments - 1 - step if REVERSE else step)
+        found = tl.load(TOTAL + places[:, None] * (D * WIDTH) + at[None, :],
+                        mask=(step < segments)[:, None] & inside[None, :], other=0.0)  # fmt: skip
+        if DECAY:
+            log = tl.load(SEGMENT_LOG + places, mask=step < segments, other=0.0)
+        for j in tl.static_range(AHEAD):
+            if not ALL:
+                place = row * segments + (segments - 1 - start - j if REVERSE else start + j)
+                _store_past(
+                    PAST, PAST_Z, place, total, d, e, inside & (at * 0 + start + j < segments), D, E, SUMS
+                )
+            if DECAY:
+                total *= tl.exp(tl.sum(tl.where(ahead == j, log, 0.0), 0))
+            total += tl.sum(tl.where((ahead == j)[:, None], found, 0.0), 0)
+    if ALL:
+        _store_past(PAST, PAST_Z, row, total, d, e, inside, D, E, SUMS)
+    if ENDED:
+        tl.store(FINAL + row * D * WIDTH + at, total, mask=inside)
+
+
+@triton.jit
+def _store_past(
+    PAST, PAST_Z, place, total, d, e, inside, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr
+):
+    tl.store(PAST + place * D * E + d * E + e, total.to(PAST.dtype.element_ty), mask=inside & (e < E))
+    if SUMS:
+        tl.store(PAST_Z + place * D + d, total, mask=inside & (e == E))
+
+
+# -------------------------------------------------------------------------------------- rows
+
+
+@triton.jit
+def _state_at(S, place, d, e, D: tl.constexpr, E: tl.constexpr):
+    """A state [d, e] as it is multiplied."""
+    inside = (d < D)[:, None] & (e < E)[None, :]
+    return tl.load(S + place * D * E + d[:, None] * E + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _sums_at(Z, place, d, D: tl.constexpr):
+    return tl.load(Z + place * D + d, mask=d < D, other=0.0)
+
+
+@triton.jit
+def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
+    """factor·a/‖a‖ and factor/‖a‖ of each row, a = y or y − mean(y); a row of zeros stays."""
+    if CENTRED:
+        y = tl.where(inside, y - tl.sum(y, 1)[:, None] / E, 0.0)
+    largest = tl.max(tl.abs(y), 1)
+    largest = tl.where(largest == 0, 1.0, largest)
+    y = y / largest[:, None]
+    squared = tl.sum(y * y, 1)
+    gain = factor / tl.sqrt(tl.where(squared == 0, 1.0, squared))
+    return y * gain[:, None], gain / largest
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
+def _rows(
+    Q, K, V, GATE, LOG, BEFORE, S, Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h, y_b, y_t, y_h,
+    T, H, chunks, segments, per_segment, scale, eps, factor,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
+    RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr,
+    WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y of a chunk of queries of one head, and the number per row that the backward pass needs (D, or the norm's gain)."""
+    chunk, head = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
+    b, h = head // H, head % H
+    g = h // GROUP
+    row = b * (H // GROUP) + g
+    first = _first_token(chunk, C)
+    left = T - chunk * C
+    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
+    x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D), i, d, left, D, PHI)
+    q = x.to(OPERAND)
+    log, _ = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+    acc = tl.zeros((C, BE), tl.float32)
+    z = tl.zeros((C,), tl.float32)
+    if JOINED:  # earlier segments; without a causal mask, everything
+        place = row * segments + chunk // per_segment if CAUSAL else row
+        acc = tl.dot(q, _state_at(PAST, place, d, e, D, E), acc, input_precision=PRECISION)
+        if DIVISOR == "sum":
+            z += tl.sum(q.to(tl.float32) * _sums_at(PAST_Z, place, d, D)[None, :], 1)
+        if DECAY:
+            seen = tl.exp(tl.load(CHUNK_LOG + row * chunks + chunk))
+            acc, z = acc * seen, z * seen
+    if CAUSAL:
+        place = row * chunks + chunk
+        acc = tl.dot(q, _state_at(S, place, d, e, D, E), acc, input_precision=PRECISION)
+        if DIVISOR == "sum":
+            z += tl.sum(q.to(tl.float32) * _sums_at(Z, place, d, D)[None, :], 1)
+        if DECAY:
+            seen_of_past = tl.exp(log.to(tl.float32))
+            acc, z = acc * seen_of_past[:, None], z * seen_of_past
+        k = _features(_tile(K + b * k_b + g * k_h, first, k_t, i, d, left, D), i, d, left, D, PHI).to(OPERAND)
+        v = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
+        if GATED:
+            gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
+            v = v.to(tl.float32) * gate[:, None]
+        w = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if DECAY:
+            w *= tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
+        w = tl.where(i[None, :] <= i[:, None], w, 0.0).to(OPERAND)
+        if DIVISOR == "sum":
+            z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+        acc = tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION)
+    inside = (i < left)[:, None] & (e < E)[None, :]
+    stat_at = STAT + head * T + first + i
+    if NORM:
+        y, gain = _normed(tl.where(inside, acc, 0.0), inside, factor, E, CENTRED)
+        tl.store(stat_at, gain, mask=i < left)
+    elif DIVISOR == "sum":
+        divisor = z * scale + eps
+        divisor = tl.where(divisor == 0, 1.0, divisor)
+        tl.store(stat_at, divisor, mask=i < left)
+        y = acc * (scale / divisor)[:, None]
+    else:
+        y = acc * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+    at = b * y_b + h * y_h + first * y_t + i[:, None] * y_t + e[None, :]
+    rounded = y.to(Y.dtype.element_ty)
+    tl.store(Y + at, rounded, mask=inside)
+    if RESTS:
+        tl.store(REST + at, (y - rounded.to(tl.float32)).to(REST.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scale_of_rows(BEFORE, b, chunk, i, T, scale, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr,
+                   CAUSAL: tl.constexpr):  # fmt: skip
+    """scale/D of rows that are divided by the number of keys they see, or not at all."""
+    if DIVISOR == "count":
+        count = (chunk * C + i + 1 if CAUSAL else i * 0 + T).to(tl.float32)
+        if COUNTED:
+            count += tl.load(BEFORE + b).to(tl.float32)
+        found = scale / count
+    else:
+        found = tl.zeros(i.shape, tl.float32) + scale
+    return found
+
+
+# --------------------------------------------------------------------------------- gradients
+
+
+@triton.jit
+def _gradient_of_rows(
+    DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+    E: tl.constexpr, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr,
+    CENTRED: tl.constexpr, RESTS: tl.constexpr, CAUSAL: tl.constexpr, READS: tl.constexpr,
+):  # fmt: skip
+    """dn of a chunk of rows in fp32, and y as exactly as it is known (if READS, or under a norm)."""
+    dn = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, E).to(tl.float32)
+    y = dn
+    if NORM or READS:
+        at = b * y_b + h * y_h
+        y = _tile(Y + at, first, y_t, i, e, left, E).to(tl.float32)
+        if RESTS:
+            y += _tile(REST + at, first, y_t, i, e, left, E).to(tl.float32)
+    if NORM:  # of rows without their scale
+        gain = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=0.0)
+        squared = tl.sum(y * y, 1)
+        share = tl.sum(y * dn, 1) / tl.where(squared == 0, 1.0, squared)
+        dn = (dn - y * share[:, None]) * gain[:, None]
+        if CENTRED:
+            inside = (i < left)[:, None] & (e < E)[None, :]
+            dn = tl.where(inside, dn - tl.sum(dn, 1)[:, None] / E, 0.0)
+    elif DIVISOR == "sum":
+        divisor = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=1.0)
+        dn = dn * (scale / divisor)[:, None]
+    else:
+        dn = dn * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+    return dn, y
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
+def _gradient_states(
+    Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
+    q_b, q_t, q_h, o_b, o_t, o_h, y_b, y_t, y_h, l_b, l_t, l_h,
+    T, heads, chunks, segments, per_segment, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
+    RESTS: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr, TOTALS: tl.constexpr,
+    WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """R after each chunk of one segment of one key-value head, from its end; dz of its rows."""
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, g = row // heads, row % heads
+    H = heads * GROUP
+    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
+    SUMS: tl.constexpr = DIVISOR == "sum"
+    state, sums = _start(INITIAL, row, segments - 1 - segment, d, e, D, E, SUMS, STARTED, BD, BE)
+    since = tl.sum(tl.zeros((C,), WIDE), 0)
+    begin = segment * per_segment
+    end_of_segment = tl.minimum(begin + per_segment, chunks)
+    for step in range(end_of_segment - begin):
+        chunk = end_of_segment - 1 - step
+        first = _first_token(chunk, C)
+        left = T - chunk * C
+        if CAUSAL:
+            _store_state(R, Z, row * chunks + chunk, state, sums, d, e, D, E, SUMS)
+        if DECAY:
+            tl.store(CHUNK_LOG + row * chunks + chunk, since.to(tl.float32))
+            log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+            seen = tl.exp(log.to(tl.float32))
+            carry = tl.exp(end.to(tl.float32))
+            state, sums, since = state * carry, sums * carry, since + end
+        for member in range(GROUP):
+            h = g * GROUP + member
+            rows = (b * H + h) * T + first
+            x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D), i, d, left, D, PHI).to(
+                OPERAND
+            )
+            dn, y = _gradient_of_rows(
+                DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+                E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, SUMS,
+            )  # fmt: skip
+            dn = dn.to(OPERAND)
+            if SUMS:
+                dz = -tl.sum(dn.to(tl.float32) * y, 1)
+                tl.store(DZ + rows + i, dz, mask=i < left)
+                if DECAY:
+                    dz *= seen
+                sums += tl.sum(x.to(tl.float32) * dz[:, None], 0)
+            if DECAY:
+                dn = (dn.to(tl.float32) * seen[:, None]).to(OPERAND)
+            state = tl.dot(tl.trans(x), dn, state, input_precision=PRECISION)
+    if TOTALS:
+        _store_total(TOTAL, row * segments + segment, state, sums, d, e, D, E, SUMS)
+        if DECAY:
+            tl.store(SEGMENT_LOG + row * segments + segment, since.to(tl.float32))
+
+
+@triton.jit
+def rows_of(b, h, H, T, first):
+    """The number of row (b, first, h) in a contiguous tensor [B, T, H, ·]."""
+    return (b * T + first) * H + h
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
+def _gradients(
+    Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
+    DQ, DK, DV, DGATE, DLOG,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, g_b, g_t, g_h, l_b, l_t, l_h,
+    T, heads, chunks, segments, per_segment, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
+    RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads.
+
+    Under a norm dn is orthogonal to the row. Rows of few or small weights are sensitive to that, so what rounding takes
+    from dn is multiplied too.
+    """
+    SUMS: tl.constexpr = DIVISOR == "sum"
+    chunk, row = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
+    b, g = row // heads, row % heads
+    H = heads * GROUP
+    first = _first_token(chunk, C)
+    left = T - chunk * C
+    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
+    inside_d, inside_e = (i < left)[:, None] & (d < D)[None, :], (i < left)[:, None] & (e < E)[None, :]
+    place = row * chunks + chunk
+    past = row * segments + chunk // per_segment if CAUSAL else row
+    log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+    seen = tl.exp(log.to(tl.float32))
+    kept = tl.exp((end - log).to(tl.float32))
+    before, after = 1.0, 1.0
+    if JOINED and DECAY:
+        before, after = tl.exp(tl.load(LOG_BEFORE + place)), tl.exp(tl.load(LOG_AFTER + place))
+    k_raw = _tile(K + b * k_b + g * k_h, first, k_t, i, d, left, D)
+    v_raw = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
+    k = _features(k_raw, i, d, left, D, PHI).to(OPERAND)
+    gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
+    v = (v_raw.to(tl.float32) * gate[:, None]).to(OPERAND) if GATED else v_raw.to(OPERAND)
+    # what later chunks say of the keys and values of this one
+    dk = tl.zeros((C, BD), tl.float32)
+    dv = tl.zeros((C, BE), tl.float32)
+    if JOINED:
+        later = _state_at(LATER, past, d, e, D, E)
+        dk = tl.dot(v, tl.trans(later), dk, input_precision=PRECISION)
+        dv = tl.dot(k, later, dv, input_precision=PRECISION)
+        if SUMS:
+            dk += _sums_at(LATER_Z, past, d, D)[None, :]
+        if DECAY:
+            dk, dv = dk * after, dv * after
+    if CAUSAL:
+        r = _state_at(R, place, d, e, D, E)
+        dk = tl.dot(v, tl.trans(r), dk, input_precision=PRECISION)
+        dv = tl.dot(k, r, dv, input_precision=PRECISION)
+        if SUMS:
+            dk += _sums_at(RZ, place, d, D)[None, :]
+    if DECAY:
+        dk, dv = dk * kept[:, None], dv * kept[:, None]
+        of_later = tl.sum(k.to(tl.float32) * dk, 1)  # Σ g φ(q)·φ(k) over rows of later chunks
+        of_rows = tl.zeros((C,), tl.float32)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        q_raw = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D)
+        q = _features(q_raw, i, d, left, D, PHI).to(OPERAND)
+        wide, _ = _gradient_of_rows(
+            DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
+            E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, False,
+        )  # fmt: skip
+        dn = wide.to(OPERAND)
+        if NORM:
+            low = (wide - dn.to(tl.float32)).to(OPERAND)
+        dz = _column(DZ, (b * H + h) * T + first, 1, i, left, SUMS, 0.0)
+        dq = tl.zeros((C, BD), tl.float32)
+        if JOINED:
+            state = tl.trans(_state_at(PAST, past, d, e, D, E))
+            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+            if NORM:
+                dq = tl.dot(low, state, dq, input_precision=PRECISION)
+            if SUMS:
+                dq += dz[:, None] * _sums_at(PAST_Z, past, d, D)[None, :]
+            if DECAY:
+                dq *= before
+        if CAUSAL:
+            state = tl.trans(_state_at(S, place, d, e, D, E))
+            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+            if NORM:
+                dq = tl.dot(low, state, dq, input_precision=PRECISION)
+            if SUMS:
+                dq += dz[:, None] * _sums_at(Z, place, d, D)[None, :]
+            if DECAY:
+                dq *= seen[:, None]
+                of_rows += tl.sum(q.to(tl.float32) * dq, 1)
+            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
+            if NORM:
+                ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
+            if SUMS:
+                ds += dz[:, None]
+            visible = i[None, :] <= i[:, None]
+            if DECAY:
+                between = tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
+                ds *= between
+                pairs = tl.where(visible, ds * s, 0.0)
+                of_rows += tl.sum(pairs, 1) - tl.sum(pairs, 0)
+                s *= between
+            w = tl.where(visible, s, 0.0).to(OPERAND)
+            ds = tl.where(visible, ds, 0.0).to(OPERAND)
+            dv = tl.dot(tl.trans(w), dn, dv, input_precision=PRECISION)
+            dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+            dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+        dq = _through_features(dq, q_raw, PHI)
+        at = DQ + rows_of(b, h, H, T, first) * D + i[:, None] * (H * D) + d[None, :]
+        tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside_d)
+    dk = _through_features(dk, k_raw, PHI)
+    at = DK + rows_of(b, g, heads, T, first) * D + i[:, None] * (heads * D) + d[None, :]
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
+    if GATED:
+        d_gate = tl.sum(dv * v_raw.to(tl.float32), 1)
+        at = DGATE + rows_of(b, g, heads, T, first) + i * heads
+        tl.store(at, d_gate.to(DGATE.dtype.element_ty), mask=i < left)
+        dv *= gate[:, None]
+    at = DV + rows_of(b, g, heads, T, first) * E + i[:, None] * (heads * E) + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
+    if DECAY:
+        one = _state_at(S, place, d, e, D, E).to(tl.float32)
+        other = _state_at(R, place, d, e, D, E).to(tl.float32)
+        if JOINED:
+            one += before * _state_at(PAST, past, d, e, D, E).to(tl.float32)
+            other += after * _state_at(LATER, past, d, e, D, E).to(tl.float32)
+        across = tl.sum(tl.sum(one * other, 1), 0)
+        if SUMS:
+            state_z, other_z = _sums_at(Z, place, d, D), _sums_at(RZ, place, d, D)
+            if JOINED:
+                state_z += before * _sums_at(PAST_Z, past, d, D)
+                other_z += after * _sums_at(LATER_Z, past, d, D)
+            across += tl.sum(state_z * other_z, 0)
+        across *= tl.exp(end.to(tl.float32))
+        # pairs s < t ≤ r: within the chunk, from the chunk on, into the chunk, across it
+        of_rows = tl.sum(of_rows, 0) - tl.cumsum(of_rows, 0) + of_rows
+        d_log = of_rows + tl.cumsum(of_later, 0) - of_later + across
+        raw = tl.load(LOG + b * l_b + g * l_h + first * l_t + i * l_t, mask=i < left, other=0.0).to(
+            tl.float32
+        )
+        d_log = tl.where(raw < _LOWEST_LOG_FORGET, 0.0, d_log)
+        tl.store(
+            DLOG + rows_of(b, g, heads, T, first) + i * heads, d_log.to(DLOG.dtype.element_ty), mask=i < left
+        )
+
+
+# ------------------------------------------------------------------------------------ launching
+
+
+@dataclass(frozen=True)
+class Call:
+    """The non-tensor arguments.
+
+    feature_map   one of FEATURE_MAPS
+    divisor       "sum": D = row sum + eps; "count": the number of visible keys; "one"
+    length        the length a norm gives each row (over rows as they are, so divisor is "one"); 0 for no norm
+    centred       whether that norm takes the row's mean off first
+    final         y in the dtype of q; else in fp32
+    rests         keep what rounding takes from y: under a norm, or where row sums of both signs can be small
+    chunk, segments   tokens per chunk (a power of two from 16 on) and segments of a text; 0 for those that suit it
+    """
+
+    feature_map: str
+    scale: float
+    divisor: str = "one"
+    eps: float = 0.0
+    length: float = 0.0
+    centred: bool = False
+    causal: bool = True
+    final: bool = True
+    rests: bool = False
+    chunk: int = 0
+    segments: int = 0
+
+    @property
+    def sums(self) -> bool:
+        return self.divisor == "sum"
+
+
+class States(NamedTuple):
+    """What `forward` keeps for `backward`: states before each chunk and segment, and logs of what is left of them."""
+
+    chunks: Tensor
+    chunk_sums: Tensor
+    past: Tensor
+    past_sums: Tensor
+    log: Tensor
+
+
+class Gradients(NamedTuple):
+    """Of q, k, v and both gates in their dtypes, and of the state before the text in fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    input_gate: Tensor | None
+    log_forget: Tensor | None
+    initial: Tensor | None
+
+
+@on_its_device
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor | None,
+    log_forget: Tensor | None,
+    before: Tensor | None,
+    call: Call,
+    *,
+    initial: Tensor | None = None,
+    return_state: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, States]:
+    """y [B, T, H, e]; D or the norm's gain [B, H, T]; what rounding took from y; the state after the text; States.
+
+    Gates are [B, T, K]; `before` [B] counts earlier keys; states are [B, K, d, e (+ 1)], row sums last. Tensors that
+    the call has no use for are empty.
+    """
+    plan = _Plan.of(q, k, v, call)
+    y, stat, rest, final, states, sums, past, past_sums, logs = shapes(
+        q, k, v, log_forget, call, return_state
+    )
+    totals = plan.joined or return_state
+    total = final  # where there is one segment, its state is that of the text
+    if plan.joined:
+        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + call.sums, dtype=torch.float32)
+    segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
+    sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
+    _key_states[(plan.rows, plan.segments)](
+        k, v, input_gate, log_forget, initial, states, sums, total, logs, segment_logs,
+        *k.stride()[:3], *v.stride()[:3], *_strides(input_gate), *_strides(log_forget), *plan.text,
+        **_without(sizes, "GROUP"), SUMS=call.sums, STARTED=initial is not None, TOTALS=totals, **_warps("states", plan),
+    )  # fmt: skip
+    _join_segments(
+        total, segment_logs, past, past_sums, final, plan, call, log_forget is not None, reverse=False
+    )
+    _rows[(plan.chunks * q.shape[0] * q.shape[2],)](
+        q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_strides(input_gate), *_strides(log_forget), *y.stride()[:3],
+        q.shape[1], q.shape[2], *plan.text[2:], call.scale, call.eps, call.length,
+        **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("rows", plan),
+    )  # fmt: skip
+    return y, stat, rest, final, States(states, sums, past, past_sums, logs)
+
+
+def shapes(
+    q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor | None, call: Call, return_state: bool
+) -> tuple[Tensor, ...]:
+    """Uninitialised tensors for what `forward` returns, one after the other."""
+    plan = _Plan.of(q, k, v, call)
+    batch, tokens, heads, _ = q.shape
+    rows, d, e, wide = plan.rows, plan.d, plan.e, torch.float32
+    y = q.new_empty(batch, tokens, heads, e, dtype=q.dtype if call.final else wide)
+    stat = q.new_empty((batch, heads, tokens) if call.sums or call.length else 0, dtype=wide)
+    rest = q.new_empty(y.shape if call.rests else 0, dtype=y.dtype)
+    final = q.new_empty((batch, k.shape[2], d, e + call.sums) if return_state else 0, dtype=wide)
+    states = q.new_empty((rows, plan.chunks, d, e) if call.causal else 0, dtype=operand(q))
+    sums = q.new_empty((rows, plan.chunks, d) if call.causal and call.sums else 0, dtype=wide)
+    places = plan.segments if call.causal else 1
+    past = q.new_empty((rows, places, d, e) if plan.joined else 0, dtype=operand(q))
+    past_sums = q.new_empty((rows, places, d) if plan.joined and call.sums else 0, dtype=wide)
+    logs = q.new_empty((rows, plan.chunks) if log_forget is not None else 0, dtype=wide)
+    return y, stat, rest, final, states, sums, past, past_sums, logs
+
+
+@on_its_device
+def backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    input_gate: Tensor | None,
+    log_forget: Tensor | None,
+    before: Tensor | None,
+    y: Tensor,
+    stat: Tensor,
+    rest: Tensor,
+    states: States,
+    call: Call,
+    *,
+    d_state: Tensor | None = None,
+    started: bool = False,
+) -> Gradients:
+    """All gradients, from that of y and perhaps of the state after the text."""
+    plan = _Plan.of(q, k, v, call)
+    dy = dense(dy)
+    wide = torch.float32
+    dz = q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if call.sums else 0, dtype=wide)
+    later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
+    d_initial = q.new_empty(
+        (q.shape[0], k.shape[2], plan.d, plan.e + call.sums) if started else 0, dtype=wide
+    )
+    total = d_initial
+    if plan.joined:
+        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + call.sums, dtype=wide)
+    segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
+    sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
+    _gradient_states[(plan.rows, plan.segments)](
+        q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dz, logs, segment_logs,
+        *q.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(log_forget), *plan.text, call.scale,
+        **_without(sizes, "GATED"), **_of_rows(call, before), STARTED=d_state is not None,
+        TOTALS=plan.joined or started, **_warps("gradient states", plan),
+    )  # fmt: skip
+    _join_segments(
+        total, segment_logs, ahead, ahead_sums, d_initial, plan, call, log_forget is not None, reverse=True
+    )
+    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    d_gate = None if input_gate is None else input_gate.new_empty(input_gate.shape)
+    d_log = None if log_forget is None else log_forget.new_empty(log_forget.shape)
+    _gradients[(plan.chunks * plan.rows,)](
+        q, k, v, dy, y, rest, stat, before, dz, input_gate, log_forget, *states, later, later_sums, ahead, ahead_sums, logs,
+        dq, dk, dv, d_gate, d_log,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(input_gate),
+        *_strides(log_forget), *plan.text, call.scale, **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("gradients", plan),
+    )  # fmt: skip
+    return Gradients(dq, dk, dv, d_gate, d_log, d_initial if started else None)
+
+
+def _join_segments(
+    total: Tensor,
+    logs: Tensor,
+    past: Tensor,
+    past_sums: Tensor,
+    final: Tensor,
+    plan: _Plan,
+    call: Call,
+    decays: bool,
+    *,
+    reverse: bool,
+) -> None:
+    """From the total of each segment the states between segments, and that of the text where there is room for it."""
+    if not plan.joined:
+        return
+    block = 256
+    _join[(plan.rows, cdiv(plan.d * (plan.e + call.sums), block))](
+        total, logs, past, past_sums, final, plan.segments, D=plan.d, E=plan.e, SUMS=call.sums, DECAY=decays,
+        REVERSE=reverse, ALL=not call.causal, ENDED=final.numel() > 0, BLOCK=block, AHEAD=8, num_warps=4,
+    )  # fmt: skip
+
+
+class _Plan(NamedTuple):
+    """How a text is cut: rows are its key-value heads; `joined` where states of several segments are added."""
+
+    rows: int
+    d: int
+    e: int
+    chunk: int
+    joined: bool
+    #: T, key-value heads, chunks, segments, chunks per segment, as programs take them
+    text: tuple[int, int, int, int, int]
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, call: Call) -> _Plan:
+        batch, tokens, kv_heads, d = k.shape
+        chunk = call.chunk or (
+            64 if q.dtype == torch.bfloat16 else 32
+        )  # products of fp32 take more registers
+        rows, chunks = batch * kv_heads, cdiv(tokens, chunk)
+        wanted = call.segments or max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
+        per_segment = cdiv(chunks, wanted)
+        segments = cdiv(chunks, per_segment)
+        text = (tokens, kv_heads, chunks, segments, per_segment)
+        return _Plan(rows, d, v.shape[3], chunk, segments > 1 or not call.causal, text)
+
+    @property
+    def chunks(self) -> int:
+        return self.text[2]
+
+    @property
+    def segments(self) -> int:
+        return self.text[3]
+
+
+def _strides(tensor: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if tensor is None else tensor.stride()[:3]
+
+
+def _without(sizes: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in sizes.items() if name not in names}
+
+
+def _of_rows(call: Call, before: Tensor | None) -> dict[str, Any]:
+    return {
+        "DIVISOR": call.divisor,
+        "COUNTED": before is not None,
+        "NORM": call.length > 0,
+        "CENTRED": call.centred,
+        "RESTS": call.rests,
+    }
+
+
+def _sizes(
+    q: Tensor, k: Tensor, v: Tensor, plan: _Plan, call: Call, gate: Tensor | None, log: Tensor | None
+) -> dict[str, Any]:
+    return {
+        "GROUP": q.shape[2] // k.shape[2],
+        "D": plan.d,
+        "E": plan.e,
+        "BD": width(plan.d),
+        "BE": width(plan.e),
+        "C": plan.chunk,
+        "PHI": call.feature_map,
+        "GATED": gate is not None,
+        "DECAY": log is not None,
+        "CAUSAL": call.causal,
+        "WIDE": tl.float64 if q.dtype == torch.float32 else tl.float32,
+        **operand_options(q),
+    }
+
+
+#: warps and loads ahead by program, for heads up to 64 and up to 128
+WARPS = {
+    "states": ((4, 3), (8, 3)),
+    "rows": ((4, 1), (8, 1)),
+    "gradient states": ((4, 3), (8, 2)),
+    "gradients": ((4, 1), (8, 1)),
+}
+
+
+def _warps(program: str, plan: _Plan) -> dict[str, int]:
+    warps, stages = WARPS[program][max(plan.d, plan.e) > 64]
+    return {"num_warps": warps, "num_stages": stages}

@@ -1,0 +1,71 @@
+"""Sums of all keys before every tile of a text: what the mean score of a row needs to know of the past.
+
+    P_j = P_0 + Σ_{s < 64 j} k_s          [B·K, tiles + 1, d] in fp32
+
+Two launches: the sum of each tile, then a scan over tiles. A row adds the keys of its own tile itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import cdiv, width
+
+#: keys in a tile
+TILE = 64
+
+
+@launched
+@triton.jit(do_not_specialize=["T", "tiles"])
+def _tile_sums(
+    K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr
+):
+    tile, row = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    b, g = row // heads, row % heads
+    i, d = tl.arange(0, TILE), tl.arange(0, BD)
+    first = tl.zeros((), tl.int64) + tile * TILE
+    inside = (i < T - tile * TILE)[:, None] & (d < D)[None, :]
+    at = K + b * k_b + g * k_h + first * k_t + i[:, None] * k_t + d[None, :]
+    total = tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
+    tl.store(SUMS + (row * tiles + tile) * D + d, total, mask=d < D)
+
+
+@launched
+@triton.jit(do_not_specialize=["tiles"])
+def _scan(
+    SUMS, INITIAL, OUT, tiles, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, STARTED: tl.constexpr
+):
+    """Sums up to each tile, written where the next one begins: no row may depend on later keys, rounding included."""
+    row = tl.program_id(0).to(tl.int64)
+    d, j = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BT)
+    total = tl.zeros((BC,), tl.float32)
+    if STARTED:
+        total = tl.load(INITIAL + row * D + d, mask=d < D, other=0.0)
+    tl.store(OUT + row * (tiles + 1) * D + d, total, mask=d < D)
+    for start in range(0, tiles, BT):
+        inside = (start + j < tiles)[:, None] & (d < D)[None, :]
+        found = tl.load(SUMS + (row * tiles + start + j)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        at = OUT + (row * (tiles + 1) + start + j + 1)[:, None] * D + d[None, :]
+        tl.store(at, tl.cumsum(found, 0) + total[None, :], mask=inside)
+        total += tl.sum(found, 0)
+
+
+def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
+    """P [B·K, tiles + 1, d] for keys [B, T, K, d] behind others whose sum is `initial` [B·K, d]; the last is that of all."""
+    batch, tokens, heads, d = k.shape
+    rows, tiles = batch * heads, cdiv(tokens, TILE)
+    sums = torch.empty(rows, tiles, d, dtype=torch.float32, device=k.device)
+    out = torch.empty(rows, tiles + 1, d, dtype=torch.float32, device=k.device)
+    if tiles:
+        _tile_sums[(rows * tiles,)](
+            k, sums, *k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
+        )
+    columns = min(32, width(d))
+    _scan[(rows, cdiv(d, columns))](
+        sums, initial, out, tiles, D=d, BC=columns, BT=64, STARTED=initial is not None, num_warps=4
+    )
+    return out

@@ -1,0 +1,161 @@
+"""taylor(N) about the mean and windows beside it, in their own program: against the plain form in float64."""
+
+import pytest
+import torch
+
+from maclaurin import parse
+from maclaurin.forms.attend import Form, attend
+from maclaurin.programs.program import Call
+from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks, mean_polynomial
+from maclaurin.programs.triton import INSTALLED
+from maclaurin.testing import Shape, random_tensors
+from tests.kernels.conftest import ON_GPU
+from tests.kernels.judging import ROUNDING, SLACK, inputs_of, outputs_and_gradients, plain
+
+if not INSTALLED:
+    pytest.skip("needs triton", allow_module_level=True)
+
+from tests.kernels import interpreted_bfloat16
+
+if not ON_GPU:
+    interpreted_bfloat16.correct()
+
+MEAN, BESIDE = "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(20,sinks=3)/sum"
+
+
+def fused(case, *, chunk=0, state=None, return_state=False):
+    """y, and the state after it."""
+    inputs, program = inputs_of(case), TailInChunks() if chunk else PairsAboutMean()
+    scale = case.spec.kernel.default_scale(inputs.q.shape[3])
+    options = {"chunk_size": chunk or None, "state": state, "return_state": return_state}
+    call = Call(case.spec, inputs, scale, inputs.q.device, **options)
+    assert program.refuses(call) is None, program.refuses(call)
+    return program.run(call)
+
+
+def assert_right(notation, shape, dtype, device, *, chunk=0, offset=0.0):
+    """`offset`: the size of what all keys have in common."""
+    case = random_tensors(parse(notation), shape, 0, dtype, device=device)
+    common = offset * torch.randn(shape.d, generator=torch.Generator().manual_seed(0)).to(device)
+    case = case.with_tensors(k=(case.tensors["k"] + common).to(dtype))
+    direction = torch.randn(*case.tensors["q"].shape[:3], shape.e, dtype=torch.float64, device=device)
+    gold = outputs_and_gradients(case.map(torch.Tensor.double), plain, direction)
+    found = outputs_and_gradients(case, lambda c: fused(c, chunk=chunk)[0], direction)
+    largest = max(float(g.norm()) for name, g in gold.items() if name != "output")
+    errors = {
+        name: float((found[name].double() - reference).norm())
+        / max(float(reference.norm()), 1e-3 if name == "output" else largest / 10)
+        for name, reference in gold.items()
+    }
+    assert max(errors.values()) < SLACK * ROUNDING[dtype], errors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "notation",
+    [
+        MEAN,
+        "taylor(4,about=mean)*in/sum",
+        "taylor(1,about=mean)/sum",
+        "taylor(2,about=mean)/l2",
+        "taylor(3,about=mean)/rms",
+        BESIDE,
+        "taylor(2)+window(9)/sum*out",
+    ],
+)
+def test_every_pair(notation, dtype, device, poisoned):
+    shape = Shape(batch=1, tokens=300 if ON_GPU else 70, kv_heads=2, group=2, d=24, e=40)
+    assert_right(notation, shape, dtype, device)
+
+
+@pytest.mark.parametrize(
+    "notation", [MEAN, "taylor(1,about=mean)/sum", BESIDE, "taylor(2)+window(9,sinks=1)/sum"]
+)
+def test_chunks(notation, device, poisoned):
+    shape = Shape(batch=1, tokens=140, kv_heads=1, group=2, d=5, e=6)
+    assert_right(notation, shape, torch.float32, device, chunk=64)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 24, 25])
+@pytest.mark.parametrize("window", ["", "+window(20,sinks=3)", "+window(100)"])
+def test_short_texts(tokens, window, device, poisoned):
+    shape = Shape(batch=1, tokens=tokens, kv_heads=1, group=1, d=16, e=16)
+    assert_right(f"taylor(2,about=mean){window}/sum", shape, torch.float32, device)
+
+
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_large_mean_scores_do_not_cancel(chunk, device):
+    """Mean scores near 20: only differences count."""
+    shape = Shape(batch=1, tokens=140, kv_heads=1, group=1, d=6, e=8)
+    assert_right(MEAN, shape, torch.float32, device, chunk=chunk, offset=8.0)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [16, 64, 128])
+@pytest.mark.parametrize("notation", [MEAN, "taylor(2,about=mean)+window(64,sinks=1)/sum"])
+@pytest.mark.parametrize("chunk", [0, 1024])
+def test_every_head_size_and_length(notation, d, chunk, dtype, device, poisoned):
+    for length in (65, 1000, 4097):
+        shape = Shape(batch=1, tokens=length, kv_heads=2, group=1, d=d, e=64)
+        assert_right(notation, shape, dtype, device, chunk=chunk, offset=0.5)
+
+
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("chunk", [0, 64])
+@pytest.mark.parametrize("notation", [MEAN, BESIDE])
+def test_later_tokens_do_not_change_earlier_rows(notation, chunk, name, device):
+    case = random_tensors(parse(notation), Shape(1, 140, 1, 1, 6, 8), 0, torch.float32, device=device)
+    changed = case.tensors[name].clone()
+    changed[:, 100:] *= 1e6
+    with torch.no_grad():
+        y, other = (fused(c, chunk=chunk)[0] for c in (case, case.with_tensors(**{name: changed})))
+    assert torch.equal(y[:, :100], other[:, :100])
+
+
+@pytest.mark.parametrize("notation", [MEAN, "taylor(2,about=mean)+window(5,sinks=2)/sum"])
+def test_a_text_in_pieces_gives_what_the_whole_gives(notation, device, poisoned):
+    shape = Shape(batch=1, tokens=50, kv_heads=1, group=2, d=6, e=4)
+    case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
+    found = of_both(case.with_gradients(), in_pieces)
+    gold = of_both(case.map(torch.Tensor.double).with_gradients(), at_once)
+    for name, reference in gold.items():
+        error = float((found[name].double() - reference).norm() / reference.norm())
+        assert error < 1e-5, (name, error)
+
+
+def of_both(case, run):
+    """Outputs, last moments, and gradients of a function of both."""
+    y, moments = run(case)
+    generator = torch.Generator().manual_seed(0)
+    directions = [torch.randn(u.shape, generator=generator, dtype=torch.float64).to(u) for u in (y, moments)]
+    loss = (y * directions[0]).sum() + 0.01 * (moments * directions[1]).sum()
+    return {"y": y.detach(), "moments": moments.detach(), **case.gradients(loss)}
+
+
+def in_pieces(case):
+    first, state = fused(case.tokens(0, 20), chunk=64, return_state=True)
+    second, state = fused(case.tokens(20, 50), chunk=64, return_state=True, state=state)
+    return torch.cat([first, second], 1), state.moments
+
+
+def at_once(case):
+    inputs = inputs_of(case)
+    scale = case.spec.kernel.default_scale(inputs.q.shape[3])
+    options = {"scale": scale, "causal": True, "chunk": 64, "state": None, "return_state": True}
+    y, state = attend(case.spec, inputs, Form.CHUNKED, **options)
+    return y, state.moments
+
+
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_operator_is_registered_as_torch_wants_it(chunk, device):
+    q, k, v = (torch.randn(1, 30, 1, 16, device=device, requires_grad=True) for _ in range(3))
+    call = (q, k, v, None, None, 0.25, [1.0, 1.0, 0.5], True, 4, 1, chunk, True, True, chunk > 0)
+    assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
+    if chunk:
+        state, offset = (
+            torch.rand(1, 1, 153, 17, device=device).requires_grad_(),
+            torch.rand(1, 1, 16, device=device),
+        )
+        call = (q, k, v, state, offset, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, False, True, True)
+        assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
