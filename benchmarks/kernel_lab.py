@@ -152,7 +152,8 @@ def run(subject: Subject, inputs: Inputs) -> Tensor:
 
 
 def as_inputs(tensors: dict[str, Tensor]) -> Inputs:
-    return Inputs(*(tensors[n] for n in "qkv"), {n: u for n, u in tensors.items() if n not in "qkv"})
+    gates = {name: tensor for name, tensor in tensors.items() if name not in "qkv"}
+    return Inputs(q=tensors["q"], k=tensors["k"], v=tensors["v"], gates=gates)
 
 
 # -------------------------------------------------------------------------------------------- checking
@@ -210,7 +211,7 @@ def check(subject: Subject, *, full: bool) -> dict[str, Any]:
 @contextmanager
 def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # noqa: B010
     try:
         yield
     finally:

@@ -169,7 +169,7 @@ def test_of_a_hybrid_only_the_growing_layers_grow():
 
 
 def test_training_makes_no_state(monkeypatch):
-    model, ids = model_of("taylor(2)/sum"), tokens()
+    model, ids = model_of("taylor(2)/sum").train(), tokens()
     monkeypatch.setattr(State, "empty", None)
     assert model(input_ids=ids).past_key_values is None
     monkeypatch.undo()

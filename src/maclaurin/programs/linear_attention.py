@@ -159,7 +159,7 @@ def _length_inside(spec: AttentionSpec, e: int) -> float:
     """The length a norm gives to rows, where nothing else is done to them; else 0."""
     if spec.norm is None or spec.gates_before_norm or spec.gates_after_norm:
         return 0.0
-    divided_out = spec.denominator is None or spec.denominator in spec.cancelled
+    divided_out = spec.denominator is None or spec.denominator in spec.cancelled_parts
     return spec.norm.length(e) or 0.0 if divided_out else 0.0
 
 

@@ -2,8 +2,8 @@
 program (triton/about_mean.py): every pair of the tail, or chunks of it through moments.
 
 Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
-them. A text that goes on from a state with a window is laid behind the keys the state keeps, sinks and window,
-as if it began with them; the tail begins with the state's moments.
+them. Text read on from a state with a window is put behind the keys that the state keeps, sinks and window, as
+if it began with them; the tail begins with the state's moments.
 """
 
 from __future__ import annotations
@@ -241,7 +241,9 @@ def mean_polynomial(
     origin = k.new_empty(0) if not origin.numel() else origin.view(k.shape[0], k.shape[2], -1)
     if offset is not None:  # an operator returns nothing it was given
         origin = origin.clone()
-    return y, q.new_empty(0) if rest is None else rest, state, origin, *rows
+    rest = q.new_empty(0) if rest is None else rest
+    mean, log, prefix, small, second = rows
+    return y, rest, state, origin, mean, log, prefix, small, second
 
 
 @operator("maclaurin::mean_polynomial_backward")
