@@ -2,8 +2,8 @@
 program (triton/about_mean.py): every pair of the tail, or chunks of it through moments.
 
 Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
-them. Text read on from a state with a window is put behind the keys that the state keeps, sinks and window, as
-if it began with them; the tail begins with the state's moments.
+them. Text read on from a state with a window is put behind the keys that the state keeps, sinks and window,
+as if it began with them; the tail begins with the state's moments.
 """
 
 from __future__ import annotations
