@@ -138,8 +138,8 @@ class State:
         return self.map(torch.clone)
 
     def compact(self) -> State:
-        """The same, without the larger tensors that some of it are small parts of."""
-        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > 2 * t.nbytes else t)
+        """The same, without the larger tensors that some of it are parts of."""
+        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
 
     def detach(self) -> State:
         """The same numbers without their history."""

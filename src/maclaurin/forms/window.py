@@ -238,8 +238,8 @@ class Line:
             sink_log_decay = self.sink_decay + since_start.to(self.sink_decay.dtype)
         k_type, v_type = like.recent_k.dtype, like.recent_v.dtype
         return ExactKeys(
-            recent_k.to(k_type),
-            recent_v.to(v_type),
+            recent_k.to(k_type, copy=True),  # not a part of the line, which is longer
+            recent_v.to(v_type, copy=True),
             self.sink_k.to(k_type),
             self.sink_v.to(v_type),
             recent_log_forget,
