@@ -1,6 +1,7 @@
 """A different attention for each group of key-value heads: notation, layers, and caches to the byte."""
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -78,11 +79,12 @@ def test_heads_with_one_attention_are_one_group():
 # -------------------------------------------------------------------------------------- layers
 
 
-def test_each_group_is_one_call_of_attention():
-    """Every head gets what attention alone gives it, in the order of the heads."""
+@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+def test_each_group_is_one_call_of_attention(order):
+    """Every head gets what attention alone gives it, in whatever order the groups are named."""
     specs = [KEPT, "exp/sum", TAIL]
     layer = AttentionLayer(
-        LayerAttention.of_heads([parse(s) for s in specs]),
+        LayerAttention.read("; ".join(f"{head}: {specs[head]}" for head in order), 3),
         hidden_size=48, heads=6, kv_heads=3, head_size=8, rotary=Rotary(),
     )  # fmt: skip
     q, k, v = (torch.randn(2, 20, n, 8) for n in (6, 3, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from maclaurin.conversion.measure import (
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
+from maclaurin.files import new_folder, write_json
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.head_groups import specs_in
 
@@ -45,6 +45,8 @@ class Conversion:
     #: perplexity by length, recall by distance
     gaps: dict[str, dict[int, Gap]]
     memory: Memory
+    #: how a memory was chosen, where it was
+    chosen: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for conversion.json."""
@@ -58,6 +60,7 @@ class Conversion:
             "attention": list(self.choice.attention),
             "reasons": list(self.choice.reasons),
             "memory": dataclasses.asdict(self.memory),
+            **({} if self.chosen is None else {"chosen": self.chosen}),
             **measured,
         }
 
@@ -85,7 +88,8 @@ def convert(
                 f"{text} has gates, and a pretrained model has no weights for them: use a spec without, "
                 "such as taylor(2,about=mean)+window(64,sinks=1)/sum."
             )
-    calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
+    if any(spec.orders for text in choice.attention for spec in specs_in(text)):
+        calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
     tell(sample.numel())
     gaps: dict[str, dict[int, Gap]] = {}
     for measure in measures:
@@ -118,7 +122,7 @@ def measure_recovered(
         found["recovered"] = recovered
         found["recovered_tail_off"] = None if alone is None else measured_with(model, alone, measure, tell)
         found["gap_closed_recovered"] = _closed_by(recovered, found, measure)
-    file.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(file, written)
     return written
 
 
@@ -143,12 +147,8 @@ def save(
     measured_on: dict[str, Any] | None = None,
 ) -> None:
     """The whole folder, or nothing."""
-    partial = out.with_name(out.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_quietly(model, partial)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
-    written = {**conversion.to_json(), "measured_on": measured_on}
-    (partial / "conversion.json").write_text(json.dumps(written, indent=1) + "\n")
-    partial.rename(out)
+    with new_folder(out) as folder:
+        save_quietly(model, folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        write_json(folder / "conversion.json", {**conversion.to_json(), "measured_on": measured_on})

@@ -121,12 +121,12 @@ def measured_with(
     tell: Tell = lambda tokens: None,
 ) -> float:
     """The measure with this attention."""
-    with _having(model, attention):
+    with having(model, attention):
         return measure(model, tell)
 
 
 @contextmanager
-def _having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
+def having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
     """The model with another attention for a while, which caches made meanwhile know of too."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
     own, groups = model.config.attention, [layer.groups for layer in layers]

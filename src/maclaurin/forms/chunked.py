@@ -34,6 +34,8 @@ def chunk_size_for(spec: AttentionSpec, d: int) -> int:
 
     Measured on a CPU at d = 16 and 64: 64 is best at first order, 128 at second (docs/LOG.md).
     """
+    if spec.window is not None and spec.window.kept:
+        return 256  # each piece looks at all kept keys, so that few pieces are best
     return 64 if spec.features(d) <= 2 * d else 128
 
 

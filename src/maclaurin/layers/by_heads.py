@@ -32,7 +32,7 @@ def attend_by_heads(
         order += of_queries
     y = torch.cat(outputs, dim=2)
     place = sorted(range(len(order)), key=order.__getitem__)
-    return y if order == place else of_heads(y, place)
+    return y if place == list(range(len(place))) else of_heads(y, place)
 
 
 def of_heads(u: Tensor, heads: Sequence[int]) -> Tensor:

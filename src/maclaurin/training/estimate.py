@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.room import state_bytes
 from maclaurin.spec import AttentionSpec
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import LOGITS_AT_ONCE
@@ -98,9 +97,14 @@ def _attention_flops(spec: AttentionSpec, kv_heads: int, config: MaclaurinConfig
 
 
 def _state_bytes(config: MaclaurinConfig) -> int | None:
-    if not all(spec.has_finite_state for layer in config.layer_attention() for spec in layer.specs):
-        return None
-    return state_bytes(config, 1, torch.float32)
+    total = 0
+    for layer in config.layer_attention():
+        for group in layer.groups:
+            if not group.spec.has_finite_state:
+                return None
+            size = group.spec.state_size(layer.extras.feature_size or config.head_size, config.head_size)
+            total += 4 * len(group.heads) * size
+    return total
 
 
 def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:

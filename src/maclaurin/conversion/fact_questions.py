@@ -1,0 +1,99 @@
+"""Questions for facts from far back, to measure heads and memories by: one token decides.
+
+They are made like those of `maclaurin eval --tasks maclaurin_recall_…` from another seed, so that a memory is
+not chosen by the questions it is judged by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from maclaurin.errors import InputError
+from maclaurin.evaluation.eval_task import Item
+from maclaurin.evaluation.needles import Recall, question
+from maclaurin.evaluation.prose import Prose
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+
+SEED = 1018
+
+
+@final
+@dataclass(frozen=True)
+class Question:
+    """A text with facts in it, the beginning of one of them again, and what may follow."""
+
+    distance: int
+    number: int
+    context: Tensor  # [1, T]
+    prompt: Tensor  # [1, n]
+    fact: slice  # where the asked fact stands among the tokens
+    choices: tuple[int, ...]  # of each choice the first token that tells it from the others
+    right: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to read."""
+        return self.context.shape[1] + self.prompt.shape[1]
+
+    def read(self, model: MaclaurinForCausalLM) -> MaclaurinCache:
+        """The text before the question, read with the attention the model has now."""
+        cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
+        with torch.no_grad():
+            model(input_ids=self.context.to(model.device), past_key_values=cache, logits_to_keep=1)
+        return cache
+
+    @torch.no_grad()
+    def log_odds(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> Tensor:
+        """ln p(right) − ln p(the others together) after the prompt, for every row of the cache: [B].
+
+        The cache then has read the prompt.
+        """
+        prompt = self.prompt.to(model.device).expand(cache.batch_size, -1)
+        out = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
+        assert out.logits is not None
+        found = out.logits[:, -1, list(self.choices)].double().cpu()  # the others' share cancels
+        others = torch.cat([found[:, : self.right], found[:, self.right + 1 :]], dim=-1)
+        return found[:, self.right] - others.logsumexp(-1)
+
+
+def fact_questions(tokenizer: Any, distances: Sequence[int], number: int) -> list[Question]:
+    """So many at each distance, those with the same number next to each other."""
+    if not distances or min(distances) < 16 or number < 1:
+        raise InputError("heads are measured by one question at least, at distances of 16 tokens or more.")
+    prose = Prose.embedded()
+    items = {d: list(islice(Recall(d).items(prose, SEED), number)) for d in distances}
+    return [_question(items[d][n], tokenizer, d, n) for n in range(number) for d in distances]
+
+
+def _question(item: Item, tokenizer: Any, distance: int, number: int) -> Question:
+    (query,) = item.queries
+
+    def tokens(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    spelled = [tokens(f"{item.context}{query.prompt} {choice}") for choice in query.choices]
+    shortest = min(map(len, spelled))
+    stem = next((n for n in range(shortest) if len({s[n] for s in spelled}) > 1), shortest - 1)
+    first, last = question("").split("  ")
+    name = query.prompt.removeprefix(first).removesuffix(last).strip()
+    fact = f"{question(name)} {query.choices[query.right[0]]}."
+    until = query.known_until
+    assert until is not None
+    begin = len(tokens(item.context[: max(0, until - len(fact))]))
+    end = max(begin + 1, len(tokens(item.context[:until])))
+    cut = min(len(tokens(item.context)), stem - 1)
+    return Question(
+        distance,
+        number,
+        torch.tensor([spelled[0][:cut]]),
+        torch.tensor([spelled[0][cut:stem]]),
+        slice(begin, end),
+        tuple(s[stem] for s in spelled),
+        query.right[0],
+    )

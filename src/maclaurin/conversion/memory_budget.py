@@ -1,0 +1,64 @@
+"""How many bytes a text may take: `25%` of the original's, `64MB`, or a size that never grows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from maclaurin.errors import InputError
+from maclaurin.models import MaclaurinConfig
+from maclaurin.models.room import key_value_bytes
+
+#: bytes are counted for keys and values in this dtype, the one models are served in
+COUNTED_IN = torch.bfloat16
+_UNITS = {
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes that a text of `at` tokens may take, and whether longer ones may take no more."""
+
+    bytes: int
+    at: int
+    constant: bool
+    #: what the original's keys and values take at that length
+    original: int
+
+    @staticmethod
+    def read(config: MaclaurinConfig, *, memory: str | None, constant: str | None, at: int) -> MemoryBudget:
+        """`memory` grows with the text, `constant` does not; one of them is given."""
+        if (memory is None) == (constant is None):
+            raise InputError("give one of memory (25%, 64MB) and constant (32MB).")
+        if at < 2:
+            raise InputError(f"a budget is for a text of two tokens at least; got {at}.")
+        original = key_value_bytes(config, 1, at, COUNTED_IN)
+        text = memory if memory is not None else constant
+        assert text is not None
+        option = "memory" if memory is not None else "constant"
+        return MemoryBudget(_bytes(text, original, option), at, constant is not None, original)
+
+    def __str__(self) -> str:
+        share = f"{self.bytes / self.original:.1%} of the original's {self.original:,}"
+        kind = "at any length" if self.constant else f"at {self.at:,} tokens"
+        return f"{self.bytes:,} bytes {kind} ({share} at {self.at:,})"
+
+
+def _bytes(text: str, original: int, option: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]+|%)\s*", text)
+    unit = found[2].lower() if found else ""
+    if found is None or (unit != "%" and unit not in _UNITS):
+        raise InputError(
+            f"{option} is a share of the original's bytes or a number of bytes with a unit, such as 25% or "
+            f"64MB (kB, MB, GB, KiB, MiB, GiB); got {text!r}."
+        )
+    number = float(found[1])
+    total = int(number / 100 * original) if unit == "%" else int(number * _UNITS[unit])
+    if total < 1 or (unit == "%" and number > 100):
+        raise InputError(f"{option}: {text} is no budget: give more than nothing and at most 100%.")
+    return total
