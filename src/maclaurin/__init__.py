@@ -26,6 +26,7 @@ from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
 
 if TYPE_CHECKING:
+    from maclaurin.conversion.run import convert
     from maclaurin.forms.state import State
     from maclaurin.programs.dispatch import attention, plan
     from maclaurin.programs.plan import Plan
@@ -46,6 +47,7 @@ __all__ = [
     "StateBudgetError",
     "attention",
     "catalogue",
+    "convert",
     "parse",
     "plan",
     "resolve",
@@ -53,6 +55,7 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "attention": "maclaurin.programs.dispatch",
+    "convert": "maclaurin.conversion.run",
     "plan": "maclaurin.programs.dispatch",
     "Plan": "maclaurin.programs.plan",
     "SeriesNotice": "maclaurin.programs.series",

