@@ -26,6 +26,7 @@ from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
 
 if TYPE_CHECKING:
+    from maclaurin.conversion.press import press
     from maclaurin.conversion.run import convert
     from maclaurin.forms.state import State
     from maclaurin.programs.dispatch import attention, plan
@@ -50,12 +51,14 @@ __all__ = [
     "convert",
     "parse",
     "plan",
+    "press",
     "resolve",
 ]
 
 _NEEDS_TORCH = {
     "attention": "maclaurin.programs.dispatch",
     "convert": "maclaurin.conversion.run",
+    "press": "maclaurin.conversion.press",
     "plan": "maclaurin.programs.dispatch",
     "Plan": "maclaurin.programs.plan",
     "SeriesNotice": "maclaurin.programs.series",

@@ -88,3 +88,23 @@ def test_errors_leave_nothing_behind(folder):
     result = maclaurin("convert", "nowhere", f"--attention={TAIL}", "--out=bad", cwd=folder, expect=2)
     assert "no folder nowhere" in result.stderr
     assert not list(folder.glob("bad*"))
+
+
+def test_a_memory_is_chosen_for_a_budget(folder):
+    """The table of the decision, a folder that loads, and errors that say what would work."""
+    probes = ("--at=400", "--probe=64", "--probe-questions=1", "--lengths=64", "--device=cpu")
+    shown = maclaurin("convert", "run", "--constant=60kB", "--dry-run", *probes, cwd=folder)
+    assert "taken" in shown.stdout
+    assert "how much each key-value head remembers" in shown.stdout
+    result = maclaurin("convert", "run", "--memory=40%", "--out=small", *probes, cwd=folder)
+    assert "what the bytes buy" in result.stdout
+    found = json.loads((folder / "small" / "conversion.json").read_text())
+    assert found["chosen"]["plan"]["bytes"] <= found["chosen"]["budget"]["bytes"]
+    wrong = {
+        ("--memory=40%", f"--attention={TAIL}", "--out=bad"): "give one of --memory",
+        ("--memory=40%", "--out=/proc/none/bad"): "cannot be written",
+    }
+    for options, words in wrong.items():
+        result = maclaurin("convert", "run", *options, *probes, cwd=folder, expect=2)
+        assert words in result.stderr
+    assert not list(folder.glob("*bad*"))

@@ -151,3 +151,28 @@ def test_settings_that_contradict_each_other_are_errors(tmp_path, teacher):
         train(config_from(itself), tmp_path / "b")
     with pytest.raises(InputError, match="there is no folder"):
         train(config_from({**SETTINGS, "start": str(tmp_path / "nothing")}), tmp_path / "c")
+
+
+@pytest.mark.parametrize("objective", ["match-attention", "match-logits"])
+def test_a_hybrid_learns_from_its_teacher(teacher, tmp_path, objective):
+    """Heads that differ, trained towards the original's attention or predictions."""
+    hybrid = "0: exp/sum; *: poly(0)+window(2,sinks=1,kept=2)/sum"
+    student = saved(tmp_path / "student", hybrid)
+    keys = {**SETTINGS, "objective": objective, "teacher": teacher, "start": student, "lr": 3e-4, "steps": 40}
+    train(config_from(keys), tmp_path / "run", resume=False)
+    found = losses(tmp_path / "run")
+    assert found[0] > 0
+    assert sum(found[-3:]) < sum(found[:3])
+
+
+def test_equal_predictions_do_not_diverge(teacher):
+    from maclaurin.training.losses import MatchLogits
+
+    model = MaclaurinForCausalLM.from_pretrained(teacher)
+    tokens = torch.randint(0, 32, (2, 9))
+    same = MatchLogits(model, MaclaurinForCausalLM.from_pretrained(teacher))
+    assert float(same(tokens, tokens, None)) == pytest.approx(0.0, abs=1e-4)
+    other = MaclaurinForCausalLM(model.config)
+    found = MatchLogits(other, model)(tokens, tokens, None)
+    p, q = (m(input_ids=tokens).logits.double().log_softmax(-1) for m in (model, other))
+    assert float(found) == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)

@@ -66,6 +66,9 @@ def convert(
     ] = None,
     questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: how many.")] = 200,
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
+    kl_steps: Annotated[
+        int, typer.Option(min=0, help="Recovery: steps of matching the original's predictions (KL).")
+    ] = 0,
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
@@ -117,8 +120,9 @@ def convert(
             _show_frontier(model, wish, sampling, device)
             return
         recovery = Recovery(
-            match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
-        )
+            match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device,
+            kl_steps=kl_steps,
+        )  # fmt: skip
         recovery.stages(out, model)  # says what is wrong with it before anything is done
         if resume and (attention is not None or out.exists()):
             sampling = _to_go_on_with(out, recovery) or sampling
@@ -128,7 +132,7 @@ def convert(
             sharp = _sharp_layers(keep_sharp, keep)
             conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
             _print(conversion, out)
-        if match_steps or text_steps:
+        if match_steps or kl_steps or text_steps:
             _recover(out, model, recovery, sampling)
 
 
@@ -190,7 +194,8 @@ def _print_heads(chosen: Chosen) -> None:
     """How much each head remembers, and which keep more than the others."""
     plan, score = chosen.decision.best.plan, chosen.heads.score
     top = set(chosen.heads.ranking[: plan.top])
-    table = Table(title="how much each key-value head remembers (* keeps more)", title_justify="left")
+    console, table = Console(highlight=False), Table()
+    console.print("how much each key-value head remembers (* keeps more)", markup=False, soft_wrap=True)
     table.add_column("layer", justify="right")
     for head in range(score.shape[1]):
         table.add_column(f"head {head}", justify="right")
@@ -198,7 +203,7 @@ def _print_heads(chosen: Chosen) -> None:
         table.add_row(
             str(layer), *(f"{x:.2f}{'*' if (layer, head) in top else ' '}" for head, x in enumerate(row))
         )
-    Console(highlight=False).print(table)
+    console.print(table)
 
 
 def _convert(
@@ -235,8 +240,10 @@ def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
     file = out / "conversion.json"
     if not file.is_file():
         raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
-    if not (recovery.match_steps or recovery.text_steps):
-        raise InputError("--resume goes on with a recovery: give its --match-steps and --text-steps again.")
+    if not (recovery.match_steps or recovery.kl_steps or recovery.text_steps):
+        raise InputError(
+            "--resume goes on with a recovery: give its --match-steps, --kl-steps and --text-steps again."
+        )
     from maclaurin.conversion.run import Sampling
 
     kept = json.loads(file.read_text()).get("measured_on")

@@ -1,6 +1,6 @@
-"""Training a converted model back: first each layer's attention output, then the next token.
+"""Training a converted model back: each layer's attention output, the original's predictions, the text.
 
-Both are ordinary runs of the trainer under DIR/recovery, so they resume where they stopped.
+These are ordinary runs of the trainer under DIR/recovery, so they resume where they stopped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Recovery:
     precision: str = "fp32"
     device: str = "auto"
     seed: int = 0
+    kl_steps: int = 0
 
     def stages(self, model: Path, teacher: str) -> list[tuple[str, TrainConfig]]:
-        """The runs, in order; the second starts from what the first left."""
+        """The runs, in order; each starts from what the one before left."""
         common: dict[str, Any] = {
             "data": self.data,
             "tokenizer": f"hf:{model}",
@@ -55,6 +56,10 @@ class Recovery:
             match = {"objective": "match-attention", "teacher": teacher, "start": str(start)}
             stages.append((first.name, self._stage(common, match, self.match_steps, self.match_lr)))
             start = first
+        if self.kl_steps:
+            logits = {"objective": "match-logits", "teacher": teacher, "start": str(start)}
+            stages.append(("match-logits", self._stage(common, logits, self.kl_steps, self.text_lr)))
+            start = model / "recovery" / "match-logits"
         if self.text_steps:
             text = {"start": str(start)}
             stages.append(("next-token", self._stage(common, text, self.text_steps, self.text_lr)))

@@ -25,10 +25,14 @@ from maclaurin.spec.head_groups import HeadGroup
 
 
 class HeadsMemory:
-    """The memory of heads with this spec; `rollback` is how many of the last tokens it can forget again."""
+    """The memory of heads with this spec.
 
-    def __init__(self, spec: AttentionSpec, rollback: int) -> None:
-        self.spec, self.rollback = spec, rollback
+    rollback   how many of the last tokens it can forget again
+    prompt     how the first piece of a text is read, if not by the spec; what is kept of it is the spec's
+    """
+
+    def __init__(self, spec: AttentionSpec, rollback: int, prompt: AttentionSpec | None = None) -> None:
+        self.spec, self.rollback, self.prompt = spec, rollback, prompt
         self.state: State | None = None
         #: k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`
         self.keys: dict[str, Tensor] = {}
@@ -43,6 +47,7 @@ class HeadsMemory:
         of_keys = {"k": k, "v": v} | {a.name: gates[a.name] for a in self.spec.arguments if a.tokens == "key"}
         if self.grows:
             return self._attend_to_keys(q, of_keys, gates, layout)
+        read_otherwise = self.prompt is not None and self.state is None
         y, self.state = attention(
             q,
             k,
@@ -55,6 +60,8 @@ class HeadsMemory:
         )
         if self.rollback:
             self._keep(of_keys, self.rollback)
+        if read_otherwise and self.prompt is not None:
+            return attention(q, k, v, self.prompt, key_padding_mask=layout.key_padding_mask, gates=gates)
         return y
 
     def _attend_to_keys(
@@ -118,9 +125,17 @@ class HeadsMemory:
 class LayerMemory:
     """The memory of a layer with these groups of heads."""
 
-    def __init__(self, groups: Sequence[HeadGroup], *, convolution: int = 0, rollback: int = 0) -> None:
-        self.groups, self.convolution, self.rollback = tuple(groups), convolution, rollback
-        self.heads = [HeadsMemory(group.spec, rollback) for group in groups]
+    def __init__(
+        self,
+        groups: Sequence[HeadGroup],
+        *,
+        convolution: int = 0,
+        rollback: int = 0,
+        prompt: AttentionSpec | None = None,
+    ) -> None:
+        self.groups, self.convolution = tuple(groups), convolution
+        self.rollback, self.prompt = rollback, prompt
+        self.heads = self._nothing_yet()
         #: what the convolution has read last, [B, width − 1 + rollback, channels]
         self.tail: Tensor | None = None
 
@@ -174,7 +189,10 @@ class LayerMemory:
 
     def forget(self) -> None:
         """Begin again."""
-        self.heads, self.tail = [HeadsMemory(group.spec, self.rollback) for group in self.groups], None
+        self.heads, self.tail = self._nothing_yet(), None
+
+    def _nothing_yet(self) -> list[HeadsMemory]:
+        return [HeadsMemory(group.spec, self.rollback, self.prompt) for group in self.groups]
 
     def require_rollback(self, tokens: int) -> None:
         """Raise unless the last tokens can be dropped."""

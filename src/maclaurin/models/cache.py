@@ -22,6 +22,7 @@ from maclaurin.layers.memory import LayerMemory
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.room import require_room
 from maclaurin.models.weights import weights_fingerprint
+from maclaurin.spec.catalogue import resolve
 
 FILE_VERSION = 1
 
@@ -38,7 +39,12 @@ class MaclaurinCache(Cache):
 
     def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
         self.memories = [
-            LayerMemory(layer.groups, convolution=layer.extras.convolution, rollback=rollback)
+            LayerMemory(
+                layer.groups,
+                convolution=layer.extras.convolution,
+                rollback=rollback,
+                prompt=None if config.prompt_attention is None else resolve(config.prompt_attention),
+            )
             for layer in config.layer_attention()
         ]
         super().__init__(layers=self.memories)  # type: ignore[arg-type]

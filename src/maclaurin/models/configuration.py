@@ -48,6 +48,9 @@ class MaclaurinConfig(PretrainedConfig):
     #: whether an offset, found by a conversion, is taken off the keys of every head
     key_offset: bool = False
     attention: str | list[str] = "exp/sum"
+    #: how the first piece of a text is read into a cache, where not like the rest: "exp/sum" reads a prompt
+    #: with full attention and keeps of it what `attention` keeps
+    prompt_attention: str | None = None
     #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
     #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
     initialization: str = "scaled"

@@ -34,8 +34,8 @@ class TrainConfig:
     kv_heads: int | None = _key(None, "Key-value heads. By default as many as query heads.")
     initialization: str = _key("scaled", "scaled (normal, 0.02), or torch for the defaults of nn.Linear.")
     start: str | None = _key(None, "Model folder to start from. By default weights are random.")
-    objective: str = _key("next-token", "next-token, or match-attention to imitate a teacher's attention.")
-    teacher: str | None = _key(None, "Model folder whose attention match-attention imitates.")
+    objective: str = _key("next-token", "next-token; match-attention or match-logits: imitate a teacher.")
+    teacher: str | None = _key(None, "Model folder that match-attention or match-logits imitates.")
     lora: int = _key(0, "Rank of LoRA adapters on the model of --start; 0 trains all weights.")
     data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")
     tokenizer: str = _key("bpe:1024", "bytes, bpe:N, or hf:NAME_OR_PATH.")
@@ -106,7 +106,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "initialization": ("scaled", "torch"),
-    "objective": ("next-token", "match-attention"),
+    "objective": ("next-token", "match-attention", "match-logits"),
     "rows": ("packed", "documents"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("fp32", "bf16"),

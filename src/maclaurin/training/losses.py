@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from maclaurin.data.batch import NOT_SCORED, Batch
 from maclaurin.errors import InputError
@@ -52,14 +53,15 @@ def objective_of(config: TrainConfig, model: MaclaurinForCausalLM, processes: Pr
     if config.objective == "next-token":
         return NextToken(model)
     if config.teacher is None:
-        raise InputError(f"objective={config.objective} needs a teacher: the model whose attention to match.")
+        raise InputError(f"objective={config.objective} needs a teacher: the model to match.")
     if processes.world > 1:
         raise InputError(
-            f"objective={config.objective} runs in one process only, since it calls the layers one by one: "
-            "leave torchrun out."
+            f"objective={config.objective} runs in one process only, since it runs a second model beside the "
+            "one that is trained: leave torchrun out."
         )
     teacher, _ = load_model(config.teacher)
-    return MatchAttention(model, teacher.to(processes.device))  # type: ignore[arg-type]
+    match = {"match-attention": MatchAttention, "match-logits": MatchLogits}[config.objective]
+    return match(model, teacher.to(processes.device))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------- next token
@@ -75,14 +77,14 @@ class NextToken(Objective):
 
     def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         """Σ −log p(target); logits are computed in chunks and not kept."""
-        hidden = self._hidden(tokens, documents)
-        return summed_cross_entropy(hidden.flatten(0, 1), self._head(), targets.flatten())
+        hidden = _hidden(self.model, tokens, documents)
+        return summed_cross_entropy(hidden.flatten(0, 1), _head(self.model), targets.flatten())
 
     @torch.no_grad()
     def by_token(self, batch: Batch) -> TokenLosses:
         """Losses, and whether the most likely token is the right one."""
-        hidden = self._hidden(batch.tokens, batch.documents).flatten(0, 1)
-        weight, rows = self._head(), _rows_at_once(self._head())
+        hidden, weight = _hidden(self.model, batch.tokens, batch.documents).flatten(0, 1), _head(self.model)
+        rows = _rows_at_once(weight)
         losses, right = [], []
         for states, targets in zip(hidden.split(rows), batch.targets.flatten().split(rows), strict=True):
             logits = nn.functional.linear(states, weight).float()
@@ -92,14 +94,6 @@ class NextToken(Objective):
             right.append(logits.argmax(-1) == targets)
         shape = batch.targets.shape
         return TokenLosses(torch.cat(losses).view(shape), torch.cat(right).view(shape))
-
-    def _hidden(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
-        stack: Any = self.model.base_model
-        return stack(input_ids=tokens, documents=documents, use_cache=False).last_hidden_state
-
-    def _head(self) -> Tensor:
-        model: Any = self.model
-        return model.get_output_embeddings().weight
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -153,6 +147,64 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return of_hidden * slope.to(of_hidden.dtype), of_weight, None, None, None
 
 
+# -------------------------------------------------------------------------------------- match logits
+
+
+@final
+class MatchLogits(Objective):
+    """KL(teacher ‖ student) of the next token: Σ_x p(x) (ln p(x) − ln p_student(x)), p the teacher's."""
+
+    def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
+        if model.config.vocab_size != teacher.config.vocab_size:
+            raise InputError(
+                f"the teacher knows {teacher.config.vocab_size} tokens and the model "
+                f"{model.config.vocab_size}: their predictions cannot be compared."
+            )
+
+    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        """Σ of the divergences at scored tokens; logits are computed in chunks and not kept."""
+        return self._divergences(tokens, targets, documents).sum()
+
+    @torch.no_grad()
+    def by_token(self, batch: Batch) -> TokenLosses:
+        """Divergences; there are no right answers."""
+        return TokenLosses(self._divergences(batch.tokens, batch.targets, batch.documents), None)
+
+    def _divergences(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+        (teacher,) = self._teacher
+        with torch.no_grad():
+            known, weight = _hidden(teacher, tokens, documents), _head(teacher)
+        hidden, own = _hidden(self.model, tokens, documents), _head(self.model)
+        rows = _rows_at_once(own)
+        parts = [
+            checkpoint(_divergence, student, own, wanted, weight, use_reentrant=False)
+            for student, wanted in zip(
+                hidden.flatten(0, 1).split(rows), known.flatten(0, 1).split(rows), strict=True
+            )
+        ]
+        found = torch.cat(parts).view(targets.shape)
+        return torch.where(targets != NOT_SCORED, found, 0.0)
+
+
+def _divergence(student: Tensor, own: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
+    """KL of every row, from hidden states [N, D] and heads [V, D]."""
+    with torch.no_grad():
+        known = nn.functional.linear(wanted, weight).float().log_softmax(-1)
+    found = nn.functional.linear(student, own).float().log_softmax(-1)
+    return (known.exp() * (known - found)).sum(-1)
+
+
+def _hidden(model: Any, tokens: Tensor, documents: Tensor | None) -> Tensor:
+    return model.base_model(input_ids=tokens, documents=documents, use_cache=False).last_hidden_state
+
+
+def _head(model: Any) -> Tensor:
+    return model.get_output_embeddings().weight
+
+
 # ----------------------------------------------------------------------------------- match attention
 
 
@@ -168,7 +220,7 @@ class MatchAttention(Objective):
         self.model = model
         self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
         pairs = list(zip(_attentions(teacher), _attentions(model), strict=True))
-        self.layers = [n for n, (old, new) in enumerate(pairs) if old.spec != new.spec]
+        self.layers = [n for n, (old, new) in enumerate(pairs) if old.groups != new.groups]
         if not self.layers:
             raise InputError("the model has the teacher's own attention in every layer: nothing to match.")
         _freeze_all_but([_attentions(model)[n] for n in self.layers], model)

@@ -1,0 +1,75 @@
+"""Prompts read with full attention, of which a small memory is kept."""
+
+import pytest
+import torch
+
+import maclaurin
+from maclaurin import InputError
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.room import cache_bytes
+
+KEPT = "poly(0)+window(3,sinks=1,kept=4)/sum"
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3,
+    )  # fmt: skip
+    return MaclaurinForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def test_the_prompt_is_read_in_full_and_kept_in_part(model):
+    ids = torch.randint(1, 31, (2, 30), generator=torch.Generator().manual_seed(0))
+    full = model(input_ids=ids).logits
+    with maclaurin.press(model, KEPT):
+        cache = MaclaurinCache(model.config)
+        pressed = model(input_ids=ids, past_key_values=cache).logits
+        assert cache.nbytes == cache_bytes(model.config, 2, 30, torch.float32)
+        assert cache.is_constant
+        after = model(input_ids=ids[:, :1], past_key_values=cache).logits
+        state = cache.memories[0].heads[0].state
+    torch.testing.assert_close(pressed, full)
+    assert model.config.attention == "exp/sum"
+    assert model.config.prompt_attention is None
+    limited = MaclaurinForCausalLM(MaclaurinConfig(**{**model.config.to_dict(), "attention": KEPT})).eval()
+    limited.load_state_dict(model.state_dict())
+    reading = MaclaurinCache(limited.config)
+    limited(input_ids=ids, past_key_values=reading)
+    limited(input_ids=ids[:, :1], past_key_values=reading)
+    own = reading.memories[0].heads[0].state  # the first layer sees the same keys either way
+    for name, tensor in own.tensors().items():
+        torch.testing.assert_close(state.tensors()[name], tensor)
+    assert not torch.allclose(after, limited(input_ids=ids[:, :1], past_key_values=reading).logits)
+
+
+@torch.no_grad()
+def test_a_memory_larger_than_the_text_changes_nothing(model):
+    ids = torch.randint(1, 31, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    settings = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **settings)
+    for attention in (
+        "poly(0)+window(4,sinks=1,kept=20)/sum",
+        ["0: exp/sum; 1: poly(0)+window(30)/sum", "exp/sum"],
+    ):
+        with maclaurin.press(model, attention):
+            assert torch.equal(model.generate(ids, **settings), expected)
+            beams = model.generate(ids, **settings, num_beams=2)
+        assert torch.equal(beams, model.generate(ids, **settings, num_beams=2))
+
+
+def test_what_cannot_be_pressed_is_refused(model):
+    with pytest.raises(InputError, match="has gates"), maclaurin.press(model, "taylor(2)*forget/sum"):
+        pass
+    with (
+        maclaurin.press(model, KEPT),
+        pytest.raises(InputError, match="take the original"),
+        maclaurin.press(model, KEPT),
+    ):
+        pass
+    assert model.config.attention == "exp/sum"
