@@ -82,8 +82,9 @@ def convert(
 ) -> None:
     """Give a pretrained model a smaller memory, or another attention; train it back if asked to.
 
-    With --memory or --constant every key-value head is measured, and the heads that remember keep more than
-    the others. The folder it writes loads with AutoModelForCausalLM after import maclaurin.
+    With --memory or --constant every key-value head is measured; those that remember keep more.
+
+    The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
     [bold]Examples[/]
 
