@@ -2,13 +2,14 @@
 
     # in our environment: questions as tokens, and what we reach on them
     python benchmarks/kvpress_comparison.py questions MODEL questions.json --distance 1024 --number 200
-    python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --share 0.25 --attention plan.json
+    python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
     # in an environment of its own with kvpress and transformers: what its methods reach
     python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25
 
-kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed like
-that, and with the memory limited while reading, which is the harder task. plan.json is the conversion.json of
-`maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama folder of the same weights.
+kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
+like that, and with the memory limited while reading, which is the harder task. plan.json is the
+conversion.json of `maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama folder
+of the same weights.
 
 The half for kvpress imports nothing of ours.
 """
@@ -41,10 +42,11 @@ def main() -> None:
         step.add_argument("model")
         step.add_argument("questions", type=Path)
         step.add_argument("out", type=Path)
-        step.add_argument("--share", type=float, default=0.25, help="of the bytes of the whole prompt")
         step.add_argument("--device", default="cpu")
         if name == "ours":
             step.add_argument("--attention", type=Path, required=True)
+        else:
+            step.add_argument("--share", type=float, default=0.25, help="of the keys of the whole prompt")
     options = parser.parse_args()
     {"questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}[options.step](options)
 
