@@ -8,8 +8,8 @@
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
-conversion.json of `maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama folder
-of the same weights.
+conversion.json of `maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama
+folder of the same weights.
 
 The half for kvpress imports nothing of ours.
 """

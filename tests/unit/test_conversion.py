@@ -196,3 +196,10 @@ def test_memory_is_that_of_the_caches(model):
     assert found.memory.bytes_per_token == 0
     even, size = found.memory.even_at, cache.nbytes
     assert (even - 1) * before.original < size <= even * before.original
+
+
+def test_the_control_has_neither_tails_nor_kept_keys():
+    mixed = ["0: exp/sum; 1: poly(0)+window(8,sinks=1,kept=4)/sum", TAIL]
+    alone = ["0: exp/sum; 1: poly(0)+window(8,sinks=1)/sum", "poly(0)+window(8,sinks=1)/sum"]
+    assert windows_alone(mixed) == alone
+    assert windows_alone(alone) is None

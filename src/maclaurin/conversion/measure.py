@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast, final
 
 from torch import Tensor
@@ -149,12 +149,13 @@ def put_in_place(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None:
 
 
 def windows_alone(attention: Sequence[str]) -> list[str] | None:
-    """The same with every tail switched off; None where there is none."""
-    if all(spec.window is None or not spec.orders for text in attention for spec in specs_in(text)):
-        return None
-    return [with_each_spec(text, _alone) for text in attention]
+    """The same with every tail and every kept key switched off; None where there is neither."""
+    beyond = (s for text in attention for s in specs_in(text) if s.window and (s.orders or s.window.kept))
+    return [with_each_spec(text, _alone) for text in attention] if any(beyond) else None
 
 
 def _alone(text: str) -> str:
-    window = resolve(text).window
-    return text if window is None else f"poly(0)+{window}/sum"
+    window: Any = resolve(text).window
+    if window is None:
+        return text
+    return f"poly(0)+{replace(window, kept=0) if window.kept else window}/sum"
