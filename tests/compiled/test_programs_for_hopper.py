@@ -16,12 +16,10 @@ from maclaurin.programs.triton import (
     moments,
     polynomial_linear,
     polynomial_quadratic,
-    row_norm,
-    row_scale,
+    rows,
     state_step,
-    window_step,
 )
-from maclaurin.programs.triton.compile_only import compiled_for
+from maclaurin.programs.triton.compiled_code import compiled_for
 
 HOPPER = 90
 #: bytes of shared memory a program can have there
@@ -180,11 +178,12 @@ def test_passes_over_rows():
     gate = torch.empty(1, 2048, 4)
     o, gain = y.transpose(1, 2), torch.empty(1, 4, 2048)
     with compiled_for(HOPPER) as found:
-        row_norm.backward(row_norm.forward(y, gate, 1.0, True)[0], y, gate, 1.0, True)
-        out, gain_of_norm = row_norm.forward(y, None, 1.0, True, keep=True)
-        row_norm.backward_from_answer(out, out, gain_of_norm, True, out.stride())
-        row_scale.backward(row_scale.forward(o, gain, gain), o, gain, gain, gain, sums=True)
-        row_scale.delta(o, o, gain)
+        rows.normed_backward(rows.normed(y, gate, 1.0, True)[0], y, gate, 1.0, True)
+        out, gain_of_norm = rows.normed(y, None, 1.0, True, keep=True)
+        assert gain_of_norm is not None
+        rows.normed_backward_from_answer(out, out, gain_of_norm, True, out.stride())
+        rows.scaled_backward(rows.scaled(o, gain, gain), o, gain, gain, gain, sums=True)
+        rows.delta(o, o, gain)
     assert_good(found, matrix_units=False)
 
 
@@ -198,10 +197,10 @@ def test_a_step():
         count = torch.zeros(1, dtype=torch.int64)
         state_step.rows(state, count, token, layout, 0.125, ((1.0,), (1.0,), (0.5,)), "sum", 0.0)
         about_the_mean = ((1.0, 1.0, 0.5), (1.0, 1.0), (0.5,))
-        exact = window_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
+        exact = state_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
         plain = state_step.Token(*token[:3])
-        window_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
-        window_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
+        state_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
+        state_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
     assert_good(found, matrix_units=False)
 
 

@@ -7,7 +7,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.programs.linear_operator import linear_polynomial
+from maclaurin.programs.linear_time import linear_polynomial
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.programs.row_operators import (
+from maclaurin.programs.operands import (
     fused_scaled_rows,
     fused_scaled_rows_backward,
     normed_rows,

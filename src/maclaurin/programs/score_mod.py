@@ -21,10 +21,17 @@ from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, running_totals
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import operands, per_head, refuse_tensors
+from maclaurin.programs.operands import (
+    finish_rows,
+    operands,
+    per_head,
+    refuse_tensors,
+    row_products,
+    scaled_rows,
+    scaled_rows_backward,
+)
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.row_operators import finish_rows, row_products, scaled_rows, scaled_rows_backward
 from maclaurin.programs.stock_softmax import weights_fit
 from maclaurin.spec import AttentionSpec
 
@@ -202,9 +209,9 @@ def modified_softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
     from maclaurin.programs.triton import exp_modified as program
-    from maclaurin.programs.triton import row_scale
+    from maclaurin.programs.triton.rows import delta as delta_of_rows
 
-    delta = torch.zeros_like(lse) if o is None else row_scale.delta(do, o, dlse)
+    delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o, dlse)
     call = program.Call(scale, causal, clamp, window, sinks)
     dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
     return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
