@@ -182,7 +182,7 @@ def test_passes_over_rows():
         out, gain_of_norm = rows.normed(y, None, 1.0, True, keep=True)
         assert gain_of_norm is not None
         rows.normed_backward_from_answer(out, out, gain_of_norm, True, out.stride())
-        rows.scaled_backward(rows.scaled(o, gain, gain), o, gain, gain, gain, sums=True)
+        rows.scaled_backward(rows.scaled(o, gain, gain, gate), o, gain, gain, gate, gain, sums=True)
         rows.delta(o, o, gain)
     assert_good(found, matrix_units=False)
 

@@ -146,23 +146,37 @@ def fused_length(spec: AttentionSpec, y: Tensor) -> float | None:
     return spec.norm.length(y.shape[-1]) if fits else None
 
 
-def scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
-    """y = p e^g o for o [B, H, T, e]."""
+def scaled_rows(
+    o: Tensor, log_gain: Tensor, log_divisor: Tensor | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """y = p e^g o/D for o [B, H, T, e], g [B, H, T], ln D [B or 1, H or 1, T] and p [B, T, H]."""
     if gpu.runs_on(o.device) and o.dtype != torch.float64:
-        return fused_scaled_rows(o, log_gain, gate)
-    factor = log_gain.exp() if gate is None else log_gain.exp() * gate
+        return fused_scaled_rows(o, log_gain, log_divisor, gate)
+    _, factor = _row_factors(log_gain, log_divisor, gate)
     return (o * factor[..., None]).to(o.dtype)
 
 
+def _row_factors(log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    """e^g/D and p e^g/D, [B, H, T]."""
+    gain = (log_gain if log_divisor is None else log_gain - log_divisor).exp()
+    return gain, gain if gate is None else gain * gate.to(gain.dtype).transpose(1, 2)
+
+
 def scaled_rows_backward(
-    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, *, sums: bool
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None = None,
+    gate: Tensor | None = None,
+    unseen: Tensor | None = None,
+    *,
+    sums: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do = p e^g dy, the output a stock backward is to see (None for zeros), and e^g Σ dy∘o if asked for."""
+    """do = p e^g dy/D, the output a stock backward is to see (None for zeros), and Σ dy∘o e^g/D if asked."""
     if gpu.runs_on(o.device) and o.dtype != torch.float64:
-        do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, gate, unseen, sums)
+        do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, log_divisor, gate, unseen, sums)
         return do, None if unseen is None else kept, total if sums else None
-    gain = log_gain.exp()
-    factor = gain if gate is None else gain * gate
+    gain, factor = _row_factors(log_gain, log_divisor, gate)
     do = (dy * factor[..., None]).to(dy.dtype)
     kept = None if unseen is None else (o * unseen[..., None]).to(o.dtype)
     total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) * gain if sums else None
@@ -247,21 +261,27 @@ def _(dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[i
 
 
 @operator("maclaurin::scaled_rows")
-def fused_scaled_rows(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
-    """p e^g o in the layout of o."""
+def fused_scaled_rows(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
+    """p e^g o/D in the layout of o."""
     from maclaurin.programs.triton import rows as program
 
-    return program.scaled(o, log_gain, gate)
+    return program.scaled(o, log_gain, log_divisor, gate)
 
 
 @operator("maclaurin::scaled_rows_backward")
 def fused_scaled_rows_backward(
-    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, sums: bool
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do, what a stock backward is to see, and e^g Σ dy∘o; empty where not asked for."""
+    """do, what a stock backward is to see, and Σ dy∘o e^g/D; empty where not asked for."""
     from maclaurin.programs.triton import rows as program
 
-    do, kept, total = program.scaled_backward(dy, o, log_gain, gate, unseen, sums=sums)
+    do, kept, total = program.scaled_backward(dy, o, log_gain, log_divisor, gate, unseen, sums=sums)
     return do, o.new_empty(0) if kept is None else kept, log_gain.new_empty(0) if total is None else total
 
 
@@ -272,7 +292,13 @@ def _(o: Tensor, *_: Any) -> Tensor:
 
 @fused_scaled_rows_backward.register_fake
 def _(
-    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, sums: bool
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     kept = o.new_empty(0) if unseen is None else torch.empty_like(do)

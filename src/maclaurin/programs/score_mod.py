@@ -138,7 +138,7 @@ class _DividedRows(torch.autograd.Function):
         q, k, v, totals, *ctx.call = arguments
         ctx.save_for_backward(q, k, v, totals, log_divisor)
         o, lse = modified_softmax(*arguments)
-        return scaled_rows(o, lse - log_divisor, None)
+        return scaled_rows(o, lse, log_divisor)
 
     @staticmethod
     @once_differentiable
@@ -159,14 +159,14 @@ class _ScaledRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: Tensor, log_gain: Tensor) -> Tensor:
         ctx.save_for_backward(o, log_gain)
-        return scaled_rows(o, log_gain, None)
+        return scaled_rows(o, log_gain)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
         o, log_gain = ctx.saved_tensors
-        do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
+        do, _, _ = scaled_rows_backward(dy, o, log_gain)
         return do, row_products(do, o)
 
 

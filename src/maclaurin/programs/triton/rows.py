@@ -20,10 +20,10 @@ dn is rounded to the dtype of matrix products, and dz is made from the rounded d
 dn·(v − y), and rows of nearly equal values cancel in it. For the same reason a rounded y comes with what
 rounding took from it.
 
-**Scale**: a factor e^g and a gate p. Tensors are [B, H, T, E] seen through three strides; g, p and u are
-[B, H, T], contiguous:
+**Scale**: a factor e^g/D and a gate p. Tensors are [B, H, T, E] seen through three strides; g and u are
+[B, H, T], contiguous; ln D [B or 1, H or 1, T] and p [B, T, H] may have any strides, p any dtype:
 
-    y = p e^g o        do = p e^g dy,   dp = e^g Σ dy∘o,   kept = u·o,     δ = Σ do∘o − dlse
+    y = p e^g o/D      do = p e^g dy/D,   total = Σ dy∘o e^g/D,   kept = u·o,     δ = Σ do∘o − dlse
 
 `kept` is given to torch's backward as the output it saved (programs/stock_softmax.py).
 """
@@ -231,23 +231,32 @@ def quotient_backward(
 
 
 @triton.jit
-def _factor(G, P, row, rows, GATE: tl.constexpr):
-    gain = tl.exp(tl.load(G + row, mask=row < rows, other=0.0))
+def _factor(
+    G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED: tl.constexpr, GATE: tl.constexpr
+):
+    """e^g/D, and p e^g/D."""
+    log = tl.load(G + row, mask=row < rows, other=0.0)
+    if DIVIDED:
+        log -= tl.load(LOG_D + row_offsets(row, H, T, l_b, l_h, l_t), mask=row < rows, other=0.0).to(
+            tl.float32
+        )
+    gain = tl.exp(log)
     if GATE:
-        return gain, gain * tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)
+        gate = tl.load(P + row_offsets(row, H, T, p_b, p_h, p_t), mask=row < rows, other=0.0)
+        return gain, gain * gate.to(tl.float32)
     return gain, gain
 
 
 @launched
 @triton.jit
 def _scale(
-    O, G, P, Y, o_b, o_h, o_t, y_b, y_h, y_t, rows, H, T,
-    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, GATE: tl.constexpr,
+    O, G, LOG_D, P, Y, o_b, o_h, o_t, y_b, y_h, y_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    _, factor = _factor(G, P, row, rows, GATE)
+    _, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
     at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     y = tl.load(O + at, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
     at = row_offsets(row, H, T, y_b, y_h, y_t)[:, None] + e[None, :]
@@ -257,22 +266,22 @@ def _scale(
 @launched
 @triton.jit
 def _scale_backward(
-    DY, O, G, P, U, DO, KEPT, DP,
-    d_b, d_h, d_t, o_b, o_h, o_t, rows, H, T,
-    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, GATE: tl.constexpr, READ: tl.constexpr,
-    KEEP: tl.constexpr,
+    DY, O, G, LOG_D, P, U, DO, KEPT, TOTAL,
+    d_b, d_h, d_t, o_b, o_h, o_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
+    READ: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    gain, factor = _factor(G, P, row, rows, GATE)
+    gain, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
     at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
     dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     tl.store(DO + at, (dy * factor[:, None]).to(DO.dtype.element_ty), mask=inside)
     if READ:
         o = tl.load(O + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(DP + row, tl.sum(dy * o, 1) * gain, mask=row < rows)
+        tl.store(TOTAL + row, tl.sum(dy * o, 1) * gain, mask=row < rows)
         if KEEP:
             unseen = tl.load(U + row, mask=row < rows, other=0.0)
             tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
@@ -307,21 +316,30 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
 
 
 @on_its_device
-def scaled(o: Tensor, log_gain: Tensor, gate: Tensor | None) -> Tensor:
+def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
     y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     grid, rows, sizes = row_tiles(o)
     _scale[grid](
-        o, log_gain, gate, y, *o.stride()[:3], *y.stride()[:3], *rows, **sizes, GATE=gate is not None
-    )
+        o, log_gain, log_divisor, gate, y,
+        *o.stride()[:3], *y.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None,
+    )  # fmt: skip
     return y
 
 
 @on_its_device
 def scaled_backward(
-    dy: Tensor, o: Tensor, log_gain: Tensor, gate: Tensor | None, unseen: Tensor | None, *, sums: bool
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    *,
+    sums: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do, kept (if `unseen` is given) in the layout of o, and e^g Σ dy∘o [B, H, T] in fp32 (if `sums`)."""
+    """do, kept (if `unseen` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`)."""
     read = sums or unseen is not None
     dy = dense(dy)
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
@@ -329,7 +347,24 @@ def scaled_backward(
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
     grid, rows, sizes = row_tiles(o)
     _scale_backward[grid](
-        dy, o, log_gain, gate, unseen, do, kept, total, *dy.stride()[:3], *o.stride()[:3], *rows, **sizes,
-        GATE=gate is not None, READ=read, KEEP=unseen is not None,
+        dy, o, log_gain, log_divisor, gate, unseen, do, kept, total,
+        *dy.stride()[:3], *o.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None, READ=read, KEEP=unseen is not None,
     )  # fmt: skip
     return do, kept, total
+
+
+def _strides_of_divisor(u: Tensor | None) -> tuple[int, int, int]:
+    """Strides over b, h and t of [B or 1, H or 1, T]."""
+    if u is None:
+        return 0, 0, 0
+    b, h, t = u.stride()
+    return b if u.shape[0] > 1 else 0, h if u.shape[1] > 1 else 0, t
+
+
+def _strides_of_gate(u: Tensor | None) -> tuple[int, int, int]:
+    """Strides over b, h and t of [B, T, H]."""
+    if u is None:
+        return 0, 0, 0
+    b, t, h = u.stride()
+    return b, h, t
