@@ -72,7 +72,7 @@ def test_without_a_causal_mask(stock_dtype, device, poisoned):
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa", causal=False)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="CPUs have one program for all sizes")
+@pytest.mark.gpu  # CPUs have one program for all sizes
 @pytest.mark.parametrize("d", [8, 64, 128, 256])
 def test_head_sizes(d, stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=200, kv_heads=2, group=1, d=d, e=d)

@@ -21,6 +21,8 @@ SPECS = [
     "taylor(2)/len",
     "power(2)",
     "taylor(2)*forget/len",
+    "taylor(2)*forget/sum/layer*out",
+    "taylor(2,about=mean)/sum*out",
     "taylor(2,about=mean)+window(5,sinks=1)/sum",
     "taylor(2)+window(4)*forget/sum",
     "taylor(1,about=mean)+window(1)/sum",

@@ -32,7 +32,7 @@ from maclaurin.forms.stream import Rows, Stream, split_count, values_with_count
 from maclaurin.forms.tracing import are_traced, is_tracing, untraced
 from maclaurin.forms.window import ExactKeys, TailForm, window_rows
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import DTYPES, row_divisor, rows_are_divided
+from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec, RowStatistics
@@ -48,7 +48,7 @@ _MOST_SINKS = 64
 
 
 class StateStep(Program):
-    """A state with known coefficients, decay gates, and the row sum, t or nothing below the fraction line."""
+    """A state with known coefficients and decay gates, over the row sum, t or nothing; norms follow."""
 
     name = "state step"
     backend = "triton"
@@ -62,7 +62,7 @@ class StateStep(Program):
             return "it is for a state without exact keys"
         if spec.running_argument is not None or not (spec.denominator is None or _divides_itself(spec)):
             return f"it does not divide by {spec.denominator}"
-        return _refuse_around(spec)
+        return "it has no value gate" if spec.value_gates else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -75,6 +75,7 @@ class StateStep(Program):
         k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
         decay = log_decay(spec, inputs)
         decay = None if decay is None else decay[..., 0]
+        is_final = spec.norm is None and not spec.gates_before_norm
         y, moments, count = program.rows(
             state.moments.contiguous(),
             state.count.contiguous(),
@@ -83,7 +84,10 @@ class StateStep(Program):
             call.scale,
             coefficient_table(spec) or (),
             *row_divisor(spec),
+            dtype=q.dtype if is_final else torch.float32,
         )
+        if not is_final:
+            y = finish_rows(spec, y, inputs.gates, q.dtype)
         total = state.log_decay
         if total is not None and decay is not None:
             total = total + decay
@@ -108,7 +112,7 @@ class WindowStep(Program):
         divided = None if spec.denominator is None else spec.denominator.fused
         if divided is None or divided.by != "sum" or spec.arguments:
             return "it is for a row sum and no gates"
-        return _refuse_around(spec)
+        return "it has no norm" if spec.norm is not None else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -159,12 +163,9 @@ def _refuse_step(call: Call) -> str | None:
     return refuse_state_on_gpu(call, call.state.moments)
 
 
-def _refuse_around(spec: AttentionSpec) -> str | None:
-    """What lies around the sums and is not computed here."""
+def _refuse_coefficients(spec: AttentionSpec) -> str | None:
     if spec.orders and coefficient_table(spec) is None:
         return f"it does not know the coefficients of {spec.kernel}"
-    if spec.norm is not None or spec.gates_before_norm or spec.value_gates:
-        return "it has no norm, no output gate and no value gate"
     return None
 
 

@@ -230,13 +230,15 @@ def rows(
     table: Table,
     divisor: str,
     eps: float,
+    *,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, 1, H, e] over the row sum and eps ("sum"), the keys seen ("count") or 1, in the dtype of q; the state and
-    the count of keys after the token. State as above; the table has a line per order of the layout."""
+    """y [B, 1, H, e] over the row sum and eps ("sum"), the keys seen ("count") or 1; the state and the count of keys
+    after the token. State as above; the table has a line per order of the layout."""
     out, partial = pass_over(state, token, layout, scale)
     batch, heads, blocks, e = partial.shape
-    q, v = token.q, token.v
-    y = torch.empty(batch, 1, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    v = token.v
+    y = torch.empty(batch, 1, heads, v.shape[-1], dtype=dtype, device=v.device)
     after = torch.empty_like(count)
     _rows[(batch * heads,)](
         partial, layout.cuts, count, y, after, heads, blocks, eps, E=e, BE=width(e), BB=BLOCKS, TABLE=flat(table),
