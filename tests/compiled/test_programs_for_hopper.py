@@ -30,8 +30,8 @@ SHARED = 227 * 1024
 SPILLS = 24
 #: where fp16 is multiplied as fp32, in three passes: right, not fast
 SPILLS_OF_FP16 = 64
-#: of gradients that carry both gates, or an exact window: their tiles were not tuned yet, and these limits are what
-#: they spill today (benchmarks/tiles.py searches tiles)
+#: of gradients with both gates, or with an exact window: their tiles were not tuned yet, and these limits are
+#: what they spill today (benchmarks/tiles.py searches tiles)
 SPILLS_OF_GATED_ORDER_1 = {torch.bfloat16: 140, torch.float16: 420}
 SPILLS_OF_COSINE = 170
 SPILLS_OF_WINDOW = 120

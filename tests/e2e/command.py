@@ -186,7 +186,7 @@ def _become(request, descriptors):
     os.environ.clear()
     os.environ.update(request["env"])
     multiprocessing.process.ORIGINAL_DIR = request["cwd"]
-    forkserver._forkserver.ensure_running = lambda: None  # that of the server serves all
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # one for all commands
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = ["maclaurin", *request["arguments"]]
     from maclaurin.cli.main import main
