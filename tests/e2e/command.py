@@ -189,6 +189,7 @@ def _become(request, descriptors):
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # one for all commands
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = ["maclaurin", *request["arguments"]]
+    sys.modules["__main__"].__package__ = ""  # help texts name the command by it
     from maclaurin.cli.main import main
 
     code = 1

@@ -69,6 +69,7 @@ def test_state_sizes(same_as_golden):
         "list",
         "show",
         "check",
+        "doctor",
         "train",
         "sweep",
         "runs",

@@ -12,6 +12,7 @@ import maclaurin
 from maclaurin.cli.bench import bench
 from maclaurin.cli.check import check
 from maclaurin.cli.convert import convert
+from maclaurin.cli.doctor import doctor
 from maclaurin.cli.eval import eval_
 from maclaurin.cli.generate import generate
 from maclaurin.cli.inspect import inspect
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(check)
+app.command()(doctor)
 app.command("convert")(convert)
 app.command("train")(make_train())
 app.command("sweep")(make_sweep())

@@ -5,6 +5,7 @@ The plan is found once per spec, shapes, dtypes, device and flags, and remembere
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -34,6 +35,15 @@ PROGRAMS: tuple[Program, ...] = (
     WindowAndTail(),
     *PLAIN_FORMS.values(),
 )
+
+
+def _names_left_out() -> frozenset[str]:
+    """What $MACLAURIN_WITHOUT says not to use, names separated by commas; plain forms cannot be left out."""
+    given = os.environ.get("MACLAURIN_WITHOUT", "").split(",")
+    return frozenset(map(str.strip, given)) - {form.name for form in PLAIN_FORMS.values()}
+
+
+_LEFT_OUT = _names_left_out()
 
 
 @dataclass(frozen=True)
@@ -93,12 +103,18 @@ class Plan:
         return "\n".join(lines)
 
 
+def _refusal(program: Program, call: Call) -> str | None:
+    if program.name in _LEFT_OUT:
+        return "MACLAURIN_WITHOUT leaves it out"
+    return program.refuses(call)
+
+
 def find_plan(call: Call) -> Plan:
     """The cheapest program that computes the call; an error with the plain form's reason if none does."""
     costs: dict[Program, Cost] = {}
     refusals: dict[Program, str] = {}
     for program in PROGRAMS:
-        why = program.refuses(call)
+        why = _refusal(program, call)
         if why is None:
             costs[program] = program.cost(call)
         else:
