@@ -311,14 +311,15 @@ class MyCosh(Polynomial):
 """
 
 
-@pytest.mark.parametrize("where", ["study", "file"])
+@pytest.mark.parametrize("where", ["study", "file", "command"])
 def test_parts_of_ones_own_reach_the_workers(tmp_path, where):
     cells = {"softmax": SOFTMAX, "cosh": {"attention": "mycosh(4)/sum"}}
-    own = {"head": OWN} if where == "study" else {"more": ", imports=('parts.py',)"}
+    own = {"study": {"head": OWN}, "file": {"more": ", imports=('parts.py',)"}, "command": {}}[where]
     file = write_study(tmp_path, "own", cells, steps=3, **own)
-    if where == "file":
+    if where != "study":
         (file.parent / "parts.py").write_text(OWN)
-    study(tmp_path, "own", "--no-report", "--workers", "2")
+    given = ["--import", str(file.parent / "parts.py")] if where == "command" else []
+    study(tmp_path, "own", "--no-report", "--workers", "2", *given)
     found = by_cell(tmp_path, "own")
     assert {cell: run.status for cell, run in found.items()} == {"softmax": "finished", "cosh": "finished"}
     assert found["softmax"].run.parts is None

@@ -219,7 +219,7 @@ def _stopped_by_ctrl_c() -> Iterator[list[int]]:
 
 
 def _report(generation: Generation, figures: _Figures, saved: Path | None, more: bool) -> None:
-    from maclaurin.models.room import key_value_bytes
+    from maclaurin.models.cache_size import key_value_bytes
 
     cache, model = generation.cache, generation.model
     console = Console(stderr=True, highlight=False)

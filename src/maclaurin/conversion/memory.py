@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast, final
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.room import key_value_bytes, state_bytes
+from maclaurin.models.cache_size import key_value_bytes, state_bytes
 
 
 @final

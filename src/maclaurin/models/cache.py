@@ -20,7 +20,7 @@ from maclaurin.forms.state_file import read_state_file, write_state
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.models.configuration import MaclaurinConfig
-from maclaurin.models.room import require_room
+from maclaurin.models.cache_size import require_memory
 from maclaurin.models.weights import weights_fingerprint
 
 FILE_VERSION = 1
@@ -61,7 +61,7 @@ class MaclaurinCache(Cache):
         """The layout of T further tokens [B, T, hidden]; the mask may also cover what came before."""
         batch, tokens = hidden.shape[:2]
         if self.seen == 0:
-            require_room(self.config, batch, hidden)
+            require_memory(self.config, batch, hidden)
         mask = self._new_mask(attention_mask, batch, tokens)
         if mask is not None and self.lengths is None:
             self.lengths = torch.full((batch,), self.seen, device=hidden.device)

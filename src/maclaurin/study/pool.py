@@ -22,8 +22,8 @@ from typing import final
 from filelock import FileLock, Timeout
 
 from maclaurin.errors import InputError
+from maclaurin.extensions import Extension
 from maclaurin.files import write_file
-from maclaurin.study.find import OwnCode
 from maclaurin.study.run_record import RunRecord, read_run, write_run
 
 MARKER = ".marker"
@@ -149,7 +149,7 @@ class Workplace:
     threads: int | None = None
     runs_at_once: int = 1
     group: str = ""
-    code: tuple[OwnCode, ...] = ()
+    code: tuple[Extension, ...] = ()
     keep_models: bool = False
 
 
