@@ -8,8 +8,6 @@ from maclaurin import InputError, State, StateBudgetError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.recorded_step import RecordedStep, can_record
-from maclaurin.models.text_pieces import TextPieces
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
 FINITE = [
     "taylor(2)/sum",
@@ -462,17 +460,3 @@ def test_drawing_stays_among_the_likeliest():
     assert drawn(top_p=0.01) == {0}
     assert drawn(temperature=0) == {0}
     assert drawn(temperature=0.05) == {0}
-
-
-def test_text_is_told_letter_by_letter_and_broken_letters_are_not_waited_for():
-    tokenizer = as_fast_tokenizer(byte_tokenizer())
-    text = "Grüße, 你好 🎈\n"
-    pieces = TextPieces(tokenizer)
-    told = [pieces.add(byte) for byte in text.encode()]
-    assert "".join(told) + pieces.end() == text
-    assert "�" not in "".join(told)
-    broken = [pieces.add(0xF0) for _ in range(20)]
-    assert "".join(broken).count("�") >= 12
-    pieces = TextPieces(tokenizer)
-    assert pieces.add(0xE4) == ""
-    assert pieces.end() == "�"
