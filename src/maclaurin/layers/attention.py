@@ -86,12 +86,14 @@ class AttentionLayer(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
         """The attention itself; documents go through as sequences packed into one row."""
         if layout.cu_seqlens is None:
-            return attention(q, k, v, self.spec, key_padding_mask=layout.key_padding_mask, gates=gates)
+            return attention(
+                q, k, v, self.spec, layout="bthd", key_padding_mask=layout.key_padding_mask, gates=gates
+            )
         cuts, longest = layout.cu_seqlens, layout.max_seqlen
         packed = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
         rows = q.shape[:2]
         q, k, v = (u.flatten(0, 1)[None] for u in (q, k, v))
-        y = attention(q, k, v, self.spec, cu_seqlens=cuts, max_seqlen=longest, gates=packed)
+        y = attention(q, k, v, self.spec, layout="bthd", cu_seqlens=cuts, max_seqlen=longest, gates=packed)
         return y[0].unflatten(0, rows)
 
     def _queries_keys_values(

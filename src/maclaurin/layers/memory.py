@@ -62,6 +62,7 @@ class LayerMemory:
             self.spec,
             state=self.state,
             return_state=True,
+            layout="bthd",
             key_padding_mask=layout.key_padding_mask,
             gates=gates,
         )
@@ -87,7 +88,7 @@ class LayerMemory:
         every = {**gates, **self.keys}
         k, v = every.pop("k"), every.pop("v")
         mask = layout.key_padding_mask if first else layout.present
-        return attention(q, k, v, self.spec, key_padding_mask=mask, gates=every)
+        return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         if self.keys:
