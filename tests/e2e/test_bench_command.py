@@ -70,7 +70,7 @@ def test_resumed_it_has_nothing_left_to_do(measured):
     file = folder / "benchmarks" / "results" / "cpu_bench.json"
     before = json.loads(file.read_text())["cases"]
     said = bench(*CHOSEN, "--resume", cwd=folder)
-    assert "2 cases of this machine and this code stay as they are" in said.stderr
+    assert "2 cases of this machine and this code are kept" in said.stderr
     assert json.loads(file.read_text())["cases"] == before
 
 

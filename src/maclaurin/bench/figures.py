@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from maclaurin.bench.record import BenchRecord, CaseRecord, Figures
+from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures
 from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 #: T → a value

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.bench.record import Figures, Verdict
+from maclaurin.bench.bench_record import Figures, Verdict
 
 Pass = Literal["forward", "forward+backward"]
 BOTH_PASSES: tuple[Pass, ...] = ("forward", "forward+backward")

@@ -17,7 +17,7 @@ from maclaurin.cli.extras import requires_extra
 from maclaurin.errors import InputError
 
 if TYPE_CHECKING:
-    from maclaurin.bench.record import BenchRecord
+    from maclaurin.bench.bench_record import BenchRecord
     from maclaurin.bench.run import Ending
     from maclaurin.bench.setting import Setting
 
@@ -85,7 +85,7 @@ def bench(
 
 
 def _show_file(file: Path, plots: Path | None) -> None:
-    from maclaurin.bench.record import read_bench
+    from maclaurin.bench.bench_record import read_bench
 
     record = read_bench(file)
     _print_tables(record)
@@ -94,8 +94,8 @@ def _show_file(file: Path, plots: Path | None) -> None:
 
 
 def _print_list(wanted: list[str], small: bool) -> None:
-    from maclaurin.bench.cases import all_cases, chosen_cases
     from maclaurin.bench.table import list_rows
+    from maclaurin.bench.workloads import all_cases, chosen_cases
 
     found = Table(title="cases", title_justify="left")
     for column in ("group", "case", "targets"):
@@ -114,9 +114,9 @@ def _measure(
     minutes: float | None,
     plots: Path | None,
 ) -> None:
-    from maclaurin.bench.cases import all_cases, chosen_cases
     from maclaurin.bench.run import BenchRun
     from maclaurin.bench.setting import make_setting
+    from maclaurin.bench.workloads import all_cases, chosen_cases
     from maclaurin.cli.device import device_named
 
     setting = make_setting(device_named(device), quick=quick)
