@@ -13,7 +13,7 @@ from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, wi
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.recall import RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
-from maclaurin.data.config import DataConfig
+from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
 from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
 
 if TYPE_CHECKING:

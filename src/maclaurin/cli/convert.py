@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import require_model

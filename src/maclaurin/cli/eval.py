@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.cli.device import device_named
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import hub_is_reachable, require_model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import require_model

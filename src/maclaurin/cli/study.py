@@ -17,12 +17,12 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:
-    from maclaurin.study.plan import Plan
+    from maclaurin.study.plan_runs import Plan
     from maclaurin.study.pool import Pool
     from maclaurin.study.runner import Ending, Planner, Prepared
 
@@ -143,7 +143,7 @@ def run_study(
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
     with requires_extra("models", "transformers"):
         from maclaurin.study.executors import check_executor
-        from maclaurin.study.plan import read_scale
+        from maclaurin.study.plan_runs import read_scale
         from maclaurin.study.runner import prepare, run
         from maclaurin.study.view import make_view
 
@@ -214,7 +214,7 @@ def _wide_console() -> Console:
 
 
 def _print_plan(found: Prepared, torchrun: str | None) -> None:
-    from maclaurin.study.plan import cost_of
+    from maclaurin.study.plan_runs import cost_of
     from maclaurin.study.pool import Pool
     from maclaurin.study.view import duration
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 
 Values = dict[str, Any]
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
 from maclaurin.layers.key_offset import KeyOffset
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary, rotated
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec

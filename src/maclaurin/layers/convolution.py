@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 
 
 class ShortConvolution(nn.Module):

@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache
 
 from maclaurin.errors import InputError
 from maclaurin.forms.state_file import read_state_file, write_state
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.models.cache_size import require_memory
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.weights import weights_fingerprint

@@ -18,8 +18,8 @@ from maclaurin.errors import InputError
 from maclaurin.layers.attention import AttentionLayer, ResidualLinear
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, GateLinear
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary
 from maclaurin.models.cache import MaclaurinCache, real_positions
 from maclaurin.models.configuration import MaclaurinConfig

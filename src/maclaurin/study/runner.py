@@ -17,7 +17,7 @@ from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
-from maclaurin.study.plan import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
+from maclaurin.study.plan_runs import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
 from maclaurin.study.pool import Pool, Workplace, living_study
 from maclaurin.study.run_record import (
     FILE,

@@ -10,7 +10,7 @@ import pytest
 from maclaurin import InputError
 from maclaurin.extensions import Extension, load_extension
 from maclaurin.models import SIZES, Size
-from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.worker import Job, work
 

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 
 from maclaurin.code_version import NUMERICS_VERSION
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.data.named import is_task, open_task
 from maclaurin.data.source import Source
 from maclaurin.data.text_tokenizers import Bytes
