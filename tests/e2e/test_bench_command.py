@@ -117,8 +117,10 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
         (["--device", "cuda"], "--device cuda cannot be used here"),
         (["--device", "meta"], "--device is cpu, cuda, cuda:1 …, not 'meta'"),
         (["--table", "nothing.json"], "there is no benchmark at nothing.json"),
-        (["--plots", "file", "--list"], "--plots is a folder, and file is a file"),
-        (["--out", "."], "--out is a file, and . is a folder"),
+        (["--plots", "file", "--list"], "--plots: file is a file; name a folder"),
+        (["--out", "file/x.json"], "--out: file is a file; name a folder"),
+        (["--plots", "file/x", "--list"], "--plots: file/x cannot be written"),
+        (["--out", "."], "--out: . is a folder; name a file"),
     ],
 )
 def test_bad_input_is_one_error_and_nothing_is_written(tmp_path, arguments, words):

@@ -236,6 +236,13 @@ def test_a_wrong_word_is_one_clear_error_before_anything_is_trained(command, tmp
         command(*arguments, "--dry-run")
 
 
+def test_a_folder_that_cannot_be_written_is_one_error_before_anything_is_trained(command, tmp_path):
+    write_study(tmp_path, "plan", {"softmax": SOFTMAX})
+    (tmp_path / "file").touch()
+    with pytest.raises(MaclaurinError, match="--out: file/x cannot be written"):
+        command("plan", "--out", "file/x")
+
+
 def test_only_takes_all_words_up_to_the_next_option(command, tmp_path):
     """`--only a b` chose a, and took b for the name of the study."""
     cells = {"softmax": SOFTMAX, "norm": NORM, "second": {"attention": "taylor(2)/sum"}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from maclaurin.cli.console import table_console
 from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
+from maclaurin.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from maclaurin.bench.bench_record import BenchRecord
@@ -102,7 +103,7 @@ def _print_list(wanted: list[str], small: bool) -> None:
         found.add_column(column, overflow="fold")
     for row in list_rows(chosen_cases(all_cases(small=small), wanted)):
         found.add_row(*row)
-    _console().print(found)
+    table_console(180).print(found)
 
 
 def _measure(
@@ -122,7 +123,9 @@ def _measure(
     setting = make_setting(device_named(device), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
     file = out or _default_file(setting)
-    _require_file(file)
+    if file.is_dir():
+        raise InputError(f"--out: {file} is a folder; name a file, such as {file / 'bench.json'}.")
+    require_writable_folder(file.absolute().parent)
     console = Console(stderr=True, highlight=False)
     run = BenchRun(cases, setting, file, resume=resume)
     for line in run.notes:
@@ -163,7 +166,7 @@ def _default_file(setting: Setting) -> Path:
 def _print_tables(record: BenchRecord) -> None:
     from maclaurin.bench.table import heading, summary, tables_of
 
-    console = _console()
+    console = table_console(180)
     for each in tables_of(record):
         shown = Table(title=each.title, title_justify="left")
         for column in each.columns:
@@ -188,20 +191,8 @@ def _draw(record: BenchRecord, folder: Path) -> None:
         print(line)
 
 
-def _console() -> Console:
-    """In a file or a pipe, wide enough for the tables."""
-    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=180 if is_narrow else None)
-
-
 def _require_plots(folder: Path) -> None:
     """Say now, not after the work, that nothing can be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--plots is a folder, and {folder} is a file.")
-
-
-def _require_file(file: Path) -> None:
-    if file.is_dir():
-        raise InputError(f"--out is a file, and {file} is a folder.")
+    require_writable_folder(folder, "--plots")

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.cli.console import status
 from maclaurin.cli.optional import requires_extra
-from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import require_model
 

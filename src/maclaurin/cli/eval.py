@@ -13,9 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.cli.console import status
 from maclaurin.cli.device import device_named
 from maclaurin.cli.optional import requires_extra
-from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import hub_is_reachable, require_model
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from maclaurin.cli.console import status
 from maclaurin.cli.optional import requires_extra
-from maclaurin.cli.status import status
 from maclaurin.errors import InputError
 from maclaurin.model_names import require_model
 from maclaurin.user_files import not_utf8, require_writable_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from maclaurin.cli.console import table_console
 from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.study.find import known_studies, load_study, read_study_file
@@ -201,13 +201,7 @@ def _print_list() -> None:
             continue
         runs = sum(len(e.cells) * len(e.seeds) for e in found.experiments)
         table.add_row(name, found.question, str(runs), found.budget)
-    _wide_console().print(table)
-
-
-def _wide_console() -> Console:
-    """In a file or a pipe, wide enough for the tables."""
-    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=140 if is_narrow else None)
+    table_console().print(table)
 
 
 # ---------------------------------------------------------------------------------- --dry-run
@@ -233,7 +227,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
             label.experiment, label.cell, str(label.seed), f"{cost.parameters:,}", f"{cost.tokens:,}",
             f"{cost.flops:.2e}", _state(record.state_bytes), done.get(label) or duration(cost.seconds),
         )  # fmt: skip
-    console = _wide_console()
+    console = table_console()
     console.print(table)
     left = [cost for label, cost in costs.items() if label not in done]
     console.print(
@@ -365,7 +359,7 @@ def diff_studies(
             row.experiment, row.cell, row.metric, _mean(row.before), _mean(row.after), change,
             Text("; ".join(row.changed)),
         )  # fmt: skip
-    _wide_console().print(table)
+    table_console().print(table)
 
 
 def _mean(found: tuple[float, float | None, int] | None) -> str:
@@ -404,7 +398,7 @@ def clean_pool(
     if not pool.is_dir():
         raise InputError(f"there is no pool {pool}.")
     uses = pool_use(Pool(pool), pool.absolute().parent)
-    console = _wide_console()
+    console = table_console()
     groups: dict[str, list[Any]] = {}
     for use in uses:
         groups.setdefault(", ".join(use.studies) or "no study", []).append(use)

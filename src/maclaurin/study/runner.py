@@ -36,6 +36,7 @@ from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import Silent, View
+from maclaurin.user_files import require_writable_folder
 
 SECONDS_FOR_FORMS = 120.0
 
@@ -88,8 +89,10 @@ def run(
     view         shows the runs while they are trained; nothing by default
     """
     check_executor(executor, torchrun)
+    loaded = study if isinstance(study, Study) else load_study(study)
+    require_writable_folder(study_folder(loaded, out, only=only, scale=scale, smoke=smoke))
     prepared = prepare(
-        study,
+        loaded,
         out=out,
         pool=pool,
         only=only,
