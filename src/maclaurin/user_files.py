@@ -1,4 +1,4 @@
-"""Files that a user names: text to read and places to write, with one clear error where that cannot be."""
+"""Files named by a user: checked before work begins, with one clear error."""
 
 from __future__ import annotations
 

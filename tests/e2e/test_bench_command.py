@@ -104,7 +104,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "what was measured is in bench.json" in said
+    assert "results so far are in bench.json" in said
     assert "--out bench.json --resume" in said
     cases = json.loads((tmp_path / "bench.json").read_text())["cases"]
     assert 1 <= len(cases) < 18

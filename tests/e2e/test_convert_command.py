@@ -76,7 +76,7 @@ def test_errors_leave_nothing_behind(folder):
     wrong_options = {
         "--precision=fp8": "fp8",
         "--lengths=9999999": "Give a longer text",
-        "--resume": "no conversion to go on with",
+        "--resume": "no conversion to continue",
         "--device=cuda:77": "cuda:77",
     }
     for option, words in wrong_options.items():

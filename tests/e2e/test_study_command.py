@@ -119,7 +119,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
     wait_for(lambda: stamps(tmp_path) and list(pool.glob("*/checkpoints/step-*")), process)
     process.send_signal(signal.SIGINT)
     told = finish(process, expect=130)
-    assert "Go on with: maclaurin study cut_off --workers 2 --no-report" in told
+    assert "Continue with: maclaurin study cut_off --workers 2 --no-report" in told
     finished = stamps(tmp_path)
     states = {cell: run.status for cell, run in by_cell(tmp_path, "cut-off").items()}
     assert states["short"] == "finished"

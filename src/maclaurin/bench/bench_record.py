@@ -14,7 +14,7 @@ from maclaurin.files import write_json
 from maclaurin.plain_data import from_plain, to_plain
 
 SCHEMA = 1
-#: by how much texts are shorter where the full shapes would take too long
+#: divisor of the text length for small shapes
 SMALL_IS_SHORTER_BY = 32
 MOST_SMALL_ROWS = 2
 
@@ -80,7 +80,7 @@ class Figures:
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """A measured value beside the limit it is held to; `reached` is None where the two cannot be compared."""
+    """A measured value and its limit; `reached` is None if they cannot be compared."""
 
     target: str
     value: float | None

@@ -15,7 +15,7 @@ from maclaurin.bench.bench_record import Roofs
 from maclaurin.bench.clock import timings
 from maclaurin.code_version import code_version, commit
 
-#: packages whose version may decide a figure
+#: packages whose version may change a figure
 PACKAGES = ("maclaurin", "triton", "flash-linear-attention", "retention")
 
 
@@ -34,7 +34,7 @@ def stamp() -> dict[str, Any]:
 
 
 def full_stamp() -> dict[str, Any]:
-    """The same with the digest of the code, which a dirty commit does not tell, and versions of the peers."""
+    """The same with a digest of the code, as a commit may be dirty, and versions of the peers."""
     versions = {name: _version(name) for name in PACKAGES}
     cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {**stamp(), "code": code_version(), "versions": {**versions, **cuda}}
@@ -50,7 +50,7 @@ def _version(package: str) -> str | None:
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

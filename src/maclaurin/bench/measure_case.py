@@ -52,7 +52,7 @@ def reason_of(problem: Exception) -> str:
 
 
 def blank_record(case: Case, setting: Setting) -> CaseRecord:
-    """A case of which nothing is known yet."""
+    """The record of a case before anything is measured."""
     return CaseRecord(
         name=case.name,
         group=case.group,
@@ -68,7 +68,7 @@ def blank_record(case: Case, setting: Setting) -> CaseRecord:
 
 
 def planned_record(case: Case, setting: Setting, chosen: Plan, work: Work) -> CaseRecord:
-    """A case of which form, program and work are known."""
+    """The record of a case whose form, program and work are known."""
     return dataclasses.replace(
         blank_record(case, setting),
         form=chosen.form.value,
@@ -85,14 +85,14 @@ def judged(record: CaseRecord, case: Case, setting: Setting) -> CaseRecord:
 
 
 def refused(record: CaseRecord, errors: Errors, setting: Setting) -> CaseRecord:
-    """A wrong result: its error stands where its times would."""
+    """A wrong result: the record has its error instead of times."""
     note = f"wrong (error {errors.largest:.1e} of {errors.worst}, allowed {setting.allowed_error:g})"
     own = dataclasses.replace(record.own, error=errors.largest, worst=errors.worst, note=note)
     return dataclasses.replace(record, status="wrong", own=own)
 
 
 def failed(record: CaseRecord, problem: Exception) -> CaseRecord:
-    """A case that did not run: the reason stands where its times would."""
+    """A case that did not run: the record has the reason instead of times."""
     own = dataclasses.replace(record.own, note=reason_of(problem))
     return dataclasses.replace(record, status="failed", own=own)
 
@@ -107,7 +107,7 @@ def measure_call(case: Case, setting: Setting) -> CaseRecord:
     record = planned_record(case, setting, chosen, work)
     try:
         return _raced(record, race, chosen)
-    except Exception as problem:  # the plan is known already, so it is told
+    except Exception as problem:  # the plan is known already, so it is recorded
         return failed(record, problem)
 
 
@@ -137,7 +137,7 @@ def _lengths_of_pieces(chosen: Plan) -> list[int]:
 @final
 @dataclass(frozen=True)
 class _Race:
-    """Ourselves and the peers on the same tensors."""
+    """Maclaurin and the peers on the same tensors."""
 
     case: Case
     inputs: TensorCase
@@ -150,12 +150,12 @@ class _Race:
         return plan(q, k, v, inputs.spec, form=form)
 
     def own(self) -> Contender:
-        """Ourselves, as a user calls us."""
+        """Maclaurin, as a user calls it."""
         leaves = tuple(self.inputs.tensors.values())
         return Contender(OWN_NAME, lambda: self.inputs.output(form=self.case.form), leaves, self.inputs.spec)
 
     def examine(self, contender: Contender) -> tuple[float, Errors]:
-        """Seconds of the first call with its gradients, and how wrong some rows of its output are."""
+        """Seconds of the first call with its gradients, and errors of some rows of its output."""
         begun = time.perf_counter()
         y, *gradients = contender.forward_backward(self.direction)
         self.setting.wait()
@@ -182,12 +182,12 @@ class _Race:
         )
 
     def peer(self, key: str) -> tuple[Contender | None, Figures]:
-        """The peer, if it is there and right, and what is known of it so far."""
+        """The peer, if it is available and correct, and its figures so far."""
         blank = Figures(PEER_TITLES[key])
         try:
             contender = make_peer(key, self.inputs)
             seconds, errors = self.examine(contender)
-        except Exception as problem:  # whatever a peer does is noted, and stops nobody else
+        except Exception as problem:  # any error of a peer is recorded and stops nothing else
             blank = dataclasses.replace(blank, note=reason_of(problem))
             free_memory(self.setting.device)
             return None, blank
@@ -223,7 +223,7 @@ class _Race:
         return lambda: contender.forward_backward(self.direction)
 
 
-#: tokens in the state before the steps that are looked at
+#: tokens in the state before the measured steps
 TOKENS_BEFORE = 64
 #: bytes of all states together, several times any cache
 COLD_BYTES = {"cuda": 256 << 20, "cpu": 0}
@@ -233,7 +233,7 @@ Step = tuple[Tensor, State]
 
 @torch.no_grad()
 def measure_step(case: Case, setting: Setting, roofs: Roofs) -> CaseRecord:
-    """The second of two steps is checked, so that the state the first one returned is too."""
+    """Time one step. The second of two steps is checked, and with it the state that the first returned."""
     spec = parse(case.spec)
     whole = dataclasses.replace(case.size, tokens=TOKENS_BEFORE + 2)
     text = draw_inputs(spec, whole, setting.dtype, setting.device)
@@ -277,7 +277,7 @@ def _timed(record: CaseRecord, token: TensorCase, state: State, setting: Setting
             replay = _as_graph(go_round)
             replayed = timings({"replayed": replay}, device, budget)["replayed"]
             own = dataclasses.replace(own, graph_ms=replayed.median / number)
-        except Exception as problem:  # then the step stands as it is called
+        except Exception as problem:  # then only the direct call is timed
             own = dataclasses.replace(own, note=f"no CUDA graph: {reason_of(problem)}")
     best = min(ms for ms in (own.forward_ms, own.graph_ms) if ms is not None)
     rate = 2 * state.nbytes / (1e-3 * best)
@@ -299,9 +299,9 @@ def _error_of_last(text: TensorCase, y: Tensor) -> float:
 
 
 def _as_graph(run: Callable[[], list[Step]]) -> Callable[[], object]:
-    """Captured once; what it returned lives as long as the graph that writes there.
+    """Capture the steps; their outputs live as long as the graph that writes to them.
 
-    A step that waits for the device cannot be captured, and trying to would leave the process unsound: it is
+    A step that synchronises with the device cannot be captured, and an attempt would break the process: it is
     refused before.
     """
     before = torch.cuda.current_stream()

@@ -22,7 +22,7 @@ from maclaurin.testing.cases import TensorCase
 
 
 class PeerMissing(MaclaurinError):
-    """A peer that cannot be had here; the message says why."""
+    """A peer that is not available here; the message says why."""
 
 
 @final
@@ -50,7 +50,7 @@ class Contender:
 
 
 def compiled_flex(case: TensorCase) -> Contender:
-    """The peer as it is meant to be used."""
+    """FlexAttention compiled, as it is meant to be used."""
     if case.tensors["q"].device.type != "cuda":
         raise PeerMissing("fused on GPUs only")
     torch.compiler.reset()  # or compilations for earlier cases would count towards the limit on this one
@@ -118,7 +118,7 @@ def flex_attention_of(spec: AttentionSpec) -> Callable[..., Tensor]:
 
 
 def _mask_of(spec: AttentionSpec) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Earlier keys, or the last ones of them."""
+    """Causal, or causal within the window."""
     if spec.window is None:
         return lambda b, h, t, s: s <= t
     size = spec.window.size
@@ -134,7 +134,7 @@ def make_peer(key: str, case: TensorCase) -> Contender:
 
 
 def _sdpa(case: TensorCase) -> Contender:
-    """cuDNN's on a GPU, whichever torch has on a CPU."""
+    """cuDNN's on a GPU, torch's default on a CPU."""
     q, k, v = (case.tensors[name].transpose(1, 2) for name in "qkv")
 
     def attend() -> Tensor:
@@ -183,7 +183,7 @@ def _power_retention(case: TensorCase) -> Contender:
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:
-    """From a package that may not be installed."""
+    """A function of a package that may not be installed."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as problem:

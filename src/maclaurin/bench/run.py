@@ -28,7 +28,7 @@ from maclaurin.report.numbers import counted
 @final
 @dataclass(frozen=True)
 class Ending:
-    """What there is now, and why it ended before its end if it did."""
+    """The record at the end, and why the run ended early if it did."""
 
     record: BenchRecord
     trouble: str = ""
@@ -36,7 +36,7 @@ class Ending:
 
 @final
 class BenchRun:
-    """The cases that were chosen, in one setting, kept in one file."""
+    """Runs the chosen cases in one setting and keeps their results in one file."""
 
     def __init__(self, cases: Sequence[Case], setting: Setting, out: Path, *, resume: bool) -> None:
         self._setting, self._out = setting, out
@@ -46,7 +46,7 @@ class BenchRun:
             self.notes.append(f"{counted(skipped, 'case')} of this machine and this code are kept.")
 
     def run(self, minutes: float | None) -> Ending:
-        """Measure until all is done or the time is spent; then no further case begins."""
+        """Measure until all cases are done; after the given minutes no further case begins."""
         if self._setting.device.type == "cuda":
             torch.cuda.set_device(self._setting.device)
         deadline = None if minutes is None else time.perf_counter() + 60 * minutes
@@ -82,7 +82,7 @@ class BenchRun:
                 found = measure_step(case, self._setting, roofs)
             else:
                 found = measure_call(case, self._setting)
-        except Exception as problem:  # whatever a case does is noted, and stops no other
+        except Exception as problem:  # any error of a case is recorded and stops no other case
             found = failed(blank_record(case, self._setting), problem)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 4))
@@ -93,7 +93,7 @@ class BenchRun:
         write_bench(record, self._out)
 
     def _trouble_of_device(self) -> str:
-        """An illegal access leaves a GPU process unusable: better to stop than to blame the next case."""
+        """Why the device is unusable, or nothing: after an illegal access the next cases would fail too."""
         try:
             free_memory(self._setting.device)
             self._setting.wait()

@@ -45,14 +45,14 @@ class Setting:
         return TOLERANCE_BEFORE_TIMING[self.dtype]
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Synchronise with the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def make_setting(device: str, *, quick: bool) -> Setting:
-    """On a device that is there: full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
-    chosen = torch.empty(0, device=device).device  # cuda is the GPU with the number it has now
+    """Full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
+    chosen = torch.empty(0, device=device).device  # with the index of the GPU
     if chosen.type not in ("cpu", "cuda"):
         raise InputError(f"--device is cpu, cuda, cuda:1 …, not {device!r}.")
     is_gpu = chosen.type == "cuda"
@@ -65,7 +65,7 @@ def make_setting(device: str, *, quick: bool) -> Setting:
 
 
 SEED = 0
-#: a log forget gate lies between −this and 0: what was said a hundred tokens ago still counts
+#: a log forget gate is between −this and 0, so that tokens a hundred steps ago still count
 STRONGEST_FORGET = 0.02
 
 

@@ -57,7 +57,7 @@ def work_of_step(spec: AttentionSpec, size: Size, item_bytes: int) -> Work:
 
 
 def _pairs(spec: AttentionSpec, tokens: int, is_linear: bool) -> int:
-    """Pairs that are weighed one by one."""
+    """Pairs of query and key whose score is computed."""
     alone = spec.window is not None and spec.has_finite_state and spec.features(1) == 0
     if spec.window is not None and (is_linear or alone):
         exact = min(tokens, spec.window.size)
@@ -80,7 +80,7 @@ Kind = Literal["call", "step"]
 SWEPT_HEADS, SWEPT_LENGTHS = 8, tuple(2**n for n in range(10, 17))
 SMALL_SWEPT_HEADS, SMALL_SWEPT_LENGTHS = 2, tuple(2**n for n in range(5, 12))
 
-#: exact keys where a window stands alone
+#: size of a window without a tail
 WINDOW = 512
 FIRST_CALL = FirstCall(10)
 
@@ -102,7 +102,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tells it from every other case."""
+        """The unique name of the case."""
         form = "" if self.form == "auto" else f" {self.form}"
         return f"{self.spec}{form}{' step' if self.kind == 'step' else ''} {self.size}"
 
@@ -112,7 +112,7 @@ class Case:
 
 
 def all_cases(*, small: bool = False) -> tuple[Case, ...]:
-    """Every case; those last that take long to compile, or may spoil a GPU process for what follows."""
+    """Every case; last those that take long to compile or may crash a GPU process."""
     window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
     first = (*_exp_family(), *_quadratic(), *_linear_time())
     last = (*_score_mods(window), *_steps())
@@ -127,7 +127,7 @@ def all_cases(*, small: bool = False) -> tuple[Case, ...]:
 
 
 def chosen_cases(cases: Iterable[Case], wanted: Iterable[str]) -> tuple[Case, ...]:
-    """Those whose name or group contains one of the wanted words; all of them if none is wanted."""
+    """Cases whose name or group contains one of the words; all cases if there are none."""
     cases, wanted = tuple(cases), tuple(wanted)
     for words in wanted:
         if not any(_matches(case, words) for case in cases):
@@ -156,7 +156,7 @@ def _exp_family() -> Iterable[Case]:
 
 
 def _score_mods(window: int) -> Iterable[Case]:
-    """exp over a window alone is written with a tail that weighs nothing."""
+    """exp over a window alone is written with a tail of weight zero."""
     targets = (*_times(1.0, "flex"), FIRST_CALL)
     windowed = f"poly(0)+window({window})/sum"
     for size in _SHAPES:
@@ -217,7 +217,7 @@ def _steps() -> Iterable[Case]:
 
 
 def _sweep(heads: int, lengths: Sequence[int]) -> Iterable[Case]:
-    """As many tokens at every length: constant work for whatever is linear in T."""
+    """The same number of tokens at every length: constant work for methods that are linear in T."""
     for tokens in lengths:
         size = Size.of(lengths[-1] // tokens, heads, tokens, 64)
         for spec, form in (("taylor(2)/sum", "parallel"), ("taylor(2)/sum", "chunked"), ("exp/sum", "auto")):

@@ -125,7 +125,7 @@ def _measure(
     file = out or _default_file(setting)
     if file.is_dir():
         raise InputError(f"--out: {file} is a folder; name a file, such as {file / 'bench.json'}.")
-    require_writable_folder(file.absolute().parent)
+    require_writable_folder(file.parent)
     console = Console(stderr=True, highlight=False)
     run = BenchRun(cases, setting, file, resume=resume)
     for line in run.notes:
@@ -135,7 +135,7 @@ def _measure(
     except KeyboardInterrupt:
         again = shlex.join(["maclaurin", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         console.print(
-            f"stopped; what was measured is in {file}. Go on with: {again}", markup=False, soft_wrap=True
+            f"stopped; results so far are in {file}. Continue with: {again}", markup=False, soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_tables(ending.record)
@@ -146,18 +146,18 @@ def _measure(
 
 
 def _end(ending: Ending, asked: set[str]) -> None:
-    """Exit with 1 unless all that was asked for is right."""
+    """Exit with 1 unless every chosen case was measured."""
     if ending.trouble:
         raise InputError(
-            f"the GPU does not answer any more after the last case ({ending.trouble}); what was measured is "
-            "kept. Run it again with --resume to go on with the next one."
+            f"the GPU cannot be used any more after the last case ({ending.trouble}); results so far are "
+            "kept. Run it again with --resume to continue with the next case."
         )
     if any(case.status != "measured" for case in ending.record.cases if case.name in asked):
         raise typer.Exit(1)
 
 
 def _default_file(setting: Setting) -> Path:
-    """A quick run on a GPU does not take the place of a whole one."""
+    """A quick run on a GPU has a file of its own, so that it does not replace the full one."""
     if setting.device.type == "cpu":
         return RESULTS / "cpu_bench.json"
     return RESULTS / ("gpu_bench.json" if setting.full_shapes else "gpu_quick_bench.json")
@@ -192,7 +192,7 @@ def _draw(record: BenchRecord, folder: Path) -> None:
 
 
 def _require_plots(folder: Path) -> None:
-    """Say now, not after the work, that nothing can be drawn."""
+    """Raise before the work if nothing can be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
     require_writable_folder(folder, "--plots")

@@ -62,10 +62,10 @@ def convert(
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a recovery that was stopped; measured as before.")
+        bool, typer.Option("--resume", help="Continue a recovery that was stopped; measured as before.")
     ] = False,
 ) -> None:
-    """Swap the attention of a pretrained model, calibrate, measure, and train it back if asked to.
+    """Swap the attention of a pretrained model, calibrate and measure it, and optionally train it to recover.
 
     The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
@@ -84,7 +84,7 @@ def convert(
         recovery = Recovery(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
         )
-        recovery.stages(out, model)  # says what is wrong with it before anything is done
+        recovery.stages(out, model)  # checks the settings before any work
         sampling = _Sampling(
             None if text is None else str(text),
             _numbers("--lengths", lengths),
@@ -106,7 +106,7 @@ def convert(
 
 @dataclass(frozen=True)
 class _Sampling:
-    """On what a conversion is measured; kept with it, so that all its figures are about the same."""
+    """The text and questions a conversion is measured on; saved with it, to use the same later."""
 
     text: str | None
     lengths: list[int]
@@ -115,7 +115,7 @@ class _Sampling:
     questions: int
 
     def measures(self, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]:
-        """Tokens to calibrate on, and measures on others behind them."""
+        """Tokens to calibrate on, and measures on the tokens after them."""
         from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS, perplexities
         from maclaurin.conversion.recall import recall_over
         from maclaurin.conversion.text import tokens_of
@@ -176,12 +176,12 @@ def _convert(
 
 
 def _to_go_on_with(out: Path, recovery: Recovery) -> _Sampling | None:
-    """What the conversion in this folder was measured on; None where it does not say."""
+    """The sampling of the conversion in this folder; None if it is not recorded."""
     file = out / "conversion.json"
     if not file.is_file():
-        raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
+        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
     if not (recovery.match_steps or recovery.text_steps):
-        raise InputError("--resume goes on with a recovery: give its --match-steps and --text-steps again.")
+        raise InputError("--resume continues a recovery: give its --match-steps and --text-steps again.")
     kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
     return None if kept is None else _Sampling(**kept)
 
@@ -228,7 +228,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     outcomes = recover(out, teacher, recovery)
     write_down(out, recovery, time.monotonic() - begin)
     if not outcomes[-1].finished:
-        Console().print("stopped; go on with --resume", highlight=False)
+        Console().print("stopped; continue with --resume", highlight=False)
         return
     model, tokenizer = _loaded(str(out), recovery.device)
     _, measures = sampling.measures(model, tokenizer)

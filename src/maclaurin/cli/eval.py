@@ -128,7 +128,7 @@ def eval_(
 
 
 def _require_harness(others: list[str]) -> None:
-    """Say before any work that the harness is missing, without loading it yet."""
+    """Raise before any work if the harness is missing; it is not loaded yet."""
     from maclaurin.evaluation.eval_task import PREFIX, members
 
     for name in others:

@@ -71,7 +71,7 @@ class AttentionLayer(nn.Module):
             self.add_module(module_name(argument), gate)
 
     def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
-        """[B, T, hidden] → [B, T, hidden]; with a memory, going on from the text it holds."""
+        """[B, T, hidden] → [B, T, hidden]; with a memory, continuing the text it holds."""
         extra = self.extras.extra_tokens
         if extra and memory is not None and not memory.is_empty:
             layout, extra = layout.behind_extra_tokens(extra), 0
@@ -84,7 +84,7 @@ class AttentionLayer(nn.Module):
         return self.o_proj(y[:, extra:].flatten(-2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """The attention itself; documents go through as sequences packed into one row."""
+        """The attention itself; documents are packed into one row."""
         if layout.cu_seqlens is None:
             return attention(
                 q, k, v, self.spec, layout="bthd", key_padding_mask=layout.key_padding_mask, gates=gates

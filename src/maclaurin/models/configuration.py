@@ -62,7 +62,7 @@ class MaclaurinConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **more: Any) -> None:
-        """Refuse what a newer maclaurin wrote, then go on as transformers does."""
+        """Refuse configurations of a newer maclaurin."""
         if self.format_version > FORMAT_VERSION:
             raise InputError(
                 f"this model has format {self.format_version}, and this maclaurin reads up to "

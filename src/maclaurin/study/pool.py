@@ -121,12 +121,12 @@ class Pool:
         file = self.root / MARKER
         if not file.exists():
             write_file(file, uuid.uuid4().hex.encode())
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
 
     def has_marker(self, marker: str | None) -> bool:
         """Whether this is the folder where that text was written."""
         file = self.root / MARKER
-        return marker is not None and file.is_file() and file.read_text() == marker
+        return marker is not None and file.is_file() and file.read_text(encoding="utf-8") == marker
 
 
 @final
