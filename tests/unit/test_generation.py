@@ -427,7 +427,9 @@ def test_a_text_outlives_a_recording_that_fails(monkeypatch):
         text = Generation(model, sampling=Sampling(temperature=0))
         text.add(tokens(1, 5))
         if fails:
-            with pytest.warns(UserWarning, match="could not be recorded as a CUDA graph.*: CUDA out of memory"):
+            with pytest.warns(
+                UserWarning, match="could not be recorded as a CUDA graph.*: CUDA out of memory"
+            ):
                 found = [int(text.step()) for _ in range(20)]
         else:
             expected = [int(text.step()) for _ in range(20)]
