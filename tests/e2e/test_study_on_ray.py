@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from maclaurin.plain_data import to_plain
-from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.worker import Job
 from tests.e2e.studies import (

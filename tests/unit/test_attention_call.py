@@ -473,3 +473,48 @@ def test_compiles_with_the_default_compiler():
     assert_same(
         compiled(form="chunked", chunk_size=16), case.output(form="chunked", chunk_size=16), "inductor"
     )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["exp/sum", "taylor(2)/sum", "power(2)*forget/sum*out", "exp*in/l2"],
+)
+def test_heads_before_tokens_is_the_same_answer(spec):
+    parsed = maclaurin.parse(spec)
+    q, k, v = torch.randn(2, 20, 4, 8), torch.randn(2, 20, 2, 8), torch.randn(2, 20, 2, 6)
+    gates = {a.name: -torch.rand(2, 20, 4 if a.heads == "query" else 2) for a in parsed.arguments}
+    for options in ({}, {"form": "parallel"}):
+        for _ in range(2):  # found, and remembered
+            expected = maclaurin.attention(q, k, v, spec, gates=gates, **options)
+            flipped = {name: gate.mT for name, gate in gates.items()}
+            found = maclaurin.attention(
+                *(u.transpose(1, 2) for u in (q, k, v)), spec, layout="bhtd", gates=flipped, **options
+            )
+            assert found.shape == (2, 4, 20, 6)
+            torch.testing.assert_close(found.transpose(1, 2), expected)
+
+
+def test_a_state_goes_on_with_heads_before_tokens():
+    q = torch.randn(1, 2, 9, 4)
+    whole = maclaurin.attention(q, q, q, "taylor(2)/sum", layout="bhtd")
+    part = q[:, :, :6]
+    y, state = maclaurin.attention(part, part, part, "taylor(2)/sum", layout="bhtd", return_state=True)
+    rest = q[:, :, 6:]
+    z = maclaurin.attention(rest, rest, rest, "taylor(2)/sum", layout="bhtd", state=state)
+    torch.testing.assert_close(torch.cat([y, z], dim=2), whole)
+    exp = maclaurin.attention(part, part, part, "exp/sum", layout="bhtd", form="recurrent", tolerance=1e-3)
+    expected = maclaurin.attention(part, part, part, "exp/sum", layout="bhtd")
+    torch.testing.assert_close(exp, expected, atol=1e-2, rtol=1e-2)
+
+
+def test_swapped_heads_and_tokens_are_an_error_that_names_the_layout():
+    q, k = torch.randn(2, 8, 100, 16), torch.randn(2, 2, 100, 16)
+    for keys in (q, k):
+        with pytest.raises(InputError, match='pass layout="bhtd"'):
+            maclaurin.attention(q, keys, keys, "exp/sum")
+    assert maclaurin.attention(q, q, q, "exp/sum", layout="bthd").shape == q.shape
+    assert maclaurin.attention(q[:, :1], q[:, :1], q[:, :1], "exp/sum").shape == (2, 1, 100, 16)
+    with pytest.raises(InputError, match=r"not 'bhdt'"):
+        maclaurin.attention(q, q, q, "exp/sum", layout="bhdt")
+    with pytest.raises(InputError, match=r"\[batch, heads, tokens, size\]"):
+        maclaurin.attention(q[0], q[0], q[0], "exp/sum", layout="bhtd")

@@ -17,7 +17,7 @@ from torch import nn
 
 import maclaurin
 from maclaurin import InputError, catalogue
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.data.task_source import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses

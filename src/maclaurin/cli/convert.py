@@ -13,13 +13,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.console import status
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
+from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
     from maclaurin.conversion.convert import Conversion
     from maclaurin.conversion.memory import Memory
     from maclaurin.conversion.recover import Recovery
+    from maclaurin.inspection.schema import Inspection
+    from maclaurin.models import MaclaurinForCausalLM
 
 
 def convert(
@@ -58,10 +62,10 @@ def convert(
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a recovery that was stopped; measured as before.")
+        bool, typer.Option("--resume", help="Continue a recovery that was stopped; measured as before.")
     ] = False,
 ) -> None:
-    """Swap the attention of a pretrained model, calibrate, measure, and train it back if asked to.
+    """Swap the attention of a pretrained model, calibrate and measure it, and optionally train it to recover.
 
     The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
@@ -80,7 +84,7 @@ def convert(
         recovery = Recovery(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device
         )
-        recovery.stages(out, model)  # says what is wrong with it before anything is done
+        recovery.stages(out, model)  # checks the settings before any work
         sampling = _Sampling(
             None if text is None else str(text),
             _numbers("--lengths", lengths),
@@ -91,8 +95,10 @@ def convert(
         if resume:
             sampling = _to_go_on_with(out, recovery) or sampling
         else:
-            sharp = _sharp_layers(keep_sharp, keep)
-            conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
+            inspected = None if keep_sharp is None else _inspected(keep_sharp)
+            conversion = _convert(
+                model, attention, out, layers, inspected, keep, sharp_attention, sampling, device
+            )
             _print(conversion, out)
         if match_steps or text_steps:
             _recover(out, model, recovery, sampling)
@@ -100,7 +106,7 @@ def convert(
 
 @dataclass(frozen=True)
 class _Sampling:
-    """On what a conversion is measured; kept with it, so that all its figures are about the same."""
+    """The text and questions a conversion is measured on; saved with it, to use the same later."""
 
     text: str | None
     lengths: list[int]
@@ -109,7 +115,7 @@ class _Sampling:
     questions: int
 
     def measures(self, model: Any, tokenizer: Any) -> tuple[Any, list[Any]]:
-        """Tokens to calibrate on, and measures on others behind them."""
+        """Tokens to calibrate on, and measures on the tokens after them."""
         from maclaurin.conversion.convert import CALIBRATION_LENGTH, CALIBRATION_ROWS, perplexities
         from maclaurin.conversion.recall import recall_over
         from maclaurin.conversion.text import tokens_of
@@ -130,7 +136,8 @@ def _convert(
     attention: str,
     out: Path,
     layers: str | None,
-    sharp: list[int],
+    inspected: Inspection | None,
+    keep: int,
     sharp_attention: str | None,
     sampling: _Sampling,
     device: str,
@@ -142,13 +149,14 @@ def _convert(
     from maclaurin.progress_bar import report_progress
 
     require_new(out)
+    require_model(name)
     model, tokenizer = _loaded(name, device)
     own = own_attention(model)
     choice = choose(
         own,
         attention,
         layers=None if layers is None else read_layers(layers, len(own)),
-        sharp=sharp,
+        sharp=[] if inspected is None else _sharp_layers(inspected, keep, name, model),
         sharp_attention=sharp_attention,
     )
     sample, measures = sampling.measures(model, tokenizer)
@@ -168,13 +176,13 @@ def _convert(
 
 
 def _to_go_on_with(out: Path, recovery: Recovery) -> _Sampling | None:
-    """What the conversion in this folder was measured on; None where it does not say."""
+    """The sampling of the conversion in this folder; None if it is not recorded."""
     file = out / "conversion.json"
     if not file.is_file():
-        raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
+        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
     if not (recovery.match_steps or recovery.text_steps):
-        raise InputError("--resume goes on with a recovery: give its --match-steps and --text-steps again.")
-    kept = json.loads(file.read_text()).get("measured_on")
+        raise InputError("--resume continues a recovery: give its --match-steps and --text-steps again.")
+    kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
     return None if kept is None else _Sampling(**kept)
 
 
@@ -184,15 +192,30 @@ def _loaded(name: str, device: str) -> tuple[Any, Any]:
     from maclaurin.models.loading import load_model
 
     place = device_named(device)
-    model, tokenizer = load_model(name)
+    with status(f"loading {name}"):
+        model, tokenizer = load_model(name)
     found, _ = tokenizer_for(name, model.config.vocab_size, tokenizer, None)
     return model.to(place), found  # type: ignore[arg-type]
 
 
-def _sharp_layers(file: Path | None, count: int) -> list[int]:
-    from maclaurin.inspection import layers_to_keep, read_inspection
+def _inspected(file: Path) -> Inspection:
+    from maclaurin.inspection import read_inspection
 
-    return [] if file is None else layers_to_keep(read_inspection(file), count)
+    return read_inspection(file)
+
+
+def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
+    """The sharpest layers; the inspection must be of this model."""
+    from maclaurin.inspection import layers_to_keep
+    from maclaurin.models.weights import weights_fingerprint
+
+    known = found.model.fingerprint
+    if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):
+        raise InputError(
+            f"--keep-sharp: this inspection is of {found.model.name}, whose weights are not those of {name}. "
+            f"Run maclaurin inspect {name} first."
+        )
+    return layers_to_keep(found, count)
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -> None:
@@ -205,7 +228,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: _Sampling) -
     outcomes = recover(out, teacher, recovery)
     write_down(out, recovery, time.monotonic() - begin)
     if not outcomes[-1].finished:
-        Console().print("stopped; go on with --resume", highlight=False)
+        Console().print("stopped; continue with --resume", highlight=False)
         return
     model, tokenizer = _loaded(str(out), recovery.device)
     _, measures = sampling.measures(model, tokenizer)
@@ -230,9 +253,9 @@ def _counted(report: Any, total: int) -> Callable[[int], None]:
 
 
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
-    figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
+    figures = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
-    columns = ("tokens", "softmax", "window alone", "converted", "recovered", "tail off", "gap closed")
+    columns = ("tokens", "original", "window alone", "converted", "recovered", "tail off", "gap closed")
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():
@@ -251,21 +274,26 @@ def _print(conversion: Conversion, out: Path) -> None:
     console.print(_memory(conversion.memory), soft_wrap=True)
     for kind, gaps in conversion.gaps.items():
         table = Table(title=_TITLES[kind], title_justify="left")
-        for column in ("tokens", "softmax", "window alone", "converted", "gap closed"):
+        for column in ("tokens", "original", "window alone", "converted", "gap closed"):
             table.add_column(column, justify="right")
         for at, found in gaps.items():
-            shown = map(_shown, (found.softmax, found.window_only, found.converted))
+            shown = map(_shown, (found.original, found.window_only, found.converted))
             table.add_row(str(at), *shown, _share(found.closed))
         console.print(table)
 
 
 def _memory(memory: Memory) -> str:
-    """What a text takes, in one line."""
-    parts = [f"{memory.state_bytes:,} bytes of state"] if memory.state_bytes else []
-    if memory.bytes_per_token:
-        parts.append(f"{memory.bytes_per_token:,} bytes a token")
-    end = "" if memory.even_at is None else f"; the smaller from {memory.even_at:,} tokens on"
-    return f"a text takes {' and '.join(parts)}, the original's {memory.original:,} bytes a token{end}"
+    """What the caches take, in one line."""
+    end = f"; smaller from {memory.even_at:,} tokens on" if memory.even_at else ""
+    return (
+        f"cache: {_bytes(memory.state_bytes, memory.bytes_per_token)}; the original's: "
+        f"{_bytes(memory.original_state_bytes, memory.original)}{end}"
+    )
+
+
+def _bytes(fixed: int, per_token: int) -> str:
+    parts = [f"{fixed:,} bytes of state"] if fixed else []
+    return " and ".join([*parts, f"{per_token:,} bytes per token"] if per_token else parts)
 
 
 def _shown(value: float | None) -> str:

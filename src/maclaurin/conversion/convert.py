@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,10 @@ from maclaurin.conversion.measure import (
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
+from maclaurin.files import new_folder, write_json
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.catalogue import resolve
+from maclaurin.user_files import require_writable_folder
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 512
 
@@ -62,9 +63,10 @@ class Conversion:
 
 
 def require_new(out: Path) -> None:
-    """A folder that is there already is not overwritten."""
+    """Raise if the folder exists, as it is not overwritten, or cannot be written."""
     if out.exists():
-        raise InputError(f"{out} is there already: choose another --out, or remove it.")
+        raise InputError(f"{out} exists already: choose another --out, or remove it.")
+    require_writable_folder(out)
 
 
 def convert(
@@ -93,7 +95,7 @@ def convert(
         layer: Any = block.self_attn
         layer.spec = resolve(text)
     model.config.attention = choice.short
-    return Conversion(source, choice, gaps, Memory.of(model))
+    return Conversion(source, choice, gaps, Memory.of(model, own))
 
 
 def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
@@ -112,7 +114,7 @@ def measure_recovered(
 ) -> dict[str, Any]:
     """Add what the folder's model reaches now, with and without its tail, to its conversion.json."""
     file = out / "conversion.json"
-    written = json.loads(file.read_text())
+    written = json.loads(file.read_text(encoding="utf-8"))
     alone = windows_alone(written["attention"])
     for measure in measures:
         found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
@@ -120,16 +122,16 @@ def measure_recovered(
         found["recovered"] = recovered
         found["recovered_tail_off"] = None if alone is None else measured_with(model, alone, measure, tell)
         found["gap_closed_recovered"] = _closed_by(recovered, found, measure)
-    file.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(file, written)
     return written
 
 
 def _closed_by(recovered: float, found: dict[str, float | None], measure: Measure) -> float | None:
     """Of the gap between the original and its window alone, as they were before any training."""
-    softmax = found.get("softmax")
-    if softmax is None:
+    original = found.get("original", found.get("softmax"))  # as it was called before
+    if original is None:
         return None
-    return Gap(softmax, found.get("window_only"), recovered, measure.higher_is_better).closed
+    return Gap(original, found.get("window_only"), recovered, measure.higher_is_better).closed
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:
@@ -144,13 +146,9 @@ def save(
     out: Path,
     measured_on: dict[str, Any] | None = None,
 ) -> None:
-    """The whole folder, or nothing."""
-    partial = out.with_name(out.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_quietly(model, partial)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
-    written = {**conversion.to_json(), "measured_on": measured_on}
-    (partial / "conversion.json").write_text(json.dumps(written, indent=1) + "\n")
-    partial.rename(out)
+    """Write the model folder atomically."""
+    with new_folder(out) as folder:
+        save_quietly(model, folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        write_json(folder / "conversion.json", {**conversion.to_json(), "measured_on": measured_on})

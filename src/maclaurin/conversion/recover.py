@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.files import write_json
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
 
@@ -88,10 +89,10 @@ def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
 def write_down(model: Path, recovery: Recovery, seconds: float) -> None:
     """Add how the model was trained, and how long in all, to its conversion.json."""
     file = model / "conversion.json"
-    written = json.loads(file.read_text())
+    written = json.loads(file.read_text(encoding="utf-8"))
     before = written.get("recovery", {}).get("seconds", 0.0)
     written["recovery"] = {**asdict(recovery), "seconds": round(before + seconds, 1)}
-    file.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(file, written)
 
 
 def _take_over(trained: Path, model: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, SpecError
+from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.models.sizes import Size
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import catalogue, resolve
@@ -46,6 +49,8 @@ class MaclaurinConfig(PretrainedConfig):
     #: whether an offset, found by a conversion, is taken off the keys of every head
     key_offset: bool = False
     attention: str | list[str] = "exp/sum"
+    #: modules that define parts of the attention and are not maclaurin's; filled in when the model is saved
+    imports: list[str] | None = None
     #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
     #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
     initialization: str = "scaled"
@@ -57,7 +62,7 @@ class MaclaurinConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **more: Any) -> None:
-        """Refuse what a newer maclaurin wrote, then go on as transformers does."""
+        """Refuse configurations of a newer maclaurin."""
         if self.format_version > FORMAT_VERSION:
             raise InputError(
                 f"this model has format {self.format_version}, and this maclaurin reads up to "
@@ -89,12 +94,33 @@ class MaclaurinConfig(PretrainedConfig):
                 f"attention lists {len(texts)} specs for {self.num_hidden_layers} layers: give one for all "
                 "layers, or one for each."
             )
-        found = {text: (resolve(text), self._extras(text)) for text in texts}
+        found = {text: (self._spec(text), self._extras(text)) for text in texts}
         layers = texts * self.num_hidden_layers if len(texts) == 1 else texts
         return [found[text] for text in layers]
 
-    def _extras(self, text: str) -> LayerExtras:
-        import dataclasses
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers writes it, with the modules that the attention's parts come from."""
+        texts = self.attention if isinstance(self.attention, list) else [self.attention]
+        with contextlib.suppress(SpecError):  # parts that are not imported here keep their module's name
+            self.imports = [found.shown for found in extensions_of(map(resolve, texts))] or None
+        return super().to_dict()
 
+    def _spec(self, text: str) -> AttentionSpec:
+        """Parts of installed packages are imported where they are needed; files are not."""
+        try:
+            return resolve(text)
+        except SpecError as problem:
+            load_entry_points()
+            with contextlib.suppress(SpecError):
+                return resolve(text)
+            if not self.imports:
+                raise
+            raise InputError(
+                f"the attention {text} of this model has parts that are defined in "
+                f"{', '.join(self.imports)}: import that first, or give --import {self.imports[0]} on the "
+                f"command line.\n{problem}"
+            ) from None
+
+    def _extras(self, text: str) -> LayerExtras:
         extras = catalogue[text].extras if text in catalogue else LayerExtras()
         return extras if self.rotary is None else dataclasses.replace(extras, rotary=self.rotary)

@@ -1,4 +1,4 @@
-"""Whether the states of a model fit in memory, asked before the first is made."""
+"""How many bytes the cache of a model takes, and whether its states fit in the free memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maclaurin.models.configuration import MaclaurinConfig
 
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of all states of fixed size; layers that keep keys and values count nothing."""
+    """Bytes of all states of fixed size; layers that keep keys and values are not counted."""
     e = config.head_dim or config.hidden_size // config.num_attention_heads
     kv_heads = config.num_key_value_heads or config.num_attention_heads
     numbers = sum(
@@ -32,8 +32,8 @@ def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: tor
     return batch * tokens * kv_heads * numbers * dtype.itemsize
 
 
-def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
-    """Raise unless the states of a batch fit in what is free on the device."""
+def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
+    """Raise unless the states of a batch fit in the free memory of the device."""
     needed, free = state_bytes(config, batch, like.dtype), _free_bytes(like.device)
     if free is None or needed <= free:
         return
@@ -46,14 +46,14 @@ def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """What can still be had, or None where that cannot be told."""
+    """Free memory of the device; None where it is unknown."""
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved
     facts = Path("/proc/meminfo")
     if device.type != "cpu" or not facts.is_file():
         return None
-    for line in facts.read_text().splitlines():
+    for line in facts.read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None

@@ -1,4 +1,4 @@
-"""What one attention layer remembers of a text it reads in pieces.
+"""The memory of one attention layer for a text that is read in pieces.
 
 With a finite state that is the state, of the same size however long the text. Without one it is the keys
 and values (and gates) of every token, which grow. Beside them are the last inputs of a short convolution.
@@ -23,14 +23,14 @@ from maclaurin.spec import AttentionSpec
 
 
 class LayerMemory:
-    """The memory of a layer with this spec; `rollback` is how many of the last tokens it can forget again."""
+    """The memory of a layer with this spec; `rollback` is how many of the last tokens it can drop."""
 
     def __init__(self, spec: AttentionSpec, *, convolution: int = 0, rollback: int = 0) -> None:
         self.spec, self.convolution, self.rollback = spec, convolution, rollback
         self.state: State | None = None
         #: k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`
         self.keys: dict[str, Tensor] = {}
-        #: what the convolution has read last, [B, width − 1 + rollback, channels]
+        #: last inputs of the convolution, [B, width − 1 + rollback, channels]
         self.tail: Tensor | None = None
 
     @property
@@ -40,12 +40,12 @@ class LayerMemory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token has come yet."""
+        """Whether it holds no token."""
         return self.state is None and not self.keys
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What it holds; any change puts other objects there."""
+        """State, keys and convolution inputs; any change replaces these objects."""
         return self.state, self.keys, self.tail
 
     # ------------------------------------------------------------------------------------ reading
@@ -62,6 +62,7 @@ class LayerMemory:
             self.spec,
             state=self.state,
             return_state=True,
+            layout="bthd",
             key_padding_mask=layout.key_padding_mask,
             gates=gates,
         )
@@ -70,7 +71,7 @@ class LayerMemory:
         return y
 
     def before(self, u: Tensor) -> Tensor:
-        """What a convolution sees of the text so far and of u [B, T, C]: [B, width − 1 + T, C]."""
+        """Input of the convolution: its last inputs followed by u [B, T, C], [B, width − 1 + T, C]."""
         reach = self.convolution - 1
         if self.tail is None:
             self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
@@ -81,13 +82,13 @@ class LayerMemory:
     def _attend_to_keys(
         self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
-        """The tokens as the last queries of all keys so far, among which padding may stand anywhere."""
+        """Attend from the new tokens to all keys so far; padding may be anywhere among them."""
         first = not self.keys
         self._keep(of_keys, None)
         every = {**gates, **self.keys}
         k, v = every.pop("k"), every.pop("v")
         mask = layout.key_padding_mask if first else layout.present
-        return attention(q, k, v, self.spec, key_padding_mask=mask, gates=every)
+        return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         if self.keys:
@@ -123,7 +124,7 @@ class LayerMemory:
             )
 
     def drop(self, tokens: int) -> None:
-        """Forget the last tokens again; `require_rollback` says whether it can."""
+        """Drop the last tokens; check with `require_rollback` first."""
         if self.state is not None:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
