@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench docs golden gpu-test gpu-sanitize gpu-bench clean
+.PHONY: help study test quick test-all check format bench docs golden gpu-test gpu-sanitize gpu-bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,9 +19,17 @@ $(READY): pyproject.toml constraints.txt
 study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
 	$(BIN)/maclaurin study mini
 
-test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
+test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, under 10 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
+
+quick: $(READY)  ## the tests for the edit loop (under a minute)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive and not slow' \
+		tests/unit tests/golden tests/laws/test_identities.py
+
+test-all: $(READY)  ## every shape, and what needs minutes: a Ray node that dies, studies side by side
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/kernels
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
-_FIGURES = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
+_FIGURES = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
 RESULTS = Path(__file__).parent / "results"
 #: what a trained model is called, by its arm in recovery.json
 ARMS = {
@@ -73,7 +73,7 @@ def _perplexities(found: dict[str, Any]) -> Figure:
     axes = figure.add_subplot()
     tail = found["arms"]["tail"]["perplexity"]
     bars = {
-        "the original": ("#bfc6cc", [by["softmax"] for by in tail.values()]),
+        "the original": ("#bfc6cc", [by["original"] for by in tail.values()]),
         "window alone": ("#8d979f", [by["window_only"] for by in tail.values()]),
         "window and order-2 tail": ("#5d6770", [by["converted"] for by in tail.values()]),
     }

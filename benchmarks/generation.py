@@ -20,8 +20,8 @@ import torch
 from machine import stamp
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
+from maclaurin.models.cache_size import key_value_bytes
 from maclaurin.models.generating import Generation, Sampling
-from maclaurin.models.room import key_value_bytes
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 VOCABULARY = 1024

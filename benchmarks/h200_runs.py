@@ -401,7 +401,7 @@ class Pool:
         for file in given.glob("*.json"):
             if not (here / file.name).exists():
                 shutil.copy(file, here)
-        from maclaurin.data.config import DataConfig, open_source
+        from maclaurin.data.data_config import DataConfig, open_source
         from maclaurin.data.text_source import TextSource
 
         known = {field.name for field in dataclasses.fields(DataConfig)}

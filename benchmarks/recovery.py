@@ -131,7 +131,7 @@ def _shares(arms: dict[str, Any], kind: str, at: str) -> dict[str, float | None]
     higher = KINDS[kind].higher_is_better
     return {
         "untrained": own["gap_closed"],
-        "trained": Gap(own["softmax"], own["window_only"], own["recovered"], higher).closed,
+        "trained": Gap(own["original"], own["window_only"], own["recovered"], higher).closed,
         "among_trained": Gap(softmax["recovered"], alone["recovered"], own["recovered"], higher).closed,
     }
 

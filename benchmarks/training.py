@@ -20,7 +20,7 @@ from machine import stamp
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.model import model_config

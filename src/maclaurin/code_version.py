@@ -1,4 +1,4 @@
-"""Which code made a number: its version, the commit, and a digest of the packages a run depends on."""
+"""The version of the code that made a number: commit, and a digest of the packages a run depends on."""
 
 from __future__ import annotations
 

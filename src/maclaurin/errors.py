@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Every message says what came, why it cannot work and what would."""
+"""The errors this library raises. Every message says what was given, why it cannot work and what would."""
 
 from __future__ import annotations
 

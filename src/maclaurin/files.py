@@ -97,7 +97,7 @@ def complete_folder(
 
 @contextmanager
 def locked(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`; False where the file system has no locks, and then nobody waits.
+    """Hold the lock file `path`; False where the file system has no locks; then it does not wait.
 
     The system releases the lock when its process ends, also after kill -9.
     """

@@ -17,7 +17,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def require_model(name: str) -> None:
-    """Raise unless `name` is a local path, a package, or a name on the hub that can be had.
+    """Raise unless `name` is a local path, a package, or a name on the hub that can be reached.
 
     OWNER/NAME is a name on the hub unless there is a folder OWNER here: then it is a path with a typo.
     """

@@ -1,4 +1,4 @@
-"""Files that a user names: text to read and places to write, with one clear error where that cannot be."""
+"""Files named by a user: checked before work begins, with one clear error."""
 
 from __future__ import annotations
 
@@ -69,6 +69,8 @@ def require_writable_file(file: Path, option: str = "--out") -> None:
     """Raise unless `file` can be written in a folder that exists."""
     if file.is_dir():
         raise InputError(f"{option}: {file} is a folder; name a file, such as {file / 'results.json'}.")
+    if file.parent.is_file():
+        raise InputError(f"{option}: {file} cannot be written: {file.parent} is a file, not a folder.")
     if not file.absolute().parent.is_dir():
         raise InputError(f"{option}: there is no folder {file.parent}.{near_misses(file.parent)}")
     require_writable_folder(file.absolute().parent, option)

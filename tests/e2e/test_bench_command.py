@@ -10,23 +10,15 @@ import time
 
 import pytest
 
+from tests.e2e import command
+
 COMMAND = [sys.executable, "-m", "maclaurin", "bench"]
 CHOSEN = ["--quick", "--case", "exp/l2 B2 H2 T128 D64", "--case", "step B1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
 
 
 def bench(*arguments, cwd, expect=0):
-    result = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return command.run("bench", *arguments, cwd=cwd, env=ENVIRONMENT, expect=expect, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +62,7 @@ def test_resumed_it_has_nothing_left_to_do(measured):
     file = folder / "benchmarks" / "results" / "cpu_bench.json"
     before = json.loads(file.read_text())["cases"]
     said = bench(*CHOSEN, "--resume", cwd=folder)
-    assert "2 cases of this machine and this code stay as they are" in said.stderr
+    assert "2 cases of this machine and this code are kept" in said.stderr
     assert json.loads(file.read_text())["cases"] == before
 
 
@@ -104,7 +96,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "what was measured is in bench.json" in said
+    assert "results so far are in bench.json" in said
     assert "--out bench.json --resume" in said
     cases = json.loads((tmp_path / "bench.json").read_text())["cases"]
     assert 1 <= len(cases) < 18
@@ -117,8 +109,10 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
         (["--device", "cuda"], "--device cuda cannot be used here"),
         (["--device", "meta"], "--device is cpu, cuda, cuda:1 …, not 'meta'"),
         (["--table", "nothing.json"], "there is no benchmark at nothing.json"),
-        (["--plots", "file", "--list"], "--plots is a folder, and file is a file"),
-        (["--out", "."], "--out is a file, and . is a folder"),
+        (["--plots", "file", "--list"], "--plots: file is a file; name a folder"),
+        (["--out", "file/x.json"], "--out: file is a file; name a folder"),
+        (["--plots", "file/x", "--list"], "--plots: file/x cannot be written"),
+        (["--out", "."], "--out: . is a folder; name a file"),
     ],
 )
 def test_bad_input_is_one_error_and_nothing_is_written(tmp_path, arguments, words):

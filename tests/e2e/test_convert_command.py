@@ -1,28 +1,17 @@
 """`maclaurin convert` as a user types it: convert, recover, load, and errors that leave nothing behind."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.e2e import command
 from tests.e2e.training import environment
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 
 
 def maclaurin(*arguments, cwd, expect=0):
-    result = subprocess.run(
-        [sys.executable, "-m", "maclaurin", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(),
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return command.run(*arguments, cwd=cwd, env=environment(), expect=expect)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +36,15 @@ def test_a_run_is_converted_and_trained_back(folder):
     found = json.loads((folder / "converted" / "conversion.json").read_text())
     assert found["attention"] == ["exp/sum", TAIL]
     for kind in ("perplexity", "recall"):
-        figures = {"softmax", "window_only", "converted", "recovered", "gap_closed_recovered"}
+        figures = {"original", "window_only", "converted", "recovered", "gap_closed_recovered"}
         assert figures <= found[kind]["64"].keys()
     assert found["recovery"]["lora"] == 2
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
-    assert "bytes a token" in result.stdout
+    assert "bytes per token" in result.stdout
+    assert "original" in result.stdout
+    assert "softmax" not in result.stdout
+    assert "loading run" in result.stderr
     maclaurin(*arguments, "--lengths=32", "--recall=99", "--resume", cwd=folder)
     again = json.loads((folder / "converted" / "conversion.json").read_text())
     assert again["perplexity"].keys() == {"64"}  # measured as before
@@ -73,7 +65,7 @@ def test_errors_leave_nothing_behind(folder):
     wrong_options = {
         "--precision=fp8": "fp8",
         "--lengths=9999999": "Give a longer text",
-        "--resume": "no conversion to go on with",
+        "--resume": "no conversion to continue",
         "--device=cuda:77": "cuda:77",
     }
     for option, words in wrong_options.items():
@@ -87,6 +79,11 @@ def test_errors_leave_nothing_behind(folder):
     assert "give its --match-steps" in result.stderr
     result = maclaurin("convert", "nowhere", f"--attention={TAIL}", "--out=bad", cwd=folder, expect=2)
     assert "no folder nowhere" in result.stderr
+    (folder / "file").touch()
+    for out, words in {"file/x": "cannot be written", "there": "exists already"}.items():
+        result = maclaurin("convert", "run", f"--attention={TAIL}", f"--out={out}", cwd=folder, expect=2)
+        assert f"{out} {words}" in result.stderr
+        assert "loading" not in result.stderr, "before any work"
     assert not list(folder.glob("bad*"))
 
 
@@ -108,3 +105,21 @@ def test_a_memory_is_chosen_for_a_budget(folder):
         result = maclaurin("convert", "run", *options, *probes, cwd=folder, expect=2)
         assert words in result.stderr
     assert not list(folder.glob("*bad*"))
+
+
+def test_sharp_layers_are_those_of_this_model(folder):
+    """An inspection of other weights is refused."""
+    (folder / "text.txt").write_text("The sea was calm, and the ship lay still. " * 40)
+    reading = ("--text=text.txt", "--tokens=64", "--orders=1,2", "--windows=none", "--device=cpu")
+    maclaurin("inspect", "run", *reading, "--out=inspected", cwd=folder)
+    given = (f"--attention={TAIL}", "--lengths=64", "--device=cpu", "--keep-sharp=inspected", "--keep=1")
+    maclaurin("convert", "run", *given, "--out=sharp", cwd=folder)
+    found = json.loads((folder / "sharp" / "conversion.json").read_text())
+    assert sorted(found["reasons"]) == ["kept", "swapped"]
+    file = folder / "inspected" / "inspection.json"
+    record = json.loads(file.read_text())
+    record["model"]["fingerprint"] = "0" * 64
+    file.write_text(json.dumps(record))
+    result = maclaurin("convert", "run", *given, "--out=other", cwd=folder, expect=2)
+    assert "whose weights are not those of run" in result.stderr
+    assert not (folder / "other").exists()

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from maclaurin import InputError, NoFiniteStateError
@@ -62,6 +63,73 @@ def test_text_comes_and_figures_are_told(run):
     assert generate(run / "model", "--prompt", "-", *options, stdin="It was").stdout == found.stdout
 
 
+def test_several_prompts_are_continued_in_turn(run):
+    options = ["--max-new-tokens", 6, "--ignore-end", "--temperature", 0]
+    alone = [generate(run, "--prompt", text, *options).stdout for text in ("It was", "the age")]
+    together = generate(run, "-p", "It was", "-p", "the age", *options).stdout
+    assert together == f"[1] It was{alone[0]}[2] the age{alone[1]}"
+    with pytest.raises(InputError, match="saves one text"):
+        generate(run, "-p", "a", "-p", "b", "--save-state", run / "state")
+
+
+def test_long_lines_are_streamed_in_pieces_without_broken_letters(capsys):
+    from maclaurin.cli.generate import _standard_output
+    from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+
+    text = "Grüße,你好🎈" * 80
+    streamer = _standard_output(as_fast_tokenizer(byte_tokenizer()))
+    for byte in text.encode():
+        streamer.put(torch.tensor([byte]))
+        assert len(streamer.token_cache) < 300
+    streamer.end()
+    assert capsys.readouterr().out == text
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_reads_each_turn_once_in_the_models_template(run, tmp_path, monkeypatch):
+    from maclaurin.models.generating import Generation
+
+    model = tmp_path / "instruct"
+    shutil.copytree(run / "model", model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    read = []
+    add = Generation.add
+    monkeypatch.setattr(Generation, "add", lambda self, ids: (read.append(ids), add(self, ids))[1])
+    options = ["--chat", "--max-new-tokens", 3, "--ignore-end", "--seed", 0]
+    found = generate(model, *options, "--system", "S", stdin="one\ntwo\n")
+    told = [bytes(ids[0].tolist()).decode() for ids in read]
+    assert told == ["<system>S</><user>one</><assistant>", "</><user>two</><assistant>"]
+    assert "6 tokens at" in found.stderr
+    assert generate(model, *options, "--system", "S", "-p", "one", "-p", "two").stdout == found.stdout
+    state = tmp_path / "talk"
+    first = generate(model, *options, "--system", "S", "-p", "one", "--save-state", state).stdout
+    assert found.stdout.startswith(first)
+    generate(model, *options, "--system", "S", "-p", "two", "--load-state", state)
+    assert bytes(read[-1][0].tolist()).decode() == told[1]
+    with pytest.raises(InputError, match="no chat template"):
+        generate(run, *options, "-p", "x")
+    with pytest.raises(InputError, match="--system is for --chat"):
+        generate(run, "-p", "x", "--system", "S")
+
+
+def test_a_misspelled_run_is_named_at_once(run, monkeypatch):
+    monkeypatch.chdir(run.parent.parent)
+    monkeypatch.setattr("maclaurin.models.loading.load_model", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(InputError, match=r"there is no folder .*/runn\. Did you mean .*/run\?"):
+        generate(f"{run.parent.name}/runn", "--prompt", "x")
+
+
+def test_a_prompt_that_is_not_utf8_is_one_error(run):
+    with pytest.raises(InputError, match="not UTF-8"):
+        generate(run, "--prompt", "-", stdin=b"caf\xe9 au lait")
+
+
 def test_a_conversation_is_saved_and_goes_on(run, tmp_path):
     state, options = tmp_path / "talk.safetensors", ["--ignore-end", "--temperature", 0]
     whole = generate(run, "--prompt", TEXT, *options, "--max-new-tokens", 9).stdout
@@ -87,7 +155,7 @@ def test_other_attention_on_the_same_weights(run):
 def test_what_cannot_be_is_told(run, tmp_path):
     with pytest.raises(NoFiniteStateError, match=r"(?s)so 2 of 2 layers .*taylor\(2\)/sum"):
         generate(run, "--prompt", "x", "--attention", "exp/sum", "--constant-memory")
-    with pytest.raises(InputError, match="no folder"):
+    with pytest.raises(InputError, match="--save-state: there is no folder"):
         generate(run, "--prompt", "x", "--save-state", tmp_path / "no" / "talk")
     with pytest.raises(InputError, match="no file"):
         generate(run, "--prompt", "x", "--load-state", tmp_path / "talk")

@@ -119,7 +119,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
     wait_for(lambda: stamps(tmp_path) and list(pool.glob("*/checkpoints/step-*")), process)
     process.send_signal(signal.SIGINT)
     told = finish(process, expect=130)
-    assert "Go on with: maclaurin study cut_off --workers 2 --no-report" in told
+    assert "Continue with: maclaurin study cut_off --workers 2 --no-report" in told
     finished = stamps(tmp_path)
     states = {cell: run.status for cell, run in by_cell(tmp_path, "cut-off").items()}
     assert states["short"] == "finished"
@@ -143,6 +143,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
         assert steps_trained(tmp_path, found[cell].key) == list(range(1, steps + 1))
 
 
+@pytest.mark.exhaustive
 def test_two_studies_at_once_train_a_shared_run_once(tmp_path):
     write_study(tmp_path, "one", {"softmax": SOFTMAX}, **LONG)
     write_study(tmp_path, "two", {"softmax": SOFTMAX}, **LONG)
@@ -155,6 +156,7 @@ def test_two_studies_at_once_train_a_shared_run_once(tmp_path):
     assert all("1 finished" in text for text in told)
 
 
+@pytest.mark.exhaustive
 def test_a_smoke_run_of_a_big_study_under_torchrun(tmp_path):
     cells = {"softmax": {"attention": "exp/sum"}}
     big = {"size": "small", "data": "fineweb", "tokenizer": "hf:some/tokenizer", "precision": "bf16"}
@@ -236,6 +238,13 @@ def test_a_wrong_word_is_one_clear_error_before_anything_is_trained(command, tmp
         command(*arguments, "--dry-run")
 
 
+def test_a_folder_that_cannot_be_written_is_one_error_before_anything_is_trained(command, tmp_path):
+    write_study(tmp_path, "plan", {"softmax": SOFTMAX})
+    (tmp_path / "file").touch()
+    with pytest.raises(MaclaurinError, match="--out: file/x cannot be written"):
+        command("plan", "--out", "file/x")
+
+
 def test_only_takes_all_words_up_to_the_next_option(command, tmp_path):
     """`--only a b` chose a, and took b for the name of the study."""
     cells = {"softmax": SOFTMAX, "norm": NORM, "second": {"attention": "taylor(2)/sum"}}
@@ -311,14 +320,15 @@ class MyCosh(Polynomial):
 """
 
 
-@pytest.mark.parametrize("where", ["study", "file"])
+@pytest.mark.parametrize("where", ["study", "file", "command"])
 def test_parts_of_ones_own_reach_the_workers(tmp_path, where):
     cells = {"softmax": SOFTMAX, "cosh": {"attention": "mycosh(4)/sum"}}
-    own = {"head": OWN} if where == "study" else {"more": ", imports=('parts.py',)"}
+    own = {"study": {"head": OWN}, "file": {"more": ", imports=('parts.py',)"}, "command": {}}[where]
     file = write_study(tmp_path, "own", cells, steps=3, **own)
-    if where == "file":
+    if where != "study":
         (file.parent / "parts.py").write_text(OWN)
-    study(tmp_path, "own", "--no-report", "--workers", "2")
+    given = ["--import", str(file.parent / "parts.py")] if where == "command" else []
+    study(tmp_path, "own", "--no-report", "--workers", "2", *given)
     found = by_cell(tmp_path, "own")
     assert {cell: run.status for cell, run in found.items()} == {"softmax": "finished", "cosh": "finished"}
     assert found["softmax"].run.parts is None

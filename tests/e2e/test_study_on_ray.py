@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from maclaurin.plain_data import to_plain
-from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.worker import Job
 from tests.e2e.studies import (
@@ -41,6 +41,7 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
     # a long run takes about twice as long as a process of Ray takes to start, so that two of them meet
     short, long = {"steps": 5}, {"steps": 300}

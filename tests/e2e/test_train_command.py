@@ -162,10 +162,32 @@ def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path, monkeypa
     }
     monkeypatch.setattr(training, "SMALL", options)
     lines = train_here(tmp_path, command="sweep").stdout.splitlines()
-    assert ["0.01" in line for line in lines if "best" in line] == [True]
+    assert ["0.01" in line for line in lines if "best" in line and "try" not in line] == [True]
+    assert any("on the edge of what was tried: try 0.02 too" in line for line in lines)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lr-*/summary.json")}
     train_here(tmp_path, command="sweep")
     assert {file: file.stat().st_mtime_ns for file in before} == before
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["best"] == 0.01
     assert set(found["losses"]) == {"0.0001", "0.01"}
+
+
+def test_runs_are_listed_within_80_columns_and_compared(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from maclaurin.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, attention in (("softmax", "exp/sum"), ("norm", "exp/l2")):
+        train_here(tmp_path / "runs" / name, attention=attention, steps=2)
+    told = CliRunner().invoke(app, ["runs"], catch_exceptions=False).stdout
+    assert max(map(len, told.splitlines())) <= 80
+    for words in ("2 runs", "runs/norm", "exp/l2", "2/2", "finished", "validation"):
+        assert words in told, told
+    both = ["runs", "runs/softmax", "runs/norm", "--sort", "loss"]
+    compared = CliRunner().invoke(app, both, catch_exceptions=False).stdout
+    assert "settings that differ" in compared
+    assert "attention" in compared
+    with pytest.raises(InputError, match="--sort takes newest"):
+        CliRunner().invoke(app, ["runs", "--sort", "size"], catch_exceptions=False)

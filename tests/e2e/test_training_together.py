@@ -102,7 +102,7 @@ join_group = dist.init_process_group
 def impatient(*arguments, **named):
     return join_group(*arguments, **{**named, "timeout": datetime.timedelta(seconds=4)})
 dist.init_process_group = impatient
-import maclaurin.data.config as data
+import maclaurin.data.data_config as data
 open_quickly = data.open_source
 def open_slowly(config, *, progress=True):
     if progress:  # the first process

@@ -6,11 +6,10 @@
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.command import run
 
 import maclaurin
 import maclaurin.spec
@@ -70,6 +69,7 @@ def test_state_sizes(same_as_golden):
         "list",
         "show",
         "check",
+        "doctor",
         "train",
         "sweep",
         "runs",
@@ -84,8 +84,8 @@ def test_state_sizes(same_as_golden):
         "bench",
     ],
 )
+@pytest.mark.slow
 def test_help(same_as_golden, command):
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    arguments = [sys.executable, "-m", "maclaurin", *command.split(), "--help"]
-    result = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
+    result = run(*command.split(), "--help", env=environment)
     assert same_as_golden(f"help_{command.replace(' ', '_') or 'maclaurin'}.txt", result.stdout), MEANT

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.processes import Processes
 from maclaurin.training.trainer import Trainer

@@ -1,5 +1,7 @@
 """The one call: bad input, dtypes, queries that differ from keys, auto, torch.compile."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -123,14 +125,19 @@ def test_a_state_of_another_spec_or_shape_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize(
-    "notation", ["exp/sum", "taylor(2)/sum", "taylor(2,about=mean)/l2", "power(2)*forget/sum"]
+    ("notation", "form"),
+    [
+        ("exp/sum", "parallel"),
+        ("exp/sum", "chunked"),
+        *itertools.product(
+            ["taylor(2)/sum", "taylor(2,about=mean)/l2", "power(2)*forget/sum"],
+            ["parallel", "chunked", "recurrent"],
+        ),
+    ],
 )
 def test_any_float_dtype_in_and_the_same_out(notation, form, dtype):
     spec = parse(notation)
-    if form == "recurrent" and spec.has_series:
-        pytest.skip("covered by the series tests")
     case = random_tensors(spec, Shape(tokens=40, d=4), 0, dtype)
     wide = case.map(torch.Tensor.double).output(form="parallel")
     y = case.output(form=form)
@@ -378,6 +385,7 @@ COMPILED = [
 
 @pytest.mark.parametrize("form", ["auto", "parallel", "chunked"])
 @pytest.mark.parametrize("notation", COMPILED)
+@pytest.mark.slow
 def test_compiles_without_graph_breaks(notation, form):
     torch._dynamo.reset()
     case = random_tensors(parse(notation), Shape(tokens=37), 0).with_gradients()
@@ -396,6 +404,7 @@ def test_compiles_without_graph_breaks(notation, form):
 
 
 @pytest.mark.parametrize("layout", ["state", "padding", "packed"])
+@pytest.mark.slow
 def test_compiles_with_state_padding_and_packing(layout):
     torch._dynamo.reset()
     case = random_tensors(parse("taylor(2)*forget/sum"), Shape(batch=1, tokens=12), 0)
@@ -420,6 +429,7 @@ def test_compiles_with_state_padding_and_packing(layout):
         "taylor(2,about=mean)+window(4,sinks=1)/l2*out",
     ],
 )
+@pytest.mark.slow
 def test_decoding_steps_compile_once(notation):
     """Token by token from a state, in one graph, as without a compiler."""
     torch._dynamo.reset()
@@ -445,6 +455,7 @@ def test_decoding_steps_compile_once(notation):
 
 
 @pytest.mark.parametrize("notation", ["exp/sum", "taylor(2)/sum"])
+@pytest.mark.slow
 def test_compiles_once_for_many_lengths(notation):
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -462,3 +473,48 @@ def test_compiles_with_the_default_compiler():
     assert_same(
         compiled(form="chunked", chunk_size=16), case.output(form="chunked", chunk_size=16), "inductor"
     )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["exp/sum", "taylor(2)/sum", "power(2)*forget/sum*out", "exp*in/l2"],
+)
+def test_heads_before_tokens_is_the_same_answer(spec):
+    parsed = maclaurin.parse(spec)
+    q, k, v = torch.randn(2, 20, 4, 8), torch.randn(2, 20, 2, 8), torch.randn(2, 20, 2, 6)
+    gates = {a.name: -torch.rand(2, 20, 4 if a.heads == "query" else 2) for a in parsed.arguments}
+    for options in ({}, {"form": "parallel"}):
+        for _ in range(2):  # found, and remembered
+            expected = maclaurin.attention(q, k, v, spec, gates=gates, **options)
+            flipped = {name: gate.mT for name, gate in gates.items()}
+            found = maclaurin.attention(
+                *(u.transpose(1, 2) for u in (q, k, v)), spec, layout="bhtd", gates=flipped, **options
+            )
+            assert found.shape == (2, 4, 20, 6)
+            torch.testing.assert_close(found.transpose(1, 2), expected)
+
+
+def test_a_state_goes_on_with_heads_before_tokens():
+    q = torch.randn(1, 2, 9, 4)
+    whole = maclaurin.attention(q, q, q, "taylor(2)/sum", layout="bhtd")
+    part = q[:, :, :6]
+    y, state = maclaurin.attention(part, part, part, "taylor(2)/sum", layout="bhtd", return_state=True)
+    rest = q[:, :, 6:]
+    z = maclaurin.attention(rest, rest, rest, "taylor(2)/sum", layout="bhtd", state=state)
+    torch.testing.assert_close(torch.cat([y, z], dim=2), whole)
+    exp = maclaurin.attention(part, part, part, "exp/sum", layout="bhtd", form="recurrent", tolerance=1e-3)
+    expected = maclaurin.attention(part, part, part, "exp/sum", layout="bhtd")
+    torch.testing.assert_close(exp, expected, atol=1e-2, rtol=1e-2)
+
+
+def test_swapped_heads_and_tokens_are_an_error_that_names_the_layout():
+    q, k = torch.randn(2, 8, 100, 16), torch.randn(2, 2, 100, 16)
+    for keys in (q, k):
+        with pytest.raises(InputError, match='pass layout="bhtd"'):
+            maclaurin.attention(q, keys, keys, "exp/sum")
+    assert maclaurin.attention(q, q, q, "exp/sum", layout="bthd").shape == q.shape
+    assert maclaurin.attention(q[:, :1], q[:, :1], q[:, :1], "exp/sum").shape == (2, 1, 100, 16)
+    with pytest.raises(InputError, match=r"not 'bhdt'"):
+        maclaurin.attention(q, q, q, "exp/sum", layout="bhdt")
+    with pytest.raises(InputError, match=r"\[batch, heads, tokens, size\]"):
+        maclaurin.attention(q[0], q[0], q[0], "exp/sum", layout="bhtd")

@@ -13,7 +13,7 @@ from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, wi
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.recall import RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
-from maclaurin.data.config import DataConfig
+from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
 from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
@@ -73,12 +73,12 @@ def test_offsets_change_no_answer_and_survive_saving(model, tmp_path):
     torch.testing.assert_close(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
-def test_the_tail_lies_between_window_and_softmax(model):
+def test_the_tail_lies_between_window_and_original(model):
     rows = torch.randint(0, 50, (2, 48))
     found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, Perplexity(rows))
     assert found.window_only is not None
     losses = model(input_ids=rows, labels=rows).loss
-    assert found.softmax == pytest.approx(float(losses.detach().exp()), rel=1e-4)
+    assert found.original == pytest.approx(float(losses.detach().exp()), rel=1e-4)
     alone = ["poly(0)+window(8,sinks=1)/sum"] * 2
     assert found.window_only == pytest.approx(measured_with(model, alone, Perplexity(rows)))
     assert windows_alone([TAIL, "exp/sum"]) == [alone[0], "exp/sum"]
@@ -129,7 +129,7 @@ def test_a_conversion_is_a_model_folder(model, tmp_path):
     rows = tokens[None, :64]
     torch.testing.assert_close(again(input_ids=rows).logits, model(input_ids=rows).logits)
     assert json.loads((tmp_path / "out" / "conversion.json").read_text())["reasons"] == ["kept", "swapped"]
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         require_new(tmp_path / "out")
 
 
@@ -185,7 +185,7 @@ def test_questions_of_recall_come_from_afar():
 
 
 def test_memory_is_that_of_the_caches(model):
-    before = Memory.of(model)
+    before = Memory.of(model, own_attention(model))
     assert (before.state_bytes, before.even_at) == (0, None)
     assert before.bytes_per_token == before.original
     choice = choose(own_attention(model), TAIL)
@@ -203,3 +203,11 @@ def test_the_control_has_neither_tails_nor_kept_keys():
     alone = ["0: exp/sum; 1: poly(0)+window(8,sinks=1)/sum", "poly(0)+window(8,sinks=1)/sum"]
     assert windows_alone(mixed) == alone
     assert windows_alone(alone) is None
+
+
+def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
+    """Whatever the original is: one with a finite state does not grow."""
+    found = Memory.of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
+    assert found.original == 0
+    assert found.original_state_bytes > 0
+    assert found.even_at is None

@@ -8,8 +8,6 @@ from maclaurin import InputError, State, StateBudgetError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.recorded_step import RecordedStep, can_record
-from maclaurin.models.text_pieces import TextPieces
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
 FINITE = [
     "taylor(2)/sum",
@@ -299,7 +297,7 @@ def test_caches_of_other_kinds_and_wrong_masks_are_refused():
 
 
 def test_states_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr("maclaurin.models.room._free_bytes", lambda device: 1000)
+    monkeypatch.setattr("maclaurin.models.cache_size._free_bytes", lambda device: 1000)
     with pytest.raises(StateBudgetError, match="1,000 are free"):
         model_of("taylor(2)/sum")(input_ids=tokens(), use_cache=True)
 
@@ -435,7 +433,9 @@ def test_a_text_outlives_a_recording_that_fails(monkeypatch):
         text = Generation(model, sampling=Sampling(temperature=0))
         text.add(tokens(1, 5))
         if fails:
-            with pytest.warns(UserWarning, match="none could be recorded: CUDA out of memory"):
+            with pytest.warns(
+                UserWarning, match="could not be recorded as a CUDA graph.*: CUDA out of memory"
+            ):
                 found = [int(text.step()) for _ in range(20)]
         else:
             expected = [int(text.step()) for _ in range(20)]
@@ -468,17 +468,3 @@ def test_drawing_stays_among_the_likeliest():
     assert drawn(top_p=0.01) == {0}
     assert drawn(temperature=0) == {0}
     assert drawn(temperature=0.05) == {0}
-
-
-def test_text_is_told_letter_by_letter_and_broken_letters_are_not_waited_for():
-    tokenizer = as_fast_tokenizer(byte_tokenizer())
-    text = "Grüße, 你好 🎈\n"
-    pieces = TextPieces(tokenizer)
-    told = [pieces.add(byte) for byte in text.encode()]
-    assert "".join(told) + pieces.end() == text
-    assert "�" not in "".join(told)
-    broken = [pieces.add(0xF0) for _ in range(20)]
-    assert "".join(broken).count("�") >= 12
-    pieces = TextPieces(tokenizer)
-    assert pieces.add(0xE4) == ""
-    assert pieces.end() == "�"

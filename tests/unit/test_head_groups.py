@@ -12,7 +12,7 @@ from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
-from maclaurin.models.room import cache_bytes
+from maclaurin.models.cache_size import cache_bytes
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention, specs_in
 from maclaurin.testing import assert_same

@@ -264,5 +264,5 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
     with pytest.raises(InputError, match="standard softmax attention"):
         convert(saved)
     (saved / "small").mkdir()
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         convert(saved)

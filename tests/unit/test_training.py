@@ -17,7 +17,7 @@ from torch import nn
 
 import maclaurin
 from maclaurin import InputError, catalogue
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.data.task_source import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses
@@ -441,6 +441,7 @@ def test_a_run_goes_on_where_compilation_fails(tiny, tmp_path, monkeypatch):
         compiling.first_compiled_step(made.step, made.batch(0), 1e-3, required=True, say=said.append)
 
 
+@pytest.mark.slow
 def test_compile_workers_that_are_busy_are_ended(tmp_path):
     """torch before 2.13 waits for them, five minutes, when the process ends (pytorch/pytorch#162199)."""
     script = tmp_path / "busy.py"

@@ -1,1 +1,1 @@
-"""Speed and memory beside peers: a result is checked before it is timed, and a wrong one gets no number."""
+"""Speed and memory beside peers. A result is checked before it is timed; a wrong one is not timed."""

@@ -1,4 +1,4 @@
-"""Medians of milliseconds: CUDA events on a GPU, a clock of the processor elsewhere."""
+"""Time and memory of a call: CUDA events and the CUDA allocator on a GPU, the processor's clock elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
 Call = Callable[[], object]
 
@@ -19,6 +20,8 @@ ROUNDS = 3
 MOST_SAMPLES_IN_A_ROUND = 60
 #: a call slower than this is timed once more and no further
 SLOW_MS = 1000.0
+#: calls whose CPU time is taken
+ISSUED_CALLS = 30
 
 
 @final
@@ -33,9 +36,9 @@ class Timing:
 
 
 def timings(calls: Mapping[str, Call], device: torch.device, budget_ms: float) -> dict[str, Timing]:
-    """Each of them timed for about the budget, in turns, so that the machine's moods hit all.
+    """Each of them timed for about the budget, in turns, so that changes of the machine affect all alike.
 
-    Samples before the first round warm up and tell how many fit the budget.
+    Samples before the first round warm up and show how many fit the budget.
     """
     with _no_garbage_collection():
         repeats = {name: _repeats(_estimate(call, device), budget_ms) for name, call in calls.items()}
@@ -53,13 +56,13 @@ def samples(call: Call, device: torch.device, count: int) -> list[float]:
 
 
 def _estimate(call: Call, device: torch.device) -> float:
-    """The first call may do what later ones need not, so it is believed only if it is slow anyway."""
+    """Milliseconds of a second call; of the first, which may compile, only if it is slow."""
     first = samples(call, device, 1)[0]
     return first if first > SLOW_MS else samples(call, device, 1)[0]
 
 
 def _repeats(estimate_ms: float, budget_ms: float) -> int:
-    """Samples in each round; 0 for a call so slow that one has to do."""
+    """Samples in each round; 0 for a call so slow that one is enough."""
     if estimate_ms > SLOW_MS:
         return 0
     return min(MOST_SAMPLES_IN_A_ROUND, max(1, math.ceil(budget_ms / ROUNDS / max(estimate_ms, 1e-6))))
@@ -96,9 +99,24 @@ def _timing(values: list[float]) -> Timing:
     return Timing(median, (high - low) / 2 / median, len(values))
 
 
+def issue_microseconds(call: Call, device: torch.device, count: int = ISSUED_CALLS) -> float | None:
+    """CPU time of a call on a GPU, from the call until it returns: the median in microseconds; None on a CPU.
+
+    The GPU is idle before each call, so that a full launch queue does not make the call wait.
+    """
+    if device.type != "cuda":
+        return None
+    with _no_garbage_collection(), torch.cuda.device(device):
+        found = []
+        for _ in range(count):
+            torch.cuda.synchronize()
+            found += _on_processor(call, 1)
+    return 1e3 * statistics.median(found)
+
+
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection in the middle of a sample is no time of the call."""
+    """Collect no garbage in the middle of a sample."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -106,3 +124,26 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def peak_bytes_beyond(call: Callable[[], Sequence[Tensor]], device: torch.device) -> int | None:
+    """The allocator's peak, less what was allocated before and less the outputs; None on a CPU.
+
+    The outputs are held until the peak is read, so it is never below what they take.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    outputs = call()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return peak - before - sum(t.numel() * t.element_size() for t in outputs)
+
+
+def free_memory(device: torch.device) -> None:
+    """Release unused memory, so that the next case has it."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from maclaurin.bench.record import BenchRecord, CaseRecord, Figures
+from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures
 from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 #: T → a value
@@ -71,7 +71,7 @@ def _name_of(case: CaseRecord) -> str:
 
 
 def _place_of(name: str) -> int:
-    """The same look in every figure; peers come last."""
+    """Order of the curves, and so their colours, in every figure; peers come last."""
     known = (CHUNKED, PARALLEL, "exp/sum")
     return known.index(name) if name in known else len(known)
 
@@ -94,7 +94,7 @@ def _megabytes(figures: Figures) -> float | None:
 
 
 def _crossover(record: BenchRecord) -> Figure | None:
-    """Above 1 the linear form is ahead."""
+    """Time of the quadratic form over that of the linear one; above 1 the linear form is faster."""
     curves = curves_of(record, lambda figures: figures.forward_backward_ms)
     linear = curves.pop(CHUNKED, {})
     ratios = {name: {t: curve[t] / linear[t] for t in curve if t in linear} for name, curve in curves.items()}

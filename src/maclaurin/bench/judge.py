@@ -1,4 +1,4 @@
-"""Is the result right? Judged in float64 by the plain forms, which share no code with the fast programs.
+"""Check a result against the plain forms in float64, which share no code with the fast programs.
 
 At the full shape a few rows of the output are computed again from their query and all keys they see; on a
 piece of it (a few heads, a few hundred tokens) the whole output and the gradient of every input.
@@ -35,16 +35,16 @@ class Errors:
 
     @property
     def worst(self) -> str:
-        """What is most wrong."""
+        """The name of the largest error."""
         return max(self.found, key=lambda name: self.found[name])
 
     @property
     def largest(self) -> float:
-        """By how much."""
+        """The largest error."""
         return self.found[self.worst]
 
     def within(self, dtype: torch.dtype) -> bool:
-        """Whether all of it is right."""
+        """Whether all errors are within the tolerance."""
         return self.largest <= TOLERANCE_BEFORE_TIMING[dtype]
 
 
@@ -54,7 +54,7 @@ def rows_to_check(tokens: int) -> list[int]:
 
 
 def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor) -> float:
-    """The largest of some rows of y [B, T, H, e], all heads together; infinite if any number is none.
+    """The largest of some rows of y [B, T, H, e], all heads together; infinite if any value is not finite.
 
     Each row by itself: the first of a text is many times larger than the last, and would hide it.
     """
@@ -123,5 +123,5 @@ def _with_gradients(
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number is one."""
+    """Whether every value is finite."""
     return all(bool(t.isfinite().all()) for t in tensors)

@@ -1,9 +1,10 @@
-"""All cases one after the other: each is on disk before the next begins, and none stops the others."""
+"""`BenchRun`: the chosen cases one after the other, each result on disk before the next begins."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +13,22 @@ from typing import final
 
 import torch
 
-from maclaurin.bench.cases import Case
-from maclaurin.bench.display import display
-from maclaurin.bench.machine import full_stamp
-from maclaurin.bench.measure import blank_record, failed, judged, measure_call, reason_of
-from maclaurin.bench.memory import free_memory
-from maclaurin.bench.record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
-from maclaurin.bench.roofs import measure_roofs
+from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
+from maclaurin.bench.clock import free_memory
+from maclaurin.bench.machine import full_stamp, measure_roofs
+from maclaurin.bench.measure_case import blank_record, failed, judged, measure_call, measure_step, reason_of
 from maclaurin.bench.setting import Setting
-from maclaurin.bench.step import measure_step
-from maclaurin.bench.table import told
+from maclaurin.bench.table import line_of
+from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError
+from maclaurin.progress_bar import report_progress
 from maclaurin.report.numbers import counted
 
 
 @final
 @dataclass(frozen=True)
 class Ending:
-    """What there is now, and why it ended before its end if it did."""
+    """The record at the end, and why the run ended early if it did."""
 
     record: BenchRecord
     trouble: str = ""
@@ -37,17 +36,17 @@ class Ending:
 
 @final
 class BenchRun:
-    """The cases that were chosen, in one setting, kept in one file."""
+    """Runs the chosen cases in one setting and keeps their results in one file."""
 
     def __init__(self, cases: Sequence[Case], setting: Setting, out: Path, *, resume: bool) -> None:
         self._setting, self._out = setting, out
         self._record, self.notes = _beginning(setting, out)
         self._cases = [c for c in cases if not (resume and self._record.case_named(c.name) is not None)]
         if skipped := len(cases) - len(self._cases):
-            self.notes.append(f"{counted(skipped, 'case')} of this machine and this code stay as they are.")
+            self.notes.append(f"{counted(skipped, 'case')} of this machine and this code are kept.")
 
     def run(self, minutes: float | None) -> Ending:
-        """Measure until all is done or the time is spent; then no further case begins."""
+        """Measure until all cases are done; after the given minutes no further case begins."""
         if self._setting.device.type == "cuda":
             torch.cuda.set_device(self._setting.device)
         deadline = None if minutes is None else time.perf_counter() + 60 * minutes
@@ -56,13 +55,16 @@ class BenchRun:
             return Ending(self._record)
         roofs = self._measure_roofs()
         trouble = ""
-        with display(len(waiting)) as shown:
+        total, begun = len(waiting), time.perf_counter()
+        with report_progress("measuring", enabled=sys.stderr.isatty()) as report:
             while waiting and not trouble and (deadline is None or time.perf_counter() < deadline):
                 case = waiting.pop(0)
-                shown.begin(case.name)
+                done = total - len(waiting)
+                report((done - 1) / total, case.name)
                 found = self._measured(case, roofs)
                 self._keep(self._record.with_case(found))
-                shown.end(told(found))
+                left = (time.perf_counter() - begun) / done * len(waiting)
+                print(f"{done}/{total} {line_of(found)}; {left:.0f} s left", file=sys.stderr, flush=True)
                 trouble = self._trouble_of_device()
         self._keep(dataclasses.replace(self._record, left_out=tuple(case.name for case in waiting)))
         return Ending(self._record, trouble)
@@ -80,7 +82,7 @@ class BenchRun:
                 found = measure_step(case, self._setting, roofs)
             else:
                 found = measure_call(case, self._setting)
-        except Exception as problem:  # whatever a case does is noted, and stops no other
+        except Exception as problem:  # any error of a case is recorded and stops no other case
             found = failed(blank_record(case, self._setting), problem)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 4))
@@ -91,7 +93,7 @@ class BenchRun:
         write_bench(record, self._out)
 
     def _trouble_of_device(self) -> str:
-        """An illegal access leaves a GPU process unusable: better to stop than to blame the next case."""
+        """Why the device is unusable, or nothing: after an illegal access the next cases would fail too."""
         try:
             free_memory(self._setting.device)
             self._setting.wait()
@@ -101,7 +103,7 @@ class BenchRun:
 
 
 def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
-    """What the file holds of this machine, code and shapes, and what is to be said about it."""
+    """The record to continue, and notes for the user: what the file has of this machine, code and shapes."""
     fresh = BenchRecord(full_stamp(), setting.device.type, setting.full_shapes)
     notes = [] if setting.full_shapes else ["Small shapes: ratios are shown, targets are for the full ones."]
     if not out.is_file():
@@ -112,5 +114,5 @@ def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
         raise InputError(f"{problem} Name another file with --out, or remove it.") from None
     if known.is_of(fresh):
         return dataclasses.replace(fresh, cases=known.cases, roofs=known.roofs), notes
-    notes.append(f"{out} is of another machine, code or shape: it is written anew.")
+    notes.append(f"{out} is of another machine, code or shape: it is replaced.")
     return fresh, notes

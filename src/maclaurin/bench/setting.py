@@ -1,4 +1,4 @@
-"""Where and how a benchmark runs."""
+"""Where a benchmark runs, and the random tensors it runs on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch import Tensor
 
+from maclaurin.bench.bench_record import Size
 from maclaurin.errors import InputError
+from maclaurin.spec import AttentionSpec
+from maclaurin.testing.cases import TensorCase
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING
 
 #: milliseconds each number is measured for
@@ -41,14 +45,14 @@ class Setting:
         return TOLERANCE_BEFORE_TIMING[self.dtype]
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Synchronise with the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def make_setting(device: str, *, quick: bool) -> Setting:
-    """On a device that is there: full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
-    chosen = torch.empty(0, device=device).device  # cuda is the GPU with the number it has now
+    """Full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
+    chosen = torch.empty(0, device=device).device  # with the index of the GPU
     if chosen.type not in ("cpu", "cuda"):
         raise InputError(f"--device is cpu, cuda, cuda:1 …, not {device!r}.")
     is_gpu = chosen.type == "cuda"
@@ -58,3 +62,35 @@ def make_setting(device: str, *, quick: bool) -> Setting:
         full_shapes=is_gpu and not quick,
         budget_ms=QUICK_BUDGET_MS if quick else BUDGET_MS,
     )
+
+
+SEED = 0
+#: a log forget gate is between −this and 0, so that tokens a hundred steps ago still count
+STRONGEST_FORGET = 0.02
+
+
+def draw_inputs(spec: AttentionSpec, size: Size, dtype: torch.dtype, device: torch.device) -> TensorCase:
+    """Normal q, k, v, so that scores have deviation 1; gates in (0.1, 0.9)."""
+    generator = torch.Generator(device).manual_seed(SEED)
+    rows = (size.batch, size.tokens, size.heads)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    def uniform(low: float, high: float) -> Tensor:
+        numbers = torch.rand(rows, generator=generator, device=device, dtype=torch.float32)
+        return (low + (high - low) * numbers).to(dtype)
+
+    tensors = {"q": normal(*rows, size.d), "k": normal(*rows, size.d), "v": normal(*rows, size.e)}
+    decays = {gate.argument for gate in spec.decay_gates}
+    for argument in spec.arguments:
+        limits = (-STRONGEST_FORGET, 0.0) if argument in decays else (0.1, 0.9)
+        tensors[argument.name] = uniform(*limits)
+    return TensorCase(spec, tensors)
+
+
+def draw_direction(size: Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random gradient of the output, [B, T, H, e]."""
+    generator = torch.Generator(device).manual_seed(SEED + 1)
+    shape = (size.batch, size.tokens, size.heads, size.e)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from maclaurin.bench.record import BenchRecord, CaseRecord, Figures, Verdict
+from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures, Verdict
 from maclaurin.report.numbers import NOTHING, counted, listed, power, size
 from maclaurin.report.tables import Column, Entry, Table, markdown
 
 _MARKS = {True: "✓", False: "✗", None: NOTHING}
 
 
-def told(case: CaseRecord) -> str:
+def line_of(case: CaseRecord) -> str:
     """One case in one line."""
     if case.status != "measured":
         return f"{case.name}: {case.own.note}"
@@ -32,7 +32,7 @@ def tables_of(record: BenchRecord) -> list[Table]:
 
 
 def heading(record: BenchRecord) -> str:
-    """What all of it was measured on."""
+    """The machine, versions and units."""
     made = record.made
     where = made.get("gpu") if record.device == "cuda" else made.get("processor")
     dtypes = listed(sorted({case.dtype for case in record.cases})) or "nothing yet"
@@ -40,11 +40,16 @@ def heading(record: BenchRecord) -> str:
     return (
         f"{where}, {dtypes}, causal{shapes}; torch {made.get('torch')}, commit {made.get('commit')}, "
         f"{made.get('date')}. Forward and forward+backward in ms, medians; memory beyond inputs and outputs."
+        + (" CPU µs: from a forward call until it returns." if _has_issue_times(record) else "")
     )
 
 
+def _has_issue_times(record: BenchRecord) -> bool:
+    return any(case.own.issue_us is not None for case in record.cases)
+
+
 def summary(record: BenchRecord) -> list[str]:
-    """How many targets are reached, what is wrong, what is not there."""
+    """How many targets are reached, which results are wrong, which cases were left out."""
     verdicts = [verdict for case in record.cases for verdict in case.verdicts]
     counts = [sum(v.reached is mark for v in verdicts) for mark in (True, False, None)]
     lines = [f"Of {counted(len(verdicts), 'target')}, {counts[0]} reached, {counts[1]} missed"]
@@ -62,7 +67,7 @@ def summary(record: BenchRecord) -> list[str]:
 
 
 def markdown_of(record: BenchRecord) -> str:
-    """All of it for a page of the docs."""
+    """Everything as a page of the docs."""
     parts = [heading(record), *summary(record)]
     for table in tables_of(record):
         parts += [f"### {table.title}", markdown(table).rstrip("\n")]
@@ -80,6 +85,7 @@ def _table(group: str, cases: Iterable[CaseRecord]) -> Table:
         Column("first call s", "number"),
         Column("forward", "number"),
         Column("forward+backward", "number"),
+        Column("CPU µs", "number"),
         Column("memory", "number"),
         Column("peers", "prose"),
         Column("targets", "prose"),
@@ -102,7 +108,7 @@ def _row(case: CaseRecord) -> tuple[Entry, ...]:
     program = f"{case.form}, {case.backend}" if case.backend else ""
     peers = "; ".join(_peer(each) for each in case.peers.values())
     if case.status != "measured":
-        return (Entry(case.name), Entry(program), *(Entry("") for _ in range(5)), Entry(""), Entry(own.note))
+        return (Entry(case.name), Entry(program), *(Entry("") for _ in range(6)), Entry(""), Entry(own.note))
     forward = milliseconds(own.forward_ms)
     if own.graph_ms is not None:
         forward += f" ({milliseconds(own.graph_ms)} as a graph)"
@@ -113,6 +119,7 @@ def _row(case: CaseRecord) -> tuple[Entry, ...]:
         Entry(NOTHING if own.first_call_s is None else f"{own.first_call_s:.2g}"),
         Entry(forward),
         Entry(milliseconds(own.forward_backward_ms)),
+        Entry(NOTHING if own.issue_us is None else f"{own.issue_us:.0f}"),
         Entry(size(own.peak_bytes)),
         Entry(peers),
         Entry("; ".join(_remarks(case))),
@@ -123,6 +130,7 @@ def _peer(figures: Figures) -> str:
     if figures.forward_ms is None:
         return f"{figures.name}: {figures.note}"
     memory = "" if figures.peak_bytes is None else f", {size(figures.peak_bytes)}"
+    memory += "" if figures.issue_us is None else f", CPU {figures.issue_us:.0f} µs"
     note = f" ({figures.note})" if figures.note else ""
     return f"{figures.name} {_times(figures)}{memory}{note}"
 
@@ -136,7 +144,7 @@ def _times(figures: Figures) -> str:
 
 
 def _remarks(case: CaseRecord) -> list[str]:
-    """The verdicts, and what else is to be said of a case that was measured."""
+    """The verdicts, and the note of a case that was measured."""
     note = [case.own.note] if case.own.note else []
     return [*(_judgement(verdict) for verdict in case.verdicts if _is_shown(verdict)), *note]
 
@@ -148,7 +156,7 @@ def _judgement(verdict: Verdict) -> str:
 
 
 def _is_shown(verdict: Verdict) -> bool:
-    """First calls have a column of their own; they are told where they take too long."""
+    """First calls have a column of their own; here they are shown only where they take too long."""
     return verdict.reached is False or (
         verdict.reached is True and not verdict.target.startswith("first call")
     )

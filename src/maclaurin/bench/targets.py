@@ -1,4 +1,4 @@
-"""What a case is held to: at most so many times a peer, at most so many bytes, at least so fast.
+"""Targets of a case: a factor of a peer's time or memory, bytes, or a rate.
 
 Targets are for the full shapes on a GPU; elsewhere the same values are shown without a verdict. One in
 milliseconds is for an H200.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.bench.record import Figures, Verdict
+from maclaurin.bench.bench_record import Figures, Verdict
 
 Pass = Literal["forward", "forward+backward"]
 BOTH_PASSES: tuple[Pass, ...] = ("forward", "forward+backward")
@@ -32,7 +32,7 @@ PEER_TITLES = {
 @final
 @dataclass(frozen=True)
 class Measured:
-    """All that a verdict may look at."""
+    """The figures a verdict is made from."""
 
     own: Figures
     peers: Mapping[str, Figures]
@@ -55,7 +55,7 @@ class Measured:
 @final
 @dataclass(frozen=True)
 class Reading:
-    """The value a target looks at; `comparable` is False where something to compare it with is missing."""
+    """The value of a target; `comparable` is False if there is nothing to compare it with."""
 
     value: float | None
     comparable: bool = True
@@ -66,7 +66,7 @@ NOT_MEASURED = Reading(None, note="not measured")
 
 
 class Target(ABC):
-    """One limit: a value is to stay below it, or above it where `is_least`."""
+    """A limit that a value must not exceed, or must reach if `is_least`."""
 
     is_least = False
 
@@ -82,10 +82,10 @@ class Target(ABC):
 
     @abstractmethod
     def read(self, measured: Measured) -> Reading:
-        """The value that is held against the limit."""
+        """The value to compare with the limit."""
 
     def judge(self, measured: Measured) -> Verdict:
-        """A case without a figure of its own has not reached its target; without a peer's, nobody knows."""
+        """A case without a figure has missed its target; without the peer's figure there is no verdict."""
         reading = self.read(measured)
         reached = None
         if measured.is_comparable and reading.comparable:
@@ -101,7 +101,7 @@ class Target(ABC):
 class TimeAgainst(Target):
     """time ≤ factor × the peer's, in one run.
 
-    `earlier_ms` is what the peer took at this shape on an H200 before: it stands in on an H200 that does not
+    `earlier_ms` is what the peer took at this shape on an H200 before: it is used on an H200 that does not
     have the peer, and the verdict says so.
     """
 
@@ -258,7 +258,7 @@ class FirstCall(Target):
 
 
 def _other_name(key: str, peer: Figures) -> str:
-    """Which program stood in for the one the target names."""
+    """The program that was measured instead of the one the target names."""
     return "" if peer.name == PEER_TITLES[key] else f"against {peer.name}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.console import table_console
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
+from maclaurin.user_files import require_writable_folder
 
 if TYPE_CHECKING:
-    from maclaurin.bench.record import BenchRecord
+    from maclaurin.bench.bench_record import BenchRecord
     from maclaurin.bench.run import Ending
     from maclaurin.bench.setting import Setting
 
@@ -85,7 +86,7 @@ def bench(
 
 
 def _show_file(file: Path, plots: Path | None) -> None:
-    from maclaurin.bench.record import read_bench
+    from maclaurin.bench.bench_record import read_bench
 
     record = read_bench(file)
     _print_tables(record)
@@ -94,15 +95,15 @@ def _show_file(file: Path, plots: Path | None) -> None:
 
 
 def _print_list(wanted: list[str], small: bool) -> None:
-    from maclaurin.bench.cases import all_cases, chosen_cases
     from maclaurin.bench.table import list_rows
+    from maclaurin.bench.workloads import all_cases, chosen_cases
 
     found = Table(title="cases", title_justify="left")
     for column in ("group", "case", "targets"):
         found.add_column(column, overflow="fold")
     for row in list_rows(chosen_cases(all_cases(small=small), wanted)):
         found.add_row(*row)
-    _console().print(found)
+    table_console(180).print(found)
 
 
 def _measure(
@@ -114,15 +115,17 @@ def _measure(
     minutes: float | None,
     plots: Path | None,
 ) -> None:
-    from maclaurin.bench.cases import all_cases, chosen_cases
     from maclaurin.bench.run import BenchRun
     from maclaurin.bench.setting import make_setting
+    from maclaurin.bench.workloads import all_cases, chosen_cases
     from maclaurin.cli.device import device_named
 
     setting = make_setting(device_named(device), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
     file = out or _default_file(setting)
-    _require_file(file)
+    if file.is_dir():
+        raise InputError(f"--out: {file} is a folder; name a file, such as {file / 'bench.json'}.")
+    require_writable_folder(file.parent)
     console = Console(stderr=True, highlight=False)
     run = BenchRun(cases, setting, file, resume=resume)
     for line in run.notes:
@@ -132,7 +135,7 @@ def _measure(
     except KeyboardInterrupt:
         again = shlex.join(["maclaurin", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         console.print(
-            f"stopped; what was measured is in {file}. Go on with: {again}", markup=False, soft_wrap=True
+            f"stopped; results so far are in {file}. Continue with: {again}", markup=False, soft_wrap=True
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_tables(ending.record)
@@ -143,18 +146,18 @@ def _measure(
 
 
 def _end(ending: Ending, asked: set[str]) -> None:
-    """Exit with 1 unless all that was asked for is right."""
+    """Exit with 1 unless every chosen case was measured."""
     if ending.trouble:
         raise InputError(
-            f"the GPU does not answer any more after the last case ({ending.trouble}); what was measured is "
-            "kept. Run it again with --resume to go on with the next one."
+            f"the GPU cannot be used any more after the last case ({ending.trouble}); results so far are "
+            "kept. Run it again with --resume to continue with the next case."
         )
     if any(case.status != "measured" for case in ending.record.cases if case.name in asked):
         raise typer.Exit(1)
 
 
 def _default_file(setting: Setting) -> Path:
-    """A quick run on a GPU does not take the place of a whole one."""
+    """A quick run on a GPU has a file of its own, so that it does not replace the full one."""
     if setting.device.type == "cpu":
         return RESULTS / "cpu_bench.json"
     return RESULTS / ("gpu_bench.json" if setting.full_shapes else "gpu_quick_bench.json")
@@ -163,7 +166,7 @@ def _default_file(setting: Setting) -> Path:
 def _print_tables(record: BenchRecord) -> None:
     from maclaurin.bench.table import heading, summary, tables_of
 
-    console = _console()
+    console = table_console(180)
     for each in tables_of(record):
         shown = Table(title=each.title, title_justify="left")
         for column in each.columns:
@@ -188,20 +191,8 @@ def _draw(record: BenchRecord, folder: Path) -> None:
         print(line)
 
 
-def _console() -> Console:
-    """In a file or a pipe, wide enough for the tables."""
-    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=180 if is_narrow else None)
-
-
 def _require_plots(folder: Path) -> None:
-    """Say now, not after the work, that nothing can be drawn."""
+    """Raise before the work if nothing can be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--plots is a folder, and {folder} is a file.")
-
-
-def _require_file(file: Path) -> None:
-    if file.is_dir():
-        raise InputError(f"--out is a file, and {file} is a folder.")
+    require_writable_folder(folder, "--plots")

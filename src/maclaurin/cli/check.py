@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from maclaurin.testing.agreement import Agreement, ConvergencePoint
     from maclaurin.testing.cases import TensorCase
 
-#: features beyond which a state is too large to be checked in seconds
+#: states with more features are too large to be checked in seconds
 MOST_FEATURES = 1100
-#: specs that a note names
+#: specs named in a note
 MOST_NAMED = 4
 
 

@@ -13,14 +13,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.console import status
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
+from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
     from maclaurin.conversion.convert import Conversion
     from maclaurin.conversion.memory import Memory
     from maclaurin.conversion.recover import Recovery
     from maclaurin.conversion.run import Chosen, Sampling, Wish
+    from maclaurin.inspection.schema import Inspection
+    from maclaurin.models import MaclaurinForCausalLM
 
 
 def convert(
@@ -77,7 +81,7 @@ def convert(
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a conversion or recovery that was stopped.")
+        bool, typer.Option("--resume", help="Continue a conversion or recovery that was stopped.")
     ] = False,
 ) -> None:
     """Give a pretrained model a smaller memory, or another attention; train it back if asked to.
@@ -124,14 +128,16 @@ def convert(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device,
             kl_steps=kl_steps,
         )  # fmt: skip
-        recovery.stages(out, model)  # says what is wrong with it before anything is done
+        recovery.stages(out, model)  # checks the settings before any work
         if resume and (attention is not None or out.exists()):
             sampling = _to_go_on_with(out, recovery) or sampling
         elif attention is None:
             _choose(model, wish, sampling, out, device, resume)
         else:
-            sharp = _sharp_layers(keep_sharp, keep)
-            conversion = _convert(model, attention, out, layers, sharp, sharp_attention, sampling, device)
+            inspected = None if keep_sharp is None else _inspected(keep_sharp)
+            conversion = _convert(
+                model, attention, out, layers, inspected, keep, sharp_attention, sampling, device
+            )
             _print(conversion, out)
         if match_steps or kl_steps or text_steps:
             _recover(out, model, recovery, sampling)
@@ -151,6 +157,7 @@ def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, r
     from maclaurin.conversion.run import choose_memory, require_free, write_chosen
 
     require_free(out)
+    require_model(name)
     model, tokenizer = _loaded(name, device)
     try:
         chosen, file = choose_memory(model, tokenizer, wish, sampling, out, resume=resume)
@@ -159,7 +166,7 @@ def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, r
         _print(write_chosen(model, tokenizer, name, chosen, sampling, out, file), out)
     except KeyboardInterrupt:
         if MeasureFile.beside(out).is_file():
-            Console(stderr=True).print("stopped; go on with --resume", highlight=False)
+            Console(stderr=True).print("stopped; continue with --resume", highlight=False)
         raise
 
 
@@ -212,7 +219,8 @@ def _convert(
     attention: str,
     out: Path,
     layers: str | None,
-    sharp: list[int],
+    inspected: Inspection | None,
+    keep: int,
     sharp_attention: str | None,
     sampling: Sampling,
     device: str,
@@ -222,13 +230,14 @@ def _convert(
     from maclaurin.conversion.run import require_free, swap
 
     require_free(out)
+    require_model(name)
     model, tokenizer = _loaded(name, device)
     own = own_attention(model)
     choice = choose(
         own,
         attention,
         layers=None if layers is None else read_layers(layers, len(own)),
-        sharp=sharp,
+        sharp=[] if inspected is None else _sharp_layers(inspected, keep, name, model),
         sharp_attention=sharp_attention,
     )
     conversion = swap(model, tokenizer, name, choice, sampling)
@@ -240,14 +249,14 @@ def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
     """What the conversion in this folder was measured on; None where it does not say."""
     file = out / "conversion.json"
     if not file.is_file():
-        raise InputError(f"{out} holds no conversion to go on with: leave --resume out to begin one.")
+        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
     if not (recovery.match_steps or recovery.kl_steps or recovery.text_steps):
         raise InputError(
-            "--resume goes on with a recovery: give its --match-steps, --kl-steps and --text-steps again."
+            "--resume continues a recovery: give its --match-steps, --kl-steps and --text-steps again."
         )
     from maclaurin.conversion.run import Sampling
 
-    kept = json.loads(file.read_text()).get("measured_on")
+    kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
     return None if kept is None else Sampling(**kept)
 
 
@@ -255,13 +264,29 @@ def _loaded(name: str, device: str) -> tuple[Any, Any]:
     from maclaurin.cli.device import device_named
     from maclaurin.conversion.run import loaded
 
-    return loaded(name, device_named(device))
+    place = device_named(device)
+    with status(f"loading {name}"):
+        return loaded(name, place)
 
 
-def _sharp_layers(file: Path | None, count: int) -> list[int]:
-    from maclaurin.inspection import layers_to_keep, read_inspection
+def _inspected(file: Path) -> Inspection:
+    from maclaurin.inspection import read_inspection
 
-    return [] if file is None else layers_to_keep(read_inspection(file), count)
+    return read_inspection(file)
+
+
+def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
+    """The sharpest layers; the inspection must be of this model."""
+    from maclaurin.inspection import layers_to_keep
+    from maclaurin.models.weights import weights_fingerprint
+
+    known = found.model.fingerprint
+    if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):
+        raise InputError(
+            f"--keep-sharp: this inspection is of {found.model.name}, whose weights are not those of {name}. "
+            f"Run maclaurin inspect {name} first."
+        )
+    return layers_to_keep(found, count)
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) -> None:
@@ -275,7 +300,7 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) ->
     outcomes = recover(out, teacher, recovery)
     write_down(out, recovery, time.monotonic() - begin)
     if not outcomes[-1].finished:
-        Console().print("stopped; go on with --resume", highlight=False)
+        Console().print("stopped; continue with --resume", highlight=False)
         return
     model, tokenizer = _loaded(str(out), recovery.device)
     _, measures = sampling.measures(model, tokenizer)
@@ -288,9 +313,9 @@ def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) ->
 
 
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
-    figures = ("softmax", "window_only", "converted", "recovered", "recovered_tail_off")
+    figures = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
-    columns = ("tokens", "softmax", "window alone", "converted", "recovered", "tail off", "gap closed")
+    columns = ("tokens", "original", "window alone", "converted", "recovered", "tail off", "gap closed")
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():
@@ -309,21 +334,26 @@ def _print(conversion: Conversion, out: Path) -> None:
     console.print(_memory(conversion.memory), soft_wrap=True)
     for kind, gaps in conversion.gaps.items():
         table = Table(title=_TITLES[kind], title_justify="left")
-        for column in ("tokens", "softmax", "window alone", "converted", "gap closed"):
+        for column in ("tokens", "original", "window alone", "converted", "gap closed"):
             table.add_column(column, justify="right")
         for at, found in gaps.items():
-            shown = map(_shown, (found.softmax, found.window_only, found.converted))
+            shown = map(_shown, (found.original, found.window_only, found.converted))
             table.add_row(str(at), *shown, _share(found.closed))
         console.print(table)
 
 
 def _memory(memory: Memory) -> str:
-    """What a text takes, in one line."""
-    parts = [f"{memory.state_bytes:,} bytes of state"] if memory.state_bytes else []
-    if memory.bytes_per_token:
-        parts.append(f"{memory.bytes_per_token:,} bytes a token")
-    end = "" if memory.even_at is None else f"; the smaller from {memory.even_at:,} tokens on"
-    return f"a text takes {' and '.join(parts)}, the original's {memory.original:,} bytes a token{end}"
+    """What the caches take, in one line."""
+    end = f"; smaller from {memory.even_at:,} tokens on" if memory.even_at else ""
+    return (
+        f"cache: {_bytes(memory.state_bytes, memory.bytes_per_token)}; the original's: "
+        f"{_bytes(memory.original_state_bytes, memory.original)}{end}"
+    )
+
+
+def _bytes(fixed: int, per_token: int) -> str:
+    parts = [f"{fixed:,} bytes of state"] if fixed else []
+    return " and ".join([*parts, f"{per_token:,} bytes per token"] if per_token else parts)
 
 
 def _shown(value: float | None) -> str:

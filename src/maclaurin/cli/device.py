@@ -1,4 +1,4 @@
-"""Where a model of a command runs."""
+"""The device named on the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from maclaurin.errors import InputError
 
 
 def device_named(name: str) -> str:
-    """The device, or why there is none; auto is a GPU where there is one."""
+    """The device, or an error that says why it cannot be used; auto is a GPU if there is one."""
     import torch
 
     if name == "auto":

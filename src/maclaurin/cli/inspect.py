@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from maclaurin.cli.console import status
 from maclaurin.cli.device import device_named
-from maclaurin.cli.extras import requires_extra
-from maclaurin.cli.status import status
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError
 from maclaurin.model_names import require_model
 from maclaurin.user_files import require_file, require_writable_folder
@@ -135,9 +135,9 @@ def _folder_name(model: str) -> str:
 
 
 def _print(found: Inspection, page: Path, as_json: bool) -> None:
-    from maclaurin.inspection.page import has_charts
     from maclaurin.inspection.schema import rounded
     from maclaurin.inspection.sharpness import layers_to_keep, sharp_heads
+    from maclaurin.inspection.single_file_page import has_charts
     from maclaurin.inspection.summary import findings
 
     if as_json:

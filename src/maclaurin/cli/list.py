@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from maclaurin.cli.console import table_console
 from maclaurin.errors import MaclaurinError, did_you_mean
 from maclaurin.spec.catalogue import Entry, catalogue
 
@@ -44,9 +42,7 @@ def list_entries(
     if as_json:
         print(json.dumps([_as_data(entry) for entry in chosen], indent=2, ensure_ascii=False))
         return
-    console = (
-        Console(highlight=False) if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=200)
-    )
+    console = table_console(200)
     console.print(f"{len(chosen)} of {len(catalogue)} published variants")
     console.print(_table(chosen, console.width))
 

@@ -1,17 +1,19 @@
-"""`maclaurin`: the commands, and how errors are told."""
+"""`maclaurin`: the commands, and how errors are printed."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 import maclaurin
 from maclaurin.cli.bench import bench
 from maclaurin.cli.check import check
 from maclaurin.cli.convert import convert
+from maclaurin.cli.doctor import doctor
 from maclaurin.cli.eval import eval_
 from maclaurin.cli.generate import generate
 from maclaurin.cli.inspect import inspect
@@ -23,9 +25,31 @@ from maclaurin.cli.study import study_app
 from maclaurin.cli.sweep import make_sweep
 from maclaurin.cli.train import make_train
 from maclaurin.errors import MaclaurinError
+from maclaurin.extensions import load_entry_points, load_named
+
+
+class _ImportAnywhere(TyperGroup):
+    """`--import NAME` may stand before or after the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        first: list[str] = []
+        rest: list[str] = []
+        words = iter(args[:end])
+        for word in words:
+            if word == "--import":
+                value = next(words, None)
+                if value is None:
+                    raise MaclaurinError("--import needs a module or a .py file.")
+                first += [word, value]
+            else:
+                (first if word.startswith("--import=") else rest).append(word)
+        return super().parse_args(ctx, [*first, *rest, *args[end:]])
+
 
 app = typer.Typer(
     name="maclaurin",
+    cls=_ImportAnywhere,
     help="Softmax attention as the recurrent network it is.",
     no_args_is_help=True,
     add_completion=True,
@@ -36,6 +60,7 @@ app = typer.Typer(
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(check)
+app.command()(doctor)
 app.command("convert")(convert)
 app.command("train")(make_train())
 app.command("sweep")(make_sweep())
@@ -59,8 +84,18 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Module or .py file that defines parts of your own; before or after the command, also "
+            "several times.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    load_entry_points()
+    load_named(imports or [])
 
 
 def main() -> None:

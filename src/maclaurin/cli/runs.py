@@ -10,19 +10,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from maclaurin.cli.console import table_console
+
 if TYPE_CHECKING:
     from maclaurin.study.compare import RunSummary
 
-#: number in a run's summary → heading and format
+#: number in a run's summary → heading, format, and the narrowest terminal that shows it
 NUMBERS = {
-    "validation_loss": ("validation loss", ".4f"),
-    "loss": ("test loss", ".4f"),
-    "accuracy": ("accuracy", ".3f"),
-    "train_loss": ("training loss", ".4f"),
-    "tokens_per_second": ("tokens/s", ",.0f"),
-    "parameters": ("parameters", ",.0f"),
+    "validation_loss": ("validation loss", ".4f", 0),
+    "loss": ("test loss", ".4f", 0),
+    "accuracy": ("accuracy", ".3f", 100),
+    "train_loss": ("training loss", ".4f", 130),
+    "tokens_per_second": ("tokens/s", ",.0f", 130),
+    "parameters": ("parameters", ",.0f", 130),
 }
-#: up to so many runs are compared key by key
+#: setting → the narrowest terminal that shows it
+_SETTINGS = {"attention": 0, "size": 100, "data": 120, "lr": 100}
+#: more runs than this are listed, not compared
 MOST_COMPARED = 6
 
 
@@ -48,7 +52,7 @@ def runs(
     from maclaurin.study.compare import find_runs, read_summary
 
     given = folders or [Path("runs")]
-    console = Console(highlight=False)
+    console = table_console()
     single = [run for folder in given if (run := read_summary(folder)) is not None]
     if 2 <= len(single) == len(given) <= MOST_COMPARED:
         _compare(single, console)
@@ -58,22 +62,38 @@ def runs(
     found = find_runs(given)
     if sort != "newest":
         found.sort(key=lambda run: run.numbers.get(sort, float("inf")))
-    shown = [name for name in NUMBERS if any(name in run.numbers for run in found)]
+    console.print(_table(found, console.width))
+
+
+def _table(found: list[RunSummary], width: int) -> Table:
+    """Runs with their settings and numbers; a narrow terminal shows the most important columns."""
+    settings = [heading for heading, least in _SETTINGS.items() if width >= least]
+    numbers = [
+        name
+        for name, (_, _, least) in NUMBERS.items()
+        if width >= least and any(name in run.numbers for run in found)
+    ]
     table = Table(title=f"{len(found)} runs", title_justify="left")
-    for heading in ("run", "attention"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("size", "data", "lr", "step", "status"):
-        table.add_column(heading, no_wrap=heading != "data")
-    for name in shown:
+    table.add_column("run", overflow="fold")
+    for heading in settings:
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("size", "lr"))
+    for heading in ("step", "status"):
+        table.add_column(heading, no_wrap=True)
+    for name in numbers:
         table.add_column(NUMBERS[name][0], justify="right")
     for run in found:
         config = run.config
+        texts = {
+            "attention": run.attention,
+            "size": str(config.get("size")),
+            "data": str(config.get("data")),
+            "lr": f"{config.get('lr', 0):g}",
+        }
         table.add_row(
-            str(run.path), Text(run.attention), str(config.get("size")), Text(str(config.get("data"))),
-            f"{config.get('lr', 0):g}", f"{run.step}/{config['steps']}", run.status,
-            *(_number(run.numbers.get(name), NUMBERS[name][1]) for name in shown),
+            str(run.path), *(Text(texts[heading]) for heading in settings), f"{run.step}/{config['steps']}",
+            run.status, *(_number(run.numbers.get(name), NUMBERS[name][1]) for name in numbers),
         )  # fmt: skip
-    console.print(table)
+    return table
 
 
 def _compare(single: list[RunSummary], console: Console) -> None:
@@ -88,7 +108,7 @@ def _compare(single: list[RunSummary], console: Console) -> None:
     table.add_section()
     table.add_row("status", *(run.status for run in single))
     table.add_row("step", *(f"{run.step}/{run.config['steps']}" for run in single))
-    for name, (heading, form) in NUMBERS.items():
+    for name, (heading, form, _) in NUMBERS.items():
         if any(name in run.numbers for run in single):
             table.add_row(heading, *(_number(run.numbers.get(name), form) for run in single))
     table.add_row("commit", *(run.commit or "–" for run in single))

@@ -1,9 +1,8 @@
-"""`maclaurin study`: every run of a study, then its report; two studies compared; the pool cleaned."""
+"""`maclaurin study`: run a study and write its report; compare two studies; clean the pool."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 import shutil
@@ -17,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.console import table_console
+from maclaurin.cli.optional import requires_extra
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:
-    from maclaurin.study.plan import Plan
+    from maclaurin.study.plan_runs import Plan
     from maclaurin.study.pool import Pool
     from maclaurin.study.runner import Ending, Planner, Prepared
 
@@ -59,7 +59,7 @@ class _SeveralWords(TyperCommand):
 
 study_app = typer.Typer(
     cls=_RunByDefault,
-    help="Run a study: train what is not there yet, write its records and the report.",
+    help="Run a study: train the runs that have no result yet, write records and the report.",
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -114,11 +114,11 @@ def run_study(
     ] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
 ) -> None:
-    """Run a study: train what is not there yet, write OUT/records.json and the report.
+    """Run a study: train the runs that have no result yet, write OUT/records.json and the report.
 
-    Ctrl-C stops it, the same command goes on. Ends with 1 if a run crashed.
+    Ctrl-C stops it, and the same command continues it. The exit code is 1 if a run crashed.
 
-    `maclaurin study diff` compares two studies, `maclaurin study clean` looks after the pool.
+    `maclaurin study diff` compares two studies, `maclaurin study clean` frees space in the pool.
 
     [bold]Examples[/]
 
@@ -143,7 +143,7 @@ def run_study(
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
     with requires_extra("models", "transformers"):
         from maclaurin.study.executors import check_executor
-        from maclaurin.study.plan import read_scale
+        from maclaurin.study.plan_runs import read_scale
         from maclaurin.study.runner import prepare, run
         from maclaurin.study.view import make_view
 
@@ -196,25 +196,19 @@ def _print_list() -> None:
     for name, file in known_studies().items():
         try:
             found = read_study_file(file)
-        except InputError as problem:  # one that cannot be read does not hide the others
+        except InputError as problem:  # a broken study does not hide the others
             table.add_row(name, Text(str(problem), "red"), "", "")
             continue
         runs = sum(len(e.cells) * len(e.seeds) for e in found.experiments)
         table.add_row(name, found.question, str(runs), found.budget)
-    _wide_console().print(table)
-
-
-def _wide_console() -> Console:
-    """In a file or a pipe, wide enough for the tables."""
-    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=140 if is_narrow else None)
+    table_console().print(table)
 
 
 # ---------------------------------------------------------------------------------- --dry-run
 
 
 def _print_plan(found: Prepared, torchrun: str | None) -> None:
-    from maclaurin.study.plan import cost_of
+    from maclaurin.study.plan_runs import cost_of
     from maclaurin.study.pool import Pool
     from maclaurin.study.view import duration
 
@@ -233,7 +227,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
             label.experiment, label.cell, str(label.seed), f"{cost.parameters:,}", f"{cost.tokens:,}",
             f"{cost.flops:.2e}", _state(record.state_bytes), done.get(label) or duration(cost.seconds),
         )  # fmt: skip
-    console = _wide_console()
+    console = table_console()
     console.print(table)
     left = [cost for label, cost in costs.items() if label not in done]
     console.print(
@@ -254,8 +248,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
 
 
 def _done(plan: Plan, pool: Pool) -> dict[Any, str]:
-    """Label → status of the runs whose result the pool has; data are not opened, so theirs is not "
-    "compared."""
+    """Label → status of the runs whose result is in the pool; fingerprints of data are not compared."""
     known = {}
     for entry in pool.entries():
         record = entry.record()
@@ -271,7 +264,7 @@ def _state(size: int | None) -> str:
 
 
 def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchrun: str) -> None:
-    """Each line works by itself: its job file is written now, and a study finds its result in the pool."""
+    """Print one command per run and write its job file; the study later finds the results in the pool."""
     from maclaurin.study.executors import torchrun_command
     from maclaurin.study.pool import Workplace
     from maclaurin.study.worker import Job
@@ -288,7 +281,7 @@ def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchru
 
 
 def _print_ending(ending: Ending) -> None:
-    """What there is now, and what went wrong."""
+    """Print how many runs have which status, and the errors."""
     console = Console(stderr=True, highlight=False)
     record = ending.record
     for label, run in record.having("diverged", "crashed"):
@@ -304,7 +297,7 @@ def _print_ending(ending: Ending) -> None:
 
 
 def _reason(message: str | None) -> str:
-    """The line of a message that says most: our own error, or what ended the process and its last words."""
+    """The most useful line of a message: our own error, or how the process ended and its last line."""
     lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     if errors:
@@ -318,12 +311,12 @@ def _print_how_to_go_on(out: Path | None) -> None:
     command = shlex.join(["maclaurin", *sys.argv[1:]])
     kept = f"; finished runs and checkpoints are kept in {out}" if out else ""
     Console(stderr=True, highlight=False).print(
-        f"stopped{kept}. Go on with: {command}", markup=False, soft_wrap=True
+        f"stopped{kept}. Continue with: {command}", markup=False, soft_wrap=True
     )
 
 
 def _write_report(out: Path) -> None:
-    """The page beside the records; without the extra, a hint in its place."""
+    """Write the page beside the records; without the extra, print how to install it."""
     console = Console(highlight=False)
     try:
         from maclaurin.report import write_report
@@ -365,7 +358,7 @@ def diff_studies(
             row.experiment, row.cell, row.metric, _mean(row.before), _mean(row.after), change,
             Text("; ".join(row.changed)),
         )  # fmt: skip
-    _wide_console().print(table)
+    table_console().print(table)
 
 
 def _mean(found: tuple[float, float | None, int] | None) -> str:
@@ -404,7 +397,7 @@ def clean_pool(
     if not pool.is_dir():
         raise InputError(f"there is no pool {pool}.")
     uses = pool_use(Pool(pool), pool.absolute().parent)
-    console = _wide_console()
+    console = table_console()
     groups: dict[str, list[Any]] = {}
     for use in uses:
         groups.setdefault(", ".join(use.studies) or "no study", []).append(use)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 from maclaurin.cli.train import with_config_options
 from maclaurin.errors import InputError
 from maclaurin.files import write_json

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.extras import requires_extra
+from maclaurin.cli.optional import requires_extra
 
 Values = dict[str, Any]
 
@@ -98,7 +98,7 @@ def with_config_options(
 
 
 def _shown(default: Any) -> str:
-    """The default at the end of a help text; where there is none, the text itself says what happens."""
+    """The default, for the end of a help text; nothing if there is none."""
     if default is None or default == ():
         return ""
     if isinstance(default, bool):

@@ -25,7 +25,7 @@ from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.room import cache_bytes
+from maclaurin.models.cache_size import cache_bytes
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.head_groups import LayerAttention
 

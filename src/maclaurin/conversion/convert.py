@@ -31,6 +31,7 @@ from maclaurin.errors import InputError
 from maclaurin.files import new_folder, write_json
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.head_groups import specs_in
+from maclaurin.user_files import require_writable_folder
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 512
 
@@ -66,9 +67,10 @@ class Conversion:
 
 
 def require_new(out: Path) -> None:
-    """A folder that is there already is not overwritten."""
+    """Raise if the folder exists, as it is not overwritten, or cannot be written."""
     if out.exists():
-        raise InputError(f"{out} is there already: choose another --out, or remove it.")
+        raise InputError(f"{out} exists already: choose another --out, or remove it.")
+    require_writable_folder(out)
 
 
 def convert(
@@ -95,7 +97,7 @@ def convert(
     for measure in measures:
         gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, tell)
     put_in_place(model, choice.attention)
-    return Conversion(source, choice, gaps, Memory.of(model))
+    return Conversion(source, choice, gaps, Memory.of(model, own))
 
 
 def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
@@ -114,7 +116,7 @@ def measure_recovered(
 ) -> dict[str, Any]:
     """Add what the folder's model reaches now, with and without its tail, to its conversion.json."""
     file = out / "conversion.json"
-    written = json.loads(file.read_text())
+    written = json.loads(file.read_text(encoding="utf-8"))
     alone = windows_alone(written["attention"])
     for measure in measures:
         found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
@@ -128,10 +130,10 @@ def measure_recovered(
 
 def _closed_by(recovered: float, found: dict[str, float | None], measure: Measure) -> float | None:
     """Of the gap between the original and its window alone, as they were before any training."""
-    softmax = found.get("softmax")
-    if softmax is None:
+    original = found.get("original", found.get("softmax"))  # as it was called before
+    if original is None:
         return None
-    return Gap(softmax, found.get("window_only"), recovered, measure.higher_is_better).closed
+    return Gap(original, found.get("window_only"), recovered, measure.higher_is_better).closed
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:
@@ -146,7 +148,7 @@ def save(
     out: Path,
     measured_on: dict[str, Any] | None = None,
 ) -> None:
-    """The whole folder, or nothing."""
+    """Write the model folder atomically."""
     with new_folder(out) as folder:
         save_quietly(model, folder)
         if tokenizer is not None:

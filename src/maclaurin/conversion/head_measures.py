@@ -24,8 +24,8 @@ from torch import Tensor
 from maclaurin.conversion.fact_questions import Question
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.errors import InputError
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.programs.dispatch import attention
 
@@ -184,7 +184,8 @@ class _Limited(LayerMemory):
         for row, head in self.limited:
             mine, queries = slice(row, row + 1), slice(head * group, (head + 1) * group)
             own_k, own_v = (keys[name][mine, :, head : head + 1] for name in "kv")
-            y[mine, :, queries] = attention(q[mine, :, queries], own_k, own_v, PROBE, form="parallel")
+            own_q = q[mine, :, queries]
+            y[mine, :, queries] = attention(own_q, own_k, own_v, PROBE, layout="bthd", form="parallel")
         return y
 
 

@@ -14,7 +14,7 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 
-#: told how many tokens were read
+#: called with the number of tokens that were read
 Tell = Callable[[int], None]
 
 
@@ -70,27 +70,27 @@ class Perplexity:
 @final
 @dataclass(frozen=True)
 class Gap:
-    """One measure on the same text, and how much of the way from window to softmax the tail has gone."""
+    """One measure on the same text, and how much of the gap between window and original the tail closes."""
 
-    softmax: float
+    original: float
     window_only: float | None
     converted: float
     higher_is_better: bool = False
 
     @property
     def closed(self) -> float | None:
-        """1: as good as softmax; 0: the tail does nothing; None without a window, or where it is no worse."""
+        """1: as good as the original; 0: the tail adds nothing; None without a window or a loss by it."""
         if self.window_only is None:
             return None
-        width, gained = self.window_only - self.softmax, self.window_only - self.converted
+        width, gained = self.window_only - self.original, self.window_only - self.converted
         if self.higher_is_better:
-            width, gained = self.softmax - self.window_only, self.converted - self.window_only
+            width, gained = self.original - self.window_only, self.converted - self.window_only
         return gained / width if width > 0 else None
 
     def to_json(self) -> dict[str, float | None]:
         """The three numbers and what they come to."""
         return {
-            "softmax": self.softmax,
+            "original": self.original,
             "window_only": self.window_only,
             "converted": self.converted,
             "gap_closed": self.closed,
@@ -104,7 +104,7 @@ def gap(
     measure: Measure,
     tell: Tell = lambda tokens: None,
 ) -> Gap:
-    """Softmax, window alone, converted, with the weights as they are."""
+    """Original, window alone and converted, with the weights as they are."""
     alone = windows_alone(converted)
     return Gap(
         measured_with(model, own, measure, tell),

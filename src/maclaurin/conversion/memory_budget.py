@@ -10,7 +10,7 @@ import torch
 
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig
-from maclaurin.models.room import key_value_bytes
+from maclaurin.models.cache_size import key_value_bytes
 
 #: bytes are counted for keys and values in this dtype, the one models are served in
 COUNTED_IN = torch.bfloat16

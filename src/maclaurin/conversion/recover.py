@@ -94,7 +94,7 @@ def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
 def write_down(model: Path, recovery: Recovery, seconds: float) -> None:
     """Add how the model was trained, and how long in all, to its conversion.json."""
     file = model / "conversion.json"
-    written = json.loads(file.read_text())
+    written = json.loads(file.read_text(encoding="utf-8"))
     before = written.get("recovery", {}).get("seconds", 0.0)
     written["recovery"] = {**asdict(recovery), "seconds": round(before + seconds, 1)}
     write_json(file, written)

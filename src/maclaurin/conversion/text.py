@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.data.config import DataConfig
+from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
 from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.inspection.contexts import read_contexts

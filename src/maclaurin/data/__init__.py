@@ -1,8 +1,8 @@
 """Text and synthetic tasks as batches, independent of any model."""
 
 from maclaurin.data.batch import NOT_SCORED, Batch
-from maclaurin.data.config import DataConfig, open_source
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_config import DataConfig, open_source
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.source import Source
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 
 VARIABLE = "MACLAURIN_CACHE"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.errors import DataError, load_extra
+from maclaurin.data.data_errors import DataError, load_extra
 from maclaurin.data.fingerprint import digest, file_hashes
 from maclaurin.data.text_files import text_or_error
 from maclaurin.files import write_json

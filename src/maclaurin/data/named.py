@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from maclaurin.data.corpus import Corpus, FirstDocuments
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.hub_dataset import HubDataset
 from maclaurin.data.splits import Splitter
 from maclaurin.data.standard_library import StandardLibrary

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 
 ROUNDS = 6
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from maclaurin.data.batch import Batch, Row
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.splits import TEST, VALIDATION
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.splits import document_hash
 
 FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})

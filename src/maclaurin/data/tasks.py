@@ -19,7 +19,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from maclaurin.data.batch import NOT_SCORED, Row
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.random_draws import Draws
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast, final
 
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.errors import DataError, load_extra
+from maclaurin.data.data_errors import DataError, load_extra
 from maclaurin.data.fingerprint import file_hashes
 from maclaurin.errors import did_you_mean
 

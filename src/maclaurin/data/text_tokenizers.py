@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.data.corpus import Corpus
-from maclaurin.data.errors import DataError, load_extra
+from maclaurin.data.data_errors import DataError, load_extra
 from maclaurin.data.fingerprint import digest
 from maclaurin.data.splits import Splitter
 from maclaurin.files import locked, write_json

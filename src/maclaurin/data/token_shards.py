@@ -23,7 +23,7 @@ import numpy as np
 
 from maclaurin.data.cache_folder import Cache
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.fingerprint import digest, file_hashes
 from maclaurin.data.splits import SPLITS, Splitter
 from maclaurin.data.text_tokenizers import Tokenizer

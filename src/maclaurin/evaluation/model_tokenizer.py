@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.config import DataConfig
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_config import DataConfig
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.named import is_task, open_corpus
 from maclaurin.data.splits import CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import final
 
-from maclaurin.data.config import DataConfig
+from maclaurin.data.data_config import DataConfig
 from maclaurin.data.random_draws import Draws
 from maclaurin.data.splits import hash_share
 from maclaurin.data.standard_library import StandardLibrary

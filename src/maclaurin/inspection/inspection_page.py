@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from maclaurin.inspection.page import (
+from maclaurin.inspection.schema import About, HeadRecord, Histogram, Inspection, PerplexityRecord
+from maclaurin.inspection.sharpness import SHARP_ORDER, error_at, layer_errors
+from maclaurin.inspection.single_file_page import (
     PALETTE,
     Cell,
     Column,
@@ -20,8 +22,6 @@ from maclaurin.inspection.page import (
     render,
     vega_scripts,
 )
-from maclaurin.inspection.schema import About, HeadRecord, Histogram, Inspection, PerplexityRecord
-from maclaurin.inspection.sharpness import SHARP_ORDER, error_at, layer_errors
 from maclaurin.inspection.summary import findings, order_text, perplexity_text
 from maclaurin.report.numbers import NOTHING, counted, many, plain, power, share
 

@@ -10,8 +10,8 @@ from maclaurin.layers.by_heads import attend_by_heads
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
 from maclaurin.layers.key_offset import KeyOffset
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary, rotated
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import Argument, AttentionSpec
@@ -97,7 +97,7 @@ class AttentionLayer(nn.Module):
             self.add_module(module_name(argument), gate)
 
     def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
-        """[B, T, hidden] → [B, T, hidden]; with a memory, going on from the text it holds."""
+        """[B, T, hidden] → [B, T, hidden]; with a memory, continuing the text it holds."""
         extra = self.extras.extra_tokens
         if extra and memory is not None and not memory.is_empty:
             layout, extra = layout.behind_extra_tokens(extra), 0
@@ -121,14 +121,15 @@ class AttentionLayer(nn.Module):
     def _attend_with(
         spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
-        """Documents go through as sequences packed into one row."""
+        """Documents are packed into one row."""
         if layout.cu_seqlens is None:
-            return attention(q, k, v, spec, key_padding_mask=layout.key_padding_mask, gates=gates)
+            mask = layout.key_padding_mask
+            return attention(q, k, v, spec, layout="bthd", key_padding_mask=mask, gates=gates)
         cuts, longest = layout.cu_seqlens, layout.max_seqlen
         packed = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
         rows = q.shape[:2]
         q, k, v = (u.flatten(0, 1)[None] for u in (q, k, v))
-        y = attention(q, k, v, spec, cu_seqlens=cuts, max_seqlen=longest, gates=packed)
+        y = attention(q, k, v, spec, layout="bthd", cu_seqlens=cuts, max_seqlen=longest, gates=packed)
         return y[0].unflatten(0, rows)
 
     def _queries_keys_values(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 
 
 class ShortConvolution(nn.Module):
@@ -28,7 +28,7 @@ class ShortConvolution(nn.Module):
             self.taps[0] += 1
 
     def forward(self, u: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
-        """u [B, T, C] → [B, T, C], going on from what the memory holds."""
+        """u [B, T, C] → [B, T, C], continuing from the memory."""
         mask = layout.key_padding_mask
         if mask is not None:
             u = torch.where(mask[..., None], u, 0.0)
@@ -36,7 +36,7 @@ class ShortConvolution(nn.Module):
         return torch.nn.functional.silu(y) if self.silu else y
 
     def _behind(self, line: Tensor) -> Tensor:
-        """The last T of a line [B, width − 1 + T, C]."""
+        """Outputs for the last T tokens of [B, width − 1 + T, C]."""
         reach = self.taps.shape[0] - 1
         tokens = line.shape[1] - reach
         return sum(

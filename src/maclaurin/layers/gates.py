@@ -120,7 +120,7 @@ def _length_power(exponent: Tensor, positions: Tensor, batch: int) -> Tensor:
 
 
 def _spread(low: float, high: float, number: int) -> Tensor:
-    """Numbers from low to high, evenly in the logarithm."""
+    """Values from low to high, evenly spaced in the logarithm."""
     with torch.device("cpu"):
         return torch.exp(torch.linspace(math.log(low), math.log(high), number))
 

@@ -23,7 +23,7 @@ class Layout:
     max_seqlen: int | None = None
     #: [B, S + T], True for real ones among all tokens so far; None where there is no padding among them
     present: Tensor | None = None
-    #: what turns heads of a size and dtype at these positions, made once for all layers; else they make it
+    #: rotary angles by head size and dtype, made once for all layers; None: layers make them
     angles: Mapping[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @staticmethod
@@ -43,7 +43,7 @@ class Layout:
         return Layout(positions, mask)
 
     def with_extra_tokens(self, number: int) -> Layout:
-        """The same batch behind `number` further tokens, which every document of a row begins after."""
+        """The same batch with `number` extra tokens in front of every document."""
         if self.documents is not None:
             raise InputError(
                 "extra tokens stand in front of a row, so documents within it cannot be kept apart: "
@@ -57,7 +57,7 @@ class Layout:
         return Layout(positions, mask, present=self._present_behind(number))
 
     def behind_extra_tokens(self, number: int) -> Layout:
-        """The same tokens where `number` extra ones stand in front of a text that began earlier."""
+        """The layout of later tokens of a text that has `number` extra tokens in front."""
         return dataclasses.replace(
             self, positions=self.positions + number, present=self._present_behind(number), angles={}
         )
@@ -68,7 +68,7 @@ class Layout:
 
 
 def _cuts(documents: Tensor) -> tuple[Tensor, int]:
-    """Where documents begin and end when all rows stand one behind the other, and the longest."""
+    """Offsets of documents when all rows are concatenated, and the length of the longest."""
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     starts = begins.flatten().nonzero()[:, 0]

@@ -39,9 +39,9 @@ def _frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: 
     return theta ** (-torch.arange(0, d, 2, device=device, dtype=torch.float32) / d)
 
 
-@cache  # recorded steps read it where it is
+@cache  # recorded steps hold its address
 def _kept_frequencies(theta: float, given: tuple[float, ...] | None, d: int, device: torch.device) -> Tensor:
-    """The same, made once per device: copying Python numbers to a GPU waits for it."""
+    """The same, made once per device: copying them to a GPU each time would synchronise with it."""
     with torch.inference_mode(False):
         return _frequencies(theta, given, d, device)
 

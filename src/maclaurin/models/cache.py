@@ -1,4 +1,4 @@
-"""The cache of a whole model: one memory per layer, and where padding stood.
+"""The cache of a model: one memory per layer, and the positions of padding.
 
 Every touch point with the cache classes of transformers is in this file and in MaclaurinForCausalLM.
 """
@@ -17,10 +17,10 @@ from transformers.cache_utils import Cache
 
 from maclaurin.errors import InputError
 from maclaurin.forms.state_file import read_state_file, write_state
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
+from maclaurin.models.cache_size import require_memory
 from maclaurin.models.configuration import MaclaurinConfig
-from maclaurin.models.room import require_room
 from maclaurin.models.weights import weights_fingerprint
 from maclaurin.spec.catalogue import resolve
 
@@ -28,7 +28,7 @@ FILE_VERSION = 1
 
 
 class MaclaurinCache(Cache):
-    """What a model remembers of the text so far.
+    """The states, or keys and values, of the text so far.
 
     Heads with a finite state keep that state, of the same size however long the text; the others keep
     keys and values. `generate()` makes one by itself; make one to go on later, to fork or to roll back.
@@ -67,7 +67,7 @@ class MaclaurinCache(Cache):
         """The layout of T further tokens [B, T, hidden]; the mask may also cover what came before."""
         batch, tokens = hidden.shape[:2]
         if self.seen == 0:
-            require_room(self.config, batch, hidden)
+            require_memory(self.config, batch, hidden)
         mask = self._new_mask(attention_mask, batch, tokens)
         if mask is not None and self.lengths is None:
             self.lengths = torch.full((batch,), self.seen, device=hidden.device)
@@ -79,7 +79,7 @@ class MaclaurinCache(Cache):
         return Layout(positions, mask, present=self.present)
 
     def count(self, tokens: int, mask: Tensor | None = None) -> None:
-        """So many tokens more, of which the mask [B, T] says which are real."""
+        """Count T further tokens; the mask [B, T] says which are real."""
         if self.present is not None:
             new = torch.ones_like(self.present[:, :1]).expand(-1, tokens) if mask is None else mask
             self.present = torch.cat([self.present, new], dim=1)
@@ -102,7 +102,7 @@ class MaclaurinCache(Cache):
         return None if bool(mask.all()) else mask
 
     def next_positions(self, rows: int, device: torch.device) -> Tensor:
-        """Where the next token of each row stands, [B, 1]."""
+        """Position of the next token of each row, [B, 1]."""
         return self._positions(None, 1, device).expand(rows, 1).clone()
 
     def _positions(self, mask: Tensor | None, tokens: int, device: torch.device) -> Tensor:
@@ -115,7 +115,7 @@ class MaclaurinCache(Cache):
     # ------------------------------------------------------------------------------- going back
 
     def fork(self) -> MaclaurinCache:
-        """A second cache of the same text, which may go on differently; as a rule nothing is copied."""
+        """A second cache of the same text, to continue it differently; usually no tensor is copied."""
         other = self.twin()
         if self.is_rewritten:
             other.restore({name: t.clone() for name, t in self.tensors().items()})
@@ -171,7 +171,7 @@ class MaclaurinCache(Cache):
         return named | {name: t for name, t in own.items() if t is not None}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Put the tensors of the layers in their places; the inverse of `tensors` but for what rows are."""
+        """Set the tensors of the layers; the inverse of `tensors`, without those about rows."""
         for i, memory in enumerate(self.memories):
             prefix = f"layers.{i}."
             memory.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
@@ -189,7 +189,7 @@ class MaclaurinCache(Cache):
     # -------------------------------------------------------------------------------------- files
 
     def save(self, path: str | Path) -> None:
-        """Write it as one safetensors file, whole or not at all."""
+        """Write it atomically as one safetensors file."""
         if self.fingerprint is None:
             raise InputError("this cache has read nothing yet, so there is nothing to save.")
         data = {
@@ -205,7 +205,7 @@ class MaclaurinCache(Cache):
 
     @staticmethod
     def load(path: str | Path, model: nn.Module) -> MaclaurinCache:
-        """Read what `save` wrote, to go on with the same model."""
+        """Read what `save` wrote, to continue with the same model."""
         if not Path(path).is_file():
             raise InputError(f"there is no file {path}.")
         device = str(next(model.parameters()).device)
@@ -253,7 +253,7 @@ class MaclaurinCache(Cache):
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No end."""
+        """There is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -273,7 +273,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether a token has come."""
+        """Whether it holds any token."""
         return self.seen > 0
 
     @property
@@ -283,12 +283,12 @@ class MaclaurinCache(Cache):
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Windows are the layers' own business."""
+        """No: layers with a window handle it themselves."""
         return [False] * len(self.memories)
 
 
 def real_positions(mask: Tensor) -> Tensor:
-    """How many real tokens stand before each token [B, T]."""
+    """Number of real tokens before each token [B, T]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, SpecError
+from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.models.sizes import Size
-from maclaurin.spec.head_groups import LayerAttention
+from maclaurin.spec.head_groups import LayerAttention, specs_in
 
 #: of model folders; raised when an older maclaurin would misread a newer folder
 FORMAT_VERSION = 1
@@ -51,6 +53,8 @@ class MaclaurinConfig(PretrainedConfig):
     #: how the first piece of a text is read into a cache, where not like the rest: "exp/sum" reads a prompt
     #: with full attention and keeps of it what `attention` keeps
     prompt_attention: str | None = None
+    #: modules that define parts of the attention and are not maclaurin's; filled in when the model is saved
+    imports: list[str] | None = None
     #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
     #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
     initialization: str = "scaled"
@@ -62,7 +66,7 @@ class MaclaurinConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **more: Any) -> None:
-        """Refuse what a newer maclaurin wrote, then go on as transformers does."""
+        """Refuse configurations of a newer maclaurin."""
         if self.format_version > FORMAT_VERSION:
             raise InputError(
                 f"this model has format {self.format_version}, and this maclaurin reads up to "
@@ -104,6 +108,30 @@ class MaclaurinConfig(PretrainedConfig):
                 f"attention lists {len(texts)} specs for {self.num_hidden_layers} layers: give one for all "
                 "layers, or one for each."
             )
-        found = {text: LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary) for text in texts}
+        found = {text: self._layer(text) for text in texts}
         layers = texts * self.num_hidden_layers if len(texts) == 1 else texts
         return [found[text] for text in layers]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers writes it, with the modules that the attention's parts come from."""
+        texts = self.attention if isinstance(self.attention, list) else [self.attention]
+        with contextlib.suppress(SpecError):  # parts that are not imported here keep their module's name
+            specs = [spec for text in texts for spec in specs_in(text)]
+            self.imports = [found.shown for found in extensions_of(specs)] or None
+        return super().to_dict()
+
+    def _layer(self, text: str) -> LayerAttention:
+        """Parts of installed packages are imported where they are needed; files are not."""
+        try:
+            return LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary)
+        except SpecError as problem:
+            load_entry_points()
+            with contextlib.suppress(SpecError):
+                return LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary)
+            if not self.imports:
+                raise
+            raise InputError(
+                f"the attention {text} of this model has parts that are defined in "
+                f"{', '.join(self.imports)}: import that first, or give --import {self.imports[0]} on the "
+                f"command line.\n{problem}"
+            ) from None

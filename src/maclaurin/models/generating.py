@@ -1,4 +1,4 @@
-"""One text, token by token, in no more memory than its cache takes (generate() keeps every token too)."""
+"""Generate text token by token in the memory of the cache alone (generate() also keeps every token)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEPS_BEFORE_RECORDING = 8
 @final
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: at temperature 0 the likeliest, else from the top k that hold p."""
+    """How the next token is sampled: at temperature 0 the most likely, else among the top k and top p."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -52,17 +52,17 @@ class Sampling:
 
 
 def _nucleus(probabilities: Tensor, share: float) -> Tensor:
-    """The likeliest tokens that together hold the share; multinomial does not ask for a sum of one."""
+    """The most likely tokens that together have this probability; the result is not normalised."""
     falling, order = probabilities.sort(descending=True)
     before = falling.cumsum(-1) - falling
     return torch.zeros_like(probabilities).scatter(-1, order, falling.masked_fill(before >= share, 0.0))
 
 
 class Generation:
-    """A text that goes on: what was read is in `cache`, what was not yet is in `pending` [B, n].
+    """A text being generated: `cache` holds what was read, `pending` [B, n] the tokens still to be read.
 
     On a GPU, steps with a cache of constant size are recorded once and replayed; they then write to the
-    tensors of the cache, so keep a fork() of it rather than its tensors. `recording=False` leaves that out.
+    tensors of the cache, so keep a fork() of it rather than its tensors. `recording=False` turns that off.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Generation:
         self.pending = tokens if self.pending is None else torch.cat([self.pending, tokens], dim=1)
 
     def read(self, at_once: int | None = None) -> Iterator[int]:
-        """Read all that is pending but its last token, some at a time; yields how many are left."""
+        """Read the pending tokens except the last, some at a time; yields how many are left."""
         while self.pending is not None and self.pending.shape[1] > 1:
             left = self.pending.shape[1] - 1
             yield left
@@ -112,12 +112,12 @@ class Generation:
         return drawn
 
     def save(self, path: str) -> None:
-        """The cache with what is pending."""
+        """Save the cache together with the pending tokens."""
         self.cache.pending = self.pending
         self.cache.save(path)
 
     def _next_logits(self, token: Tensor) -> Tensor:
-        """Logits [B, vocabulary] after one token [B, 1], from a recorded step where there can be one."""
+        """Logits [B, vocabulary] after one token [B, 1], from a recorded step where one is possible."""
         if self._recorded is not None:
             logits = self._recorded(token) if self._recorded.serves(self.model, self.cache) else None
             if logits is not None:
@@ -133,13 +133,16 @@ class Generation:
         return logits
 
     def _record(self) -> None:
-        """From the next step on, or not at all: a text is worth more than its speed."""
+        """Record the step for later tokens; if that fails, warn and continue without."""
         try:
             self._recorded = RecordedStep(self.model, self.cache)
-        except RuntimeError as problem:  # no memory left, or a launch that no graph takes
+        except RuntimeError as problem:  # out of memory, or an operation that cannot be captured
             self._recording = False
             first = (str(problem).splitlines() or [type(problem).__name__])[0]
-            warnings.warn(f"steps are made one by one, as none could be recorded: {first}", stacklevel=3)
+            warnings.warn(
+                f"the step could not be recorded as a CUDA graph, so steps run one by one: {first}",
+                stacklevel=3,
+            )
 
     @torch.no_grad()
     def _forward(self, tokens: Tensor) -> Tensor:
@@ -149,5 +152,5 @@ class Generation:
 
 
 def _is_time(steps: int) -> bool:
-    """Whether to see if the cache has settled: after a few steps, and after twice as many each time."""
+    """Whether to check if the cache's shapes are constant: after 8, 16, 32, … steps."""
     return steps >= _STEPS_BEFORE_RECORDING and steps & (steps - 1) == 0

@@ -1,4 +1,4 @@
-"""Pretrained models of the Llama kind as ours: the same weights under the same names, any attention.
+"""Pretrained Llama-like models as ours: the same weights under the same names, with any attention.
 
 Llama, SmolLM2, Mistral and Qwen 2/3 differ from each other in biases, a norm of queries and keys, and
 rotary frequencies. Their softmax is exp/sum; a sliding window is poly(0)+window(n)/sum.
@@ -20,7 +20,7 @@ from maclaurin.models.modeling import MaclaurinForCausalLM
 @final
 @dataclass(frozen=True)
 class Family:
-    """What a family has beside the plain blocks; None: its configuration says."""
+    """What a family has in addition to the plain blocks; None: its configuration says."""
 
     attention_bias: bool | None = False
     output_bias: bool | None = False

@@ -1,4 +1,4 @@
-"""A model and its tokenizer from wherever they lie: a run, a folder, a GGUF file, a package, the hub."""
+"""Load a model and its tokenizer from a run, a folder, a GGUF file, a package or the hub."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from maclaurin.errors import InputError
+from maclaurin.model_names import require_model
 from maclaurin.models.llama_like import adopted
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.models.saving import no_progress_bars
@@ -50,8 +51,7 @@ def _place(name: str) -> tuple[str, str | None]:
             f"{name} holds no model: a folder with config.json is one, or a run's folder once its training "
             "is finished."
         )
-    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") != 1):
-        raise InputError(f"there is no folder {name}, and that is no name on the hub either (OWNER/NAME).")
+    require_model(name)
     return name, None
 
 
@@ -71,7 +71,7 @@ def _model_type(place: str) -> str | None:
     if not config.is_file():
         return None
     try:
-        return json.loads(config.read_text()).get("model_type")
+        return json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except ValueError as problem:
         raise InputError(f"{config} is not JSON: {problem}.") from None
 
@@ -104,7 +104,7 @@ def _foreign(place: str, gguf: str | None) -> Any:
     options = {} if gguf is None else {"gguf_file": gguf}
     quiet = contextlib.nullcontext() if gguf is None else contextlib.redirect_stderr(io.StringIO())
     try:
-        with quiet:  # a progress bar that no setting turns off
+        with quiet:  # GGUF files have a progress bar that no setting turns off
             return AutoModelForCausalLM.from_pretrained(place, dtype="float32", **options)
     except ImportError as problem:
         raise InputError(f"reading {gguf or place} needs more: {problem}.") from None

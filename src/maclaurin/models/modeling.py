@@ -18,8 +18,8 @@ from maclaurin.errors import InputError
 from maclaurin.layers.attention import AttentionLayer, ResidualLinear
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, GateLinear
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary
 from maclaurin.models.cache import MaclaurinCache, real_positions
 from maclaurin.models.configuration import MaclaurinConfig
@@ -69,7 +69,7 @@ class MaclaurinBlock(GradientCheckpointingLayer):
 
 
 class MaclaurinPreTrainedModel(PreTrainedModel):
-    """Initialisation and what Hugging Face's tools want to know."""
+    """Initialisation, and attributes that Hugging Face's tools read."""
 
     config_class = MaclaurinConfig
     base_model_prefix = "model"
@@ -126,8 +126,8 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states [B, T, hidden] of tokens [B, T].
 
-        They go on from `past_key_values`, which is changed. Without one, use_cache=True makes one;
-        otherwise nothing is remembered and no state is computed. By default the configuration decides, and in
+        They continue the text in `past_key_values`, which is changed. Without one, use_cache=True makes
+        one; otherwise no state is computed. By default the configuration decides, and in
         training there is none. Positions that begin again within a row separate documents.
         """
         _refuse_unknown(unknown)
@@ -161,7 +161,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         return out if _as_object(self.config, return_dict) else out.to_tuple()
 
     def _with_angles(self, layout: Layout, hidden: Tensor) -> Layout:
-        """With the angles that turn q and k, which all layers have in common."""
+        """The layout with the rotary angles, which all layers share."""
         layers: list[Any] = [block.self_attn for block in self.layers]
         device = hidden.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -248,7 +248,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any
     ) -> Any:
-        """What generate() calls to make a cache: ours, unless one is given or none is wanted."""
+        """Called by generate(): make our cache, unless one is given or use_cache is off."""
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = MaclaurinCache(cast("MaclaurinConfig", self.config))
             return None
@@ -258,12 +258,12 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
 
 #: arguments that transformers hands on to the loss
 _OF_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
-#: arguments of transformers' models that mean nothing here, whatever they are
+#: arguments of transformers' models that have no effect here
 _WITHOUT_MEANING = ("cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def _refuse_unknown(given: dict[str, Any]) -> None:
-    """Raise for arguments that would be swallowed."""
+    """Raise for arguments that would be ignored."""
     for name, value in given.items():
         if name in _WITHOUT_MEANING or value is None or value is False:
             continue
@@ -282,8 +282,8 @@ def _as_object(config: Any, return_dict: bool | None) -> bool:
 def _documents_of(positions: Tensor | None) -> Tensor | None:
     """The document [B, T] of each token, where positions begin again within a row; None where none does.
 
-    This is how padding-free batches of TRL separate their texts. While a graph is traced positions cannot be
-    looked at, so there documents must be given.
+    This is how padding-free batches of TRL separate their texts. While a graph is traced positions
+    cannot be read, so documents must be given there.
     """
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return None

@@ -1,8 +1,8 @@
-"""A step of one token recorded as a CUDA graph: some hundred small launches become one.
+"""The step of one token recorded as a CUDA graph: hundreds of small launches become one.
 
-A graph reads and writes the same memory each time. So the tensors of the cache get places of their own, and a
-replay leaves the state after the token where the state before it was; whoever looks at the cache in between
-finds it as after an ordinary step.
+A graph reads and writes the same memory each time. So the tensors of the cache are copied to fixed buffers,
+and a replay overwrites the state before the token with the state after it. Between replays the cache is as
+after an ordinary step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
-from maclaurin.programs.token_step import MOST_FEATURES
+from maclaurin.programs.decode_step import MOST_FEATURES
 
-#: work → what does it again
+#: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
-    """Whether a step is the same launches each time, and nobody listens to what happens within it."""
+    """Whether a step launches the same kernels each time, and no hook or autocast needs to run in it."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
     listened = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return (
@@ -39,14 +39,14 @@ def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
 
 
 class RecordedStep:
-    """Steps of this model with this cache, which has read some tokens; its sizes must have settled."""
+    """The recorded step of this model with this cache, whose tensors must have constant shapes."""
 
     @torch.no_grad()
     def __init__(
         self, model: MaclaurinForCausalLM, cache: MaclaurinCache, record: Recorder | None = None
     ) -> None:
         self._model, self._cache = model, cache
-        #: a graph knows weights by their place in memory, which must not go to others meanwhile
+        #: the graph holds addresses of the weights, so they must not be freed
         self._weights = [tensor.data for tensor in (*model.parameters(), *model.buffers())]
         rows, given = cache.batch_size, _of_layers(cache)
         with torch.inference_mode(False):  # else only steps in inference mode could write to them
@@ -59,13 +59,13 @@ class RecordedStep:
         self._placed: list[tuple[Any, ...]] = []
 
     def serves(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
-        """Whether this is a step of that model, its weights where they were, with that cache."""
+        """Whether it was recorded for this model, with its weights where they are now, and this cache."""
         same = model is self._model and cache is self._cache
         return same and next(model.parameters()).data_ptr() == self._weights[0].data_ptr()
 
     @torch.no_grad()
     def __call__(self, token: Tensor) -> Tensor | None:
-        """Logits [B, vocabulary] after token [B, 1], until the next step; None where sizes have changed."""
+        """Logits [B, vocabulary] after token [B, 1], valid until the next step; None if shapes changed."""
         if token.shape != self._token.shape or not (self._is_placed() or self._place()):
             return None
         self._token.copy_(token)
@@ -74,9 +74,9 @@ class RecordedStep:
         return self._logits
 
     def _work(self) -> None:
-        """One step from what is held to what is held."""
+        """One step that reads and writes the fixed buffers."""
         working = self._cache.twin()
-        working.lengths = working.present = None  # positions are given, and nothing else asks for them
+        working.lengths = working.present = None  # positions are passed in, and nothing else needs them
         working.restore(self._held)
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
@@ -86,21 +86,21 @@ class RecordedStep:
         self._logits = out.logits[:, -1]
 
     def _hold(self, given: dict[str, Tensor]) -> None:
-        """Copy what is given to where it is held; tensors of a dtype that lie alike go in one launch."""
+        """Copy tensors into the fixed buffers; those of one dtype and layout in one launch."""
         copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
         for dtype in {t.dtype for t in self._held.values()}:
             names = [name for name, t in self._held.items() if t.dtype == dtype]
             copy([self._held[name] for name in names], [given[name] for name in names])
 
     def _is_placed(self) -> bool:
-        """Whether the cache still has our tensors: every change of it makes new ones."""
+        """Whether the cache still holds our buffers; every change of the cache replaces its tensors."""
         return len(self._placed) > 0 and all(
             all(a is b for a, b in zip(placed, memory.parts, strict=True))
             for placed, memory in zip(self._placed, self._cache.memories, strict=True)
         )
 
     def _place(self) -> bool:
-        """Copy the cache's tensors into ours and put ours in their place; False if they do not fit."""
+        """Copy the cache's tensors into our buffers and make it use those; False if shapes differ."""
         given = _of_layers(self._cache)
         if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
             return False
@@ -113,7 +113,7 @@ class RecordedStep:
 
 
 def _of_layers(cache: MaclaurinCache) -> dict[str, Tensor]:
-    """The tensors of a cache without those that say something about the text."""
+    """The tensors of a cache's layers, without those about the text."""
     return {n: t for n, t in cache.tensors().items() if n not in ("lengths", "present", "pending")}
 
 
@@ -127,7 +127,7 @@ def _kind(t: Tensor) -> tuple[Any, ...]:
 
 
 def cuda_graph(work: Callable[[], None]) -> Callable[[], None]:
-    """Its launches in one graph; done twice before, since tables are made and programs compiled at first."""
+    """Capture the work in one graph, after two ordinary runs that compile programs and fill tables."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

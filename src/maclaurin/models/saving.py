@@ -1,4 +1,4 @@
-"""Models on disk, written and read without progress bars between a command's own lines."""
+"""Save models without transformers' progress bars."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transformers.utils import logging
 
 
 def save_quietly(model: PreTrainedModel, folder: Path, weights: dict[str, Any] | None = None) -> None:
-    """save_pretrained without a progress bar of its own."""
+    """save_pretrained without a progress bar."""
     with no_progress_bars():
         model.save_pretrained(folder, state_dict=weights)
 
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing any."""
+    """Turn transformers' progress bars off for a while."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

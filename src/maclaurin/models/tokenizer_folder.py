@@ -1,4 +1,4 @@
-"""Tokenizers as Hugging Face's tools read them, beside the weights."""
+"""Tokenizers in Hugging Face's format, saved beside the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def as_fast_tokenizer(tokenizer: tokenizers.Tokenizer) -> PreTrainedTokenizerFast:
-    """With the separator before every text, as in training; batches are filled on the left."""
+    """A fast tokenizer that puts the separator before every text, as in training, and pads on the left."""
     number = tokenizer.token_to_id(SEPARATOR)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{SEPARATOR} $A",
@@ -53,7 +53,7 @@ def named_tokenizer(name: str) -> PreTrainedTokenizerBase:
             if path.is_file():
                 return PreTrainedTokenizerFast(tokenizer_file=str(path))
             return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
-    except Exception as problem:  # from missing files to errors of the Rust part, which have no class
+    except Exception as problem:  # missing files, or errors of the Rust library, which are plain Exceptions
         first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         raise InputError(
             f"the tokenizer {name} cannot be opened ({first[:200]}). Give a folder made by save_pretrained, "
@@ -62,13 +62,13 @@ def named_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write it where the model lies or will lie."""
+    """Write it into the model's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
 
 
 def end_texts_with(model: MaclaurinForCausalLM, token: int) -> None:
-    """The token that begins and ends a text, unless the model has one already."""
+    """Set the token that begins and ends a text, unless the model has one."""
     if model.config.eos_token_id is not None:
         return
     for config in (model.config, model.generation_config):
@@ -77,7 +77,7 @@ def end_texts_with(model: MaclaurinForCausalLM, token: int) -> None:
 
 
 def _letters() -> list[str]:
-    """The letter that stands for each byte: itself where it can be seen, else one beyond Latin-1."""
+    """The character for each byte: itself if printable, else one beyond Latin-1."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in seen]
     letters = {byte: chr(byte) for byte in seen} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}

@@ -1,4 +1,4 @@
-"""Which weights something is about: a digest that training changes and neither copying nor precision."""
+"""A digest that identifies the weights of a model: training changes it, copying and precision do not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import hashlib
 import torch
 from torch import nn
 
-#: numbers read of each tensor, at equal distances
+#: values read of each tensor, evenly spaced
 SAMPLE = 1024
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """sha256 over names, shapes and a sample, rounded to bf16, of the numbers of every tensor."""
+    """SHA-256 over names, shapes and a sample of the values, rounded to bf16, of every tensor."""
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)

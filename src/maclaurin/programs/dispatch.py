@@ -27,9 +27,12 @@ from maclaurin.programs.series import as_series, require_recurrent
 from maclaurin.programs.validate import (
     check_gates,
     check_layout,
+    check_not_swapped,
     check_state,
     check_state_budget,
     check_tensors,
+    is_heads_first,
+    tokens_first,
 )
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
@@ -58,6 +61,7 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
+    layout: str | None = None,
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
 ) -> Tensor: ...
@@ -82,6 +86,7 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
+    layout: str | None = None,
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
 ) -> tuple[Tensor, State]: ...
@@ -105,6 +110,7 @@ def attention(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
+    layout: str | None = None,
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
 ) -> Tensor | tuple[Tensor, State]:
@@ -131,6 +137,9 @@ def attention(
         score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
             the text; by default that of the tokens so far, which later ones may exceed.
         state_budget: bytes a state may take.
+        layout: "bthd", the default, or "bhtd" for tensors in the order of torch's
+            scaled_dot_product_attention: q, k, v and y [B, heads, tokens, size], gates [B, heads, tokens].
+            Without it, shapes with far more heads than tokens are an error; "bthd" accepts them.
         gates: the tensors that the spec's parts take (`spec.arguments`), by name.
         **named_gates: the same, as keywords:
             input_gate: i, [B, S, Hkv], for *in.
@@ -143,6 +152,9 @@ def attention(
     given = gates or {}
     if named_gates:
         given = {**given, **{name: gate for name, gate in named_gates.items() if gate is not None}}
+    heads_first = layout is not None and is_heads_first(layout)
+    if heads_first:
+        q, k, v, given = tokens_first(q, k, v, given)
     inputs = Inputs(q, k, v, given)
     if state is not None:
         state = _with_known_fill(state, k)
@@ -154,6 +166,7 @@ def attention(
             factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
             call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
             y, after = known.program.run(call)
+            y = y.transpose(1, 2) if heads_first else y
             return (y, _kept(after, k.shape[1])) if return_state else y
     request = _Request(
         resolved,
@@ -168,9 +181,14 @@ def attention(
         max_seqlen,
         key_padding_mask,
     )
+    if layout is None:
+        check_not_swapped(q, k, causal=causal)
     request.check()
     if request.needs_series:
-        return _answer_by_series(request, scale, tolerance, score_bound)
+        answer = _answer_by_series(request, scale, tolerance, score_bound)
+        if not heads_first:
+            return answer
+        return (answer[0].transpose(1, 2), answer[1]) if isinstance(answer, tuple) else answer.transpose(1, 2)
     request.check_state()
     if request.is_in_layout:
         call = request.call(scale)
@@ -180,6 +198,7 @@ def attention(
         y, after = found.program.run(call)
     else:
         y, after = _run_in_batches(request, scale)
+    y = y.transpose(1, 2) if heads_first else y
     return (y, _kept(after, k.shape[1])) if return_state else y
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -43,6 +45,48 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q has {q.shape[2]} heads and k has {k.shape[2]}: the query heads must be a multiple of "
             "the key-value heads."
         )
+
+
+#: heads from which on fewer than half as many tokens look like swapped axes
+_MANY_HEADS = 96
+
+
+def check_not_swapped(q: Tensor, k: Tensor, *, causal: bool) -> None:
+    """Raise where the shapes look like [B, heads, tokens, size], the order of torch's own attention."""
+    if not all(isinstance(u, Tensor) and u.dim() == 4 and u.numel() for u in (q, k)):
+        return  # another error follows
+    tokens, heads = q.shape[1], q.shape[2]
+    more_queries = causal and heads == k.shape[2] and tokens > k.shape[1] and tokens % k.shape[1] == 0
+    many_heads = heads >= _MANY_HEADS and tokens == k.shape[1] and 2 < 2 * tokens < heads
+    if more_queries or many_heads:
+        raise InputError(
+            f"q {_shape(q)} and k {_shape(k)} would be {tokens} and {k.shape[1]} tokens in {heads} and "
+            f"{k.shape[2]} heads. Is that [batch, heads, tokens, size], the order of torch's "
+            'scaled_dot_product_attention? Then pass layout="bhtd"; if it is [batch, tokens, heads, size], '
+            'pass layout="bthd".'
+        )
+
+
+def is_heads_first(layout: str) -> bool:
+    """Whether heads come before tokens."""
+    if layout not in ("bthd", "bhtd"):
+        raise InputError(
+            'layout is "bthd" for [batch, tokens, heads, size] or "bhtd" for [batch, heads, tokens, size], '
+            f"not {layout!r}."
+        )
+    return layout == "bhtd"
+
+
+def tokens_first(
+    q: Tensor, k: Tensor, v: Tensor, gates: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Mapping[str, Tensor]]:
+    """Tensors with heads before tokens, as views with tokens before heads."""
+    for name, u in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(u, Tensor) or u.dim() != 4:
+            shown = _shape(u) if isinstance(u, Tensor) else type(u).__name__
+            raise InputError(f'{name} must be [batch, heads, tokens, size] with layout="bhtd", got {shown}.')
+    flipped = {name: gate.transpose(1, 2) for name, gate in gates.items()}
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), flipped
 
 
 def check_gates(spec: AttentionSpec, inputs: Inputs) -> None:
@@ -93,7 +137,7 @@ def _known_gates() -> list[Part]:
 #: the other keywords of `attention`, for a hint when one is misspelt
 _OPTIONS = (
     "state", "return_state", "scale", "causal", "cu_seqlens", "max_seqlen", "key_padding_mask", "form",
-    "chunk_size", "tolerance", "score_bound", "state_budget",
+    "chunk_size", "tolerance", "score_bound", "state_budget", "layout",
 )  # fmt: skip
 
 

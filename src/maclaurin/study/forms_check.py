@@ -51,7 +51,7 @@ def measure_forms() -> FormsRecord:
 def read_forms(path: Path) -> FormsRecord | None:
     """What was measured with this version of the code; None if nothing was."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         if data["code"] != code_version():
             return None
         return FormsRecord(agreement=tuple(data["agreement"]), series=tuple(data["series"]))

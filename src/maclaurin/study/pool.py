@@ -22,8 +22,8 @@ from typing import final
 from filelock import FileLock, Timeout
 
 from maclaurin.errors import InputError
+from maclaurin.extensions import Extension
 from maclaurin.files import write_file
-from maclaurin.study.find import OwnCode
 from maclaurin.study.run_record import RunRecord, read_run, write_run
 
 MARKER = ".marker"
@@ -121,12 +121,12 @@ class Pool:
         file = self.root / MARKER
         if not file.exists():
             write_file(file, uuid.uuid4().hex.encode())
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
 
     def has_marker(self, marker: str | None) -> bool:
         """Whether this is the folder where that text was written."""
         file = self.root / MARKER
-        return marker is not None and file.is_file() and file.read_text() == marker
+        return marker is not None and file.is_file() and file.read_text(encoding="utf-8") == marker
 
 
 @final
@@ -149,7 +149,7 @@ class Workplace:
     threads: int | None = None
     runs_at_once: int = 1
     group: str = ""
-    code: tuple[OwnCode, ...] = ()
+    code: tuple[Extension, ...] = ()
     keep_models: bool = False
 
 

@@ -127,6 +127,6 @@ def write_progress(path: Path, progress: RunProgress) -> None:
 def read_progress(path: Path) -> RunProgress | None:
     """The last report, if there is any."""
     try:
-        return RunProgress(**json.loads(path.read_text()))
+        return RunProgress(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.errors import InputError
+from maclaurin.extensions import Extension, extensions_of
+from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
-from maclaurin.study.find import OwnCode, load_study, own_code, source_file, source_name
+from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
-from maclaurin.study.plan import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
+from maclaurin.study.plan_runs import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
 from maclaurin.study.pool import Pool, Workplace, living_study
 from maclaurin.study.run_record import (
     FILE,
@@ -34,6 +36,7 @@ from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import Silent, View
+from maclaurin.user_files import require_writable_folder
 
 SECONDS_FOR_FORMS = 120.0
 
@@ -86,8 +89,10 @@ def run(
     view         shows the runs while they are trained; nothing by default
     """
     check_executor(executor, torchrun)
+    loaded = study if isinstance(study, Study) else load_study(study)
+    require_writable_folder(study_folder(loaded, out, only=only, scale=scale, smoke=smoke))
     prepared = prepare(
-        study,
+        loaded,
         out=out,
         pool=pool,
         only=only,
@@ -260,25 +265,25 @@ class Planner:
         self._scale, self._device, self._smoke = scale, device, smoke
         self._world = processes_of(torchrun)
         self._sources = Sources()
-        self._imports = own_code(study)
-        self._file = OwnCode.of_file(study.file) if study.file is not None else None
-        self._has_own_parts = False
+        self._imports = imports_of(study)
+        self._extensions: tuple[Extension, ...] = ()
 
     @property
-    def code(self) -> tuple[OwnCode, ...]:
-        """What workers load first: the study's imports, and the study if it defines parts of its own."""
-        return (*self._imports, *((self._file,) if self._file and self._has_own_parts else ()))
-
-    @property
-    def _known_code(self) -> tuple[OwnCode, ...]:
-        return (*self._imports, *((self._file,) if self._file else ()))
+    def code(self) -> tuple[Extension, ...]:
+        """What workers load first: the study's imports, and other modules that define parts of its specs."""
+        named = {extension.name for extension in self._imports}
+        return (*self._imports, *(found for found in self._extensions if found.name not in named))
 
     def plan(self, study: Study) -> Plan:
         """Every run of the study, its data not opened yet."""
-        plan = plan_study(
-            study, scale=self._scale, device=self._device, adapt=self._adapt, code=self._known_code
-        )
-        self._has_own_parts = any(record.run.parts is not None for record in plan.values())
+        plan = plan_study(study, scale=self._scale, device=self._device, adapt=self._adapt)
+        specs = {text for record in plan.values() for text in record.run.config["attention"]}
+        self._extensions = extensions_of(spec for text in specs for spec in specs_in(text))
+        if any(found.name == "__main__" for found in self._extensions):
+            raise InputError(
+                "this script defines parts that the study uses, and the processes that train its runs cannot "
+                "import the script: move the parts to a module of their own and import it."
+            )
         return plan
 
     def with_keys(self, plan: Plan) -> Plan:
@@ -290,7 +295,7 @@ class Planner:
         config = self._adapt(
             resolved({**experiment.settings(cell), **keys}, scale=self._scale, device=self._device)
         )
-        return self._sources.complete(waiting(config, self._known_code))
+        return self._sources.complete(waiting(config))
 
     def _adapt(self, config: Any) -> Any:
         return config if self._smoke is None else smoke_config(config, self._smoke / "data", self._world)

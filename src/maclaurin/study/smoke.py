@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from maclaurin.data.errors import load_extra
+from maclaurin.data.data_errors import load_extra
 from maclaurin.data.named import PRESETS, is_task
 from maclaurin.models.sizes import size_named
 from maclaurin.training.config import TrainConfig

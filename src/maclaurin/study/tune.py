@@ -22,7 +22,7 @@ from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import source_name
 from maclaurin.study.metrics import metric_named
-from maclaurin.study.plan import resolved
+from maclaurin.study.plan_runs import resolved
 from maclaurin.study.run_record import (
     FREE_KEYS,
     CellTuning,

@@ -27,9 +27,9 @@ import torch
 from maclaurin.code_version import NUMERICS_VERSION, code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
-from maclaurin.study.find import load_code
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
@@ -78,8 +78,9 @@ def work(job: Job, report: Report | None = None) -> RunRecord | None:
     """
     place = job.place
     _refuse_other_versions(job.record.run)
-    for code in place.code:
-        load_code(code)
+    load_entry_points()
+    for extension in place.code:
+        load_extension(extension)
     if place.threads is not None:
         torch.set_num_threads(place.threads)
     if place.group:  # read by wandb.init

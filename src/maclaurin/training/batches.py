@@ -12,7 +12,7 @@ from typing import Self, final
 import torch
 
 from maclaurin.data.batch import Batch
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.data.source import Source
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.model import row_length

@@ -81,6 +81,9 @@ def end_compile_workers() -> None:
 def _children(pid: int) -> list[int]:
     """Processes started by a process; none where the system has no /proc."""
     with suppress(OSError):
-        lists = [(thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
+        lists = [
+            (thread / "children").read_text(encoding="utf-8")
+            for thread in Path(f"/proc/{pid}/task").iterdir()
+        ]
         return [int(child) for text in lists for child in text.split()]
     return []

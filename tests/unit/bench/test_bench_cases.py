@@ -5,10 +5,10 @@ import itertools
 import pytest
 
 from maclaurin import parse
-from maclaurin.bench.cases import all_cases, chosen_cases
+from maclaurin.bench.bench_record import Size
 from maclaurin.bench.peers import _MAKERS
-from maclaurin.bench.size import Size
 from maclaurin.bench.targets import PEER_TITLES, MemoryAgainst, TimeAgainst
+from maclaurin.bench.workloads import all_cases, chosen_cases
 from maclaurin.errors import InputError
 
 SHAPES = [Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64)]

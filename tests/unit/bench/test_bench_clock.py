@@ -1,5 +1,6 @@
 """Medians, in turns, for about as long as asked."""
 
+import contextlib
 import gc
 import itertools
 
@@ -7,8 +8,7 @@ import pytest
 import torch
 
 from maclaurin.bench import clock
-from maclaurin.bench.clock import ROUNDS, timings
-from maclaurin.bench.memory import peak_bytes_beyond
+from maclaurin.bench.clock import ROUNDS, issue_microseconds, peak_bytes_beyond, timings
 
 CPU = torch.device("cpu")
 
@@ -73,3 +73,13 @@ def test_nothing_is_collected_meanwhile():
 
 def test_memory_is_not_measured_on_a_processor():
     assert peak_bytes_beyond(list, CPU) is None
+
+
+def test_cpu_time_of_a_call_is_taken_with_an_idle_gpu(ticking, monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(len(ticking.order)))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    call = ticking("a", 0.05, 0.02, 0.02)
+    assert issue_microseconds(call, torch.device("cuda"), count=3) == pytest.approx(20)
+    assert waits == [0, 1, 2]
+    assert issue_microseconds(call, CPU) is None

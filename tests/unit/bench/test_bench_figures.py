@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 from tests.unit.bench.tiny import bench_of, record_of
 
-from maclaurin.bench.cases import all_cases
+from maclaurin.bench.bench_record import Figures, Verdict
 from maclaurin.bench.figures import CHUNKED, PARALLEL, _crossover, crossing, curves_of, draw_figures
-from maclaurin.bench.record import Figures, Verdict
-from maclaurin.bench.table import heading, list_rows, markdown_of, milliseconds, summary, tables_of, told
+from maclaurin.bench.table import heading, line_of, list_rows, markdown_of, milliseconds, summary, tables_of
+from maclaurin.bench.workloads import all_cases
 
 LENGTHS = [2**n for n in range(10, 17)]
 
@@ -104,18 +104,18 @@ def test_a_case_in_one_line():
     case = record_of(
         "exp/l2 B8", peers={"sdpa": figures(3.0, None, "cuDNN SDPA")}, verdicts=(REACHED, MISSED, OPEN, FIRST)
     )
-    assert told(case) == (
+    assert line_of(case) == (
         "exp/l2 B8: 1 / 3 ms; cuDNN SDPA 1 / 3 ms; ✓ forward ≤ 1.15 × cuDNN SDPA: 1.06; "
         "✗ memory ≤ 1.5 × cuDNN SDPA: 2"
     )
     wrong = record_of("exp/l2 B8", status="wrong", own=Figures("maclaurin", note="wrong (error 2.0e-01)"))
-    assert told(wrong) == "exp/l2 B8: wrong (error 2.0e-01)"
+    assert line_of(wrong) == "exp/l2 B8: wrong (error 2.0e-01)"
 
 
 def test_a_step_without_a_graph_says_so():
     own = Figures("maclaurin", 1e-3, "output", 0.1, 0.5, note="no CUDA graph: it waits")
     case = record_of("a step", own=own, share_of_copy=0.25, verdicts=(REACHED,))
-    assert told(case) == (
+    assert line_of(case) == (
         "a step: 0.5 ms; 25 % of a device copy; ✓ forward ≤ 1.15 × cuDNN SDPA: 1.06; no CUDA graph: it waits"
     )
     assert "no CUDA graph: it waits" in markdown_of(bench_of(case))
@@ -174,3 +174,15 @@ def test_the_list_has_every_case_and_its_targets():
     rows = list_rows(all_cases())
     assert len(rows) == len(all_cases())
     assert all(targets for _, _, targets in rows)
+
+
+def test_cpu_time_stands_beside_the_peers():
+    own = Figures("maclaurin", 1e-3, "output", 0.5, 1.0, 3.0, issue_us=41.2)
+    peers = {"sdpa": Figures("cuDNN SDPA", forward_ms=1.0, forward_backward_ms=3.0, issue_us=30.4)}
+    record = bench_of(record_of(own=own, peers=peers))
+    (table,) = tables_of(record)
+    row = dict(zip([column.title for column in table.columns], map(str, table.rows[0]), strict=True))
+    assert row["CPU µs"] == "41"
+    assert "CPU 30 µs" in row["peers"]
+    assert "until it returns" in heading(record)
+    assert "CPU µs" not in markdown_of(bench_of(record_of()))

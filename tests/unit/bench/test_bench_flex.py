@@ -5,12 +5,10 @@ import torch
 from tests.unit.bench.tiny import SETTING
 
 from maclaurin import parse
-from maclaurin.bench.contender import PeerMissing
-from maclaurin.bench.flex import flex_attention_of, flex_contender, softmax_of
-from maclaurin.bench.inputs import draw_inputs
+from maclaurin.bench.bench_record import Size
 from maclaurin.bench.judge import plain_output
-from maclaurin.bench.peers import make_peer
-from maclaurin.bench.size import Size
+from maclaurin.bench.peers import PeerMissing, flex_attention_of, flex_contender, make_peer, softmax_of
+from maclaurin.bench.setting import draw_inputs
 from maclaurin.testing import relative_error
 
 MEANINGS = {

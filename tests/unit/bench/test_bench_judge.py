@@ -7,7 +7,7 @@ import torch
 from tests.unit.bench.tiny import SETTING
 
 from maclaurin import parse
-from maclaurin.bench.inputs import draw_direction, draw_inputs
+from maclaurin.bench.bench_record import Size
 from maclaurin.bench.judge import (
     Errors,
     error_of_rows,
@@ -16,7 +16,7 @@ from maclaurin.bench.judge import (
     piece_of,
     rows_to_check,
 )
-from maclaurin.bench.size import Size
+from maclaurin.bench.setting import draw_direction, draw_inputs
 from maclaurin.testing import relative_error
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.unit.bench.tiny import ROOFS, SETTING, tiny_case, tiny_step
 
-from maclaurin.bench import measure, peers
-from maclaurin.bench.contender import Contender
-from maclaurin.bench.measure import judged, measure_call
-from maclaurin.bench.step import measure_step
+from maclaurin.bench import measure_case as measure
+from maclaurin.bench import peers
+from maclaurin.bench.measure_case import judged, measure_call, measure_step
+from maclaurin.bench.peers import Contender
 from maclaurin.testing import cases as tensor_cases
 
 RIGHT = tensor_cases.attention

@@ -4,15 +4,12 @@ import pytest
 import torch
 from tests.unit.bench.tiny import ROOFS
 
-from maclaurin.bench.cases import Case
-from maclaurin.bench.clock import timings
-from maclaurin.bench.measure import measure_call
-from maclaurin.bench.memory import peak_bytes_beyond
-from maclaurin.bench.record import read_bench
+from maclaurin.bench.bench_record import Size, read_bench
+from maclaurin.bench.clock import peak_bytes_beyond, timings
+from maclaurin.bench.measure_case import measure_call, measure_step
 from maclaurin.bench.run import BenchRun
 from maclaurin.bench.setting import make_setting
-from maclaurin.bench.size import Size
-from maclaurin.bench.step import measure_step
+from maclaurin.bench.workloads import Case
 
 pytestmark = [
     pytest.mark.gpu,

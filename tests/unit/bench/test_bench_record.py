@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.unit.bench.tiny import bench_of, record_of
 
-from maclaurin.bench.record import Figures, Verdict, read_bench, write_bench
+from maclaurin.bench.bench_record import Figures, Verdict, read_bench, write_bench
 from maclaurin.errors import InputError
 
 VERDICTS = (Verdict("a", 1.0, 2.0, True), Verdict("b", None, 1.0, None, "no peer"))
@@ -63,9 +63,9 @@ def test_records_belong_together_if_machine_code_and_shapes_are_the_same():
         ("{", "is not a benchmark of maclaurin"),
         ('{"machine": {}, "figures": []}', "is not a benchmark of maclaurin"),
         ('{"schema": 99}', "has schema 99"),
-        ('{"schema": 1, "made": {}}', "not a whole benchmark"),
+        ('{"schema": 1, "made": {}}', "not a complete benchmark"),
         ('{"schema": 1, "made": {}, "device": "cpu", "full_shapes": true, "roofs": null, "cases": [], '
-         '"left_out": [], "colour": 1}', "not a whole benchmark"),
+         '"left_out": [], "colour": 1}', "not a complete benchmark"),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path, text, words):

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.bench.tiny import ROOFS, SETTING, tiny_case, tiny_step
 
 from maclaurin.bench import run as running
-from maclaurin.bench.record import read_bench
+from maclaurin.bench.bench_record import read_bench
 from maclaurin.bench.run import BenchRun
 from maclaurin.errors import InputError
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from maclaurin.bench.record import Figures
+from maclaurin.bench.bench_record import Figures
 from maclaurin.bench.targets import (
     FirstCall,
     Measured,

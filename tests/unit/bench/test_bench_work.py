@@ -3,8 +3,8 @@
 import pytest
 
 from maclaurin import parse
-from maclaurin.bench.size import Size
-from maclaurin.bench.work import work_of_call, work_of_step
+from maclaurin.bench.bench_record import Size
+from maclaurin.bench.workloads import work_of_call, work_of_step
 
 SIZE = Size.of(2, 3, 10, 4, 5)
 

@@ -2,10 +2,9 @@
 
 import torch
 
-from maclaurin.bench.cases import Case
-from maclaurin.bench.record import BenchRecord, CaseRecord, Figures, Roofs
+from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures, Roofs, Size
 from maclaurin.bench.setting import Setting
-from maclaurin.bench.size import Size
+from maclaurin.bench.workloads import Case
 
 SETTING = Setting(torch.device("cpu"), torch.float32, full_shapes=False, budget_ms=1.0)
 ROOFS = Roofs(copy_bytes_per_s=1e10, matmul_flops_per_s=1e11, matmul_dtype="float32")

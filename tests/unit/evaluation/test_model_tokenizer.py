@@ -26,7 +26,7 @@ def test_a_run_is_asked_with_the_tokenizer_it_was_trained_with(tmp_path):
 
 
 def test_a_learned_tokenizer_is_the_same_as_in_training(tmp_path, monkeypatch):
-    from maclaurin.data.config import DataConfig, open_source
+    from maclaurin.data.data_config import DataConfig, open_source
 
     monkeypatch.setenv("MACLAURIN_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "texts"

@@ -6,7 +6,7 @@ from maclaurin import InputError
 from maclaurin.study import Alike, Behind, Experiment, Ordered, Published, Study, Tune, cells_of, grid
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.find import find_study, known_studies, load_study, source_file, source_name
-from maclaurin.study.plan import plan_study
+from maclaurin.study.plan_runs import plan_study
 
 CELLS = cells_of({"a": "exp/sum", "b": "exp/l2"})
 

@@ -8,7 +8,7 @@ from tests.unit.study.making import make_study
 from maclaurin import InputError, MaclaurinError
 from maclaurin.study import Tune
 from maclaurin.study.design import TUNING_SEED
-from maclaurin.study.plan import resolved, waiting
+from maclaurin.study.plan_runs import resolved, waiting
 from maclaurin.study.run_record import Trial
 from maclaurin.study.tune import FILE, Search, TunedFile, known_rates, learning_rates, subject
 

@@ -8,11 +8,13 @@ import sys
 import pytest
 
 from maclaurin import InputError
+from maclaurin.extensions import Extension, load_extension
 from maclaurin.models import SIZES, Size
-from maclaurin.study.find import OwnCode
-from maclaurin.study.plan import Sources, resolved, waiting
+from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.worker import Job, work
+
+pytestmark = pytest.mark.slow
 
 COMMON = {
     "attention": "exp/sum", "size": "tiny", "data": "mqar:pairs=2,vocab=16,length=12", "steps": 4,
@@ -28,7 +30,7 @@ def pool(tmp_path, monkeypatch):
 
 
 def job(pool, *, code=(), keep_models=False, opened=True, **settings):
-    record = waiting(resolved({**COMMON, **settings}), code)
+    record = waiting(resolved({**COMMON, **settings}))
     place = Workplace(
         pool=str(pool.root), threads=1, keep_models=keep_models, code=tuple(code), group="study-s"
     )
@@ -104,7 +106,7 @@ def test_a_job_whose_data_were_not_opened_finds_the_place_a_study_looks_at(pool)
 
 
 def test_a_job_travels_in_a_file(pool, tmp_path):
-    code = OwnCode(name="x", source="y = 1\n")
+    code = Extension(name="x", source="y = 1\n")
     asked = dataclasses.replace(job(pool, code=[code]), gpu="3")
     asked.write(tmp_path / "job.json")
     assert Job.read(tmp_path / "job.json") == asked
@@ -142,7 +144,7 @@ class {name}(Polynomial):
 
 def test_a_part_of_ones_own_reaches_the_worker_and_its_code_is_part_of_the_key(pool, tmp_path):
     """In a process that has never seen the part, as every worker is."""
-    code = [OwnCode(name="own_cosh", source=OWN_PART.format(name="owncosh", scale=s)) for s in (1.0, 0.5)]
+    code = [Extension(name="own_cosh", source=OWN_PART.format(name="owncosh", scale=s)) for s in (1.0, 0.5)]
     script = tmp_path / "worker.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\n"
@@ -151,11 +153,9 @@ def test_a_part_of_ones_own_reaches_the_worker_and_its_code_is_part_of_the_key(p
         "from maclaurin.study.worker import Job, main\n"
         "sys.exit(main(Job.read(Path(sys.argv[1]))))\n"
     )
-    from maclaurin.study.find import load_code
-
     keys = []
     for own in code:
-        load_code(own)
+        load_extension(own)
         asked = job(pool, code=[own], attention="owncosh(4)/sum")
         keys.append(asked.record.key)
     asked.write(tmp_path / "job.json")

@@ -1,4 +1,4 @@
-"""Whether the states of a model fit in memory, asked before the first is made."""
+"""How many bytes the cache of a model takes, and whether its states fit in the free memory."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _one_token(
     return Inputs(q, k, v)
 
 
-def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
-    """Raise unless the states of a batch fit in what is free on the device."""
+def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
+    """Raise unless the states of a batch fit in the free memory of the device."""
     needed, free = state_bytes(config, batch, like.dtype), _free_bytes(like.device)
     if free is None or needed <= free:
         return
@@ -75,14 +75,14 @@ def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """What can still be had, or None where that cannot be told."""
+    """Free memory of the device; None where it is unknown."""
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved
     facts = Path("/proc/meminfo")
     if device.type != "cpu" or not facts.is_file():
         return None
-    for line in facts.read_text().splitlines():
+    for line in facts.read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None

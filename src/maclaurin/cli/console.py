@@ -1,7 +1,8 @@
-"""What a command is busy with while nothing can be counted: a spinner on a terminal, a line elsewhere."""
+"""Consoles of commands: wide tables in files and pipes, and a message while something loads."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -9,14 +10,20 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-#: a wait that is shorter is not mentioned afterwards
+#: shorter waits are not mentioned at the end
 SECONDS = 2.0
+
+
+def table_console(width: int = 140) -> Console:
+    """The standard output; in a file or a pipe it is this wide, so that tables are not broken."""
+    is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=width if is_narrow else None)
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show `text` on the standard error at once, and how long it took at the end."""
-    # bound to the stream of now: loading a GGUF file redirects sys.stderr for a while
+    """Print `text` on the standard error at once, and at the end how long it took."""
+    # bound to the present stream: loading a GGUF file redirects sys.stderr for a while
     console = Console(file=sys.stderr, highlight=False)
     start = time.monotonic()
     if console.is_terminal:

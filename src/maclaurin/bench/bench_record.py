@@ -1,28 +1,62 @@
-"""What a benchmark found, as data, and its JSON file. The one place that knows the fields; needs no torch."""
+"""The results of a benchmark as data, and their JSON file. Needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.bench.size import Size
 from maclaurin.errors import InputError
+from maclaurin.files import write_json
+from maclaurin.plain_data import from_plain, to_plain
 
 SCHEMA = 1
+#: divisor of the text length for small shapes
+SMALL_IS_SHORTER_BY = 32
+MOST_SMALL_ROWS = 2
 
-#: measured: it was right, so it was timed; wrong: it was not; failed: it did not run
+#: measured: correct and timed; wrong: not timed; failed: it did not run
 Status = Literal["measured", "wrong", "failed"]
 
 
 @final
 @dataclass(frozen=True)
+class Size:
+    """B sequences of T tokens, H heads with keys of size d and values of size e."""
+
+    batch: int
+    heads: int
+    tokens: int
+    d: int
+    e: int
+
+    @staticmethod
+    def of(batch: int, heads: int, tokens: int, d: int, e: int | None = None) -> Size:
+        """Values have the size of keys unless `e` is given."""
+        return Size(batch, heads, tokens, d, d if e is None else e)
+
+    def __str__(self) -> str:
+        per_head = f"D{self.d}" if self.d == self.e else f"d{self.d} e{self.e}"
+        return f"B{self.batch} H{self.heads} T{self.tokens} {per_head}"
+
+    def small(self) -> Size:
+        """The same heads, fewer of them, over shorter texts: for machines without a GPU."""
+        return Size(
+            min(self.batch, MOST_SMALL_ROWS),
+            min(self.heads, MOST_SMALL_ROWS),
+            max(self.tokens // SMALL_IS_SHORTER_BY, 1),
+            self.d,
+            self.e,
+        )
+
+
+@final
+@dataclass(frozen=True)
 class Figures:
-    """What one program took for one call; None stands for what was not measured, and `note` says why."""
+    """What one program took for one call; None is what was not measured, and `note` says why."""
 
     name: str
     #: largest relative error against float64, and of which tensor; None where there is nothing to check
@@ -38,13 +72,15 @@ class Figures:
     peak_bytes: int | None = None
     #: of a step replayed as a CUDA graph
     graph_ms: float | None = None
+    #: CPU time of a forward call on a GPU, from the call until it returns, in microseconds
+    issue_us: float | None = None
     note: str = ""
 
 
 @final
 @dataclass(frozen=True)
 class Verdict:
-    """A measured value beside the limit it is held to; `reached` is None where the two cannot be compared."""
+    """A measured value and its limit; `reached` is None if they cannot be compared."""
 
     target: str
     value: float | None
@@ -56,7 +92,7 @@ class Verdict:
 @final
 @dataclass(frozen=True)
 class CaseRecord:
-    """One case: what ran, how right it was, what it took, what its peers took."""
+    """One case: what ran, its error, its figures and those of its peers."""
 
     name: str
     group: str
@@ -82,7 +118,7 @@ class CaseRecord:
 
     @property
     def reached(self) -> bool | None:
-        """Whether every target is; None where nothing is missed but something could not be compared."""
+        """Whether every target is reached; None if none is missed but some could not be compared."""
         found = [verdict.reached for verdict in self.verdicts]
         if not found:
             return None
@@ -102,7 +138,7 @@ class Roofs:
 @final
 @dataclass(frozen=True)
 class BenchRecord:
-    """A whole benchmark as it stands; also half-way through."""
+    """A benchmark, finished or not."""
 
     made: dict[str, Any]
     device: str
@@ -121,7 +157,7 @@ class BenchRecord:
         return dataclasses.replace(self, cases=(*kept, case))
 
     def is_of(self, other: BenchRecord) -> bool:
-        """Whether both come from one machine, code and choice of shapes, so that cases may stand together."""
+        """Whether both come from one machine, code and choice of shapes, and can be combined."""
         return (self.device, self.full_shapes) == (other.device, other.full_shapes) and _identity(
             self.made
         ) == _identity(other.made)
@@ -135,18 +171,11 @@ def _identity(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_bench(record: BenchRecord, path: Path) -> None:
-    """Whole or not at all."""
-    data = {"schema": SCHEMA, **dataclasses.asdict(record)}
+    """Write the file atomically; numbers that are not finite become null."""
+    data = {"schema": SCHEMA, **to_plain(record)}
     for plain, case in zip(data["cases"], record.cases, strict=True):
         plain["reached"] = case.reached
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(_finite(data), file, indent=1, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_json(path, _finite(data))
 
 
 def read_bench(path: Path) -> BenchRecord:
@@ -161,40 +190,17 @@ def read_bench(path: Path) -> BenchRecord:
     if schema != SCHEMA:
         raise InputError(f"{path} has schema {schema}, and this version of maclaurin reads schema {SCHEMA}.")
     try:
-        return _bench(data)
+        for case in data["cases"]:
+            case.pop("reached", None)  # follows from the verdicts
+        return from_plain(BenchRecord, data)
     except (TypeError, KeyError, AttributeError) as problem:
-        raise InputError(f"{path} is not a whole benchmark: {problem}.") from None
-
-
-def _bench(data: dict[str, Any]) -> BenchRecord:
-    roofs = data["roofs"]
-    return BenchRecord(
-        **{
-            **data,
-            "roofs": None if roofs is None else Roofs(**roofs),
-            "cases": tuple(_case(each) for each in data["cases"]),
-            "left_out": tuple(data["left_out"]),
-        }
-    )
-
-
-def _case(data: dict[str, Any]) -> CaseRecord:
-    plain = {key: value for key, value in data.items() if key != "reached"}  # follows from the verdicts
-    return CaseRecord(
-        **{
-            **plain,
-            "size": Size(**data["size"]),
-            "own": Figures(**data["own"]),
-            "peers": {key: Figures(**each) for key, each in data["peers"].items()},
-            "verdicts": tuple(Verdict(**each) for each in data["verdicts"]),
-        }
-    )
+        raise InputError(f"{path} is not a complete benchmark: {problem}.") from None
 
 
 def _finite(value: Any) -> Any:
-    """Numbers that are none as null."""
+    """The same with null in place of numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

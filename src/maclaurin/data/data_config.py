@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.errors import DataError
+from maclaurin.data.data_errors import DataError
 from maclaurin.data.named import TASK_NAMES, is_task, open_corpus, open_task, open_tokenizer
 from maclaurin.data.source import Source
 from maclaurin.data.splits import CorpusSplitter, Fractions

@@ -12,17 +12,17 @@ from typing import Any, final
 import torch
 
 from maclaurin.code_version import NUMERICS_VERSION
-from maclaurin.data.config import DataConfig, open_source
+from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.data.named import is_task, open_task
 from maclaurin.data.source import Source
 from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError, MaclaurinError, did_you_mean
+from maclaurin.extensions import source_digest
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.spec.catalogue import catalogue, resolve
 from maclaurin.spec.extras import LayerExtras
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 from maclaurin.study.design import Cell, Experiment, Study
-from maclaurin.study.find import OwnCode, parts_digest
 from maclaurin.study.run_record import Label, Run, RunRecord
 from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig, config_from
@@ -42,12 +42,10 @@ def plan_study(
     scale: float = 1.0,
     device: str | None = None,
     adapt: Adapt = lambda config: config,
-    code: Sequence[OwnCode] = (),
 ) -> Plan:
     """Every run in the order it is started, as a record that waits; its data are not opened yet.
 
-    A config that cannot be is an error here, before any run begins. `adapt` changes each config last; `code`
-    is where parts of one's own may come from.
+    A config that cannot be is an error here, before any run begins. `adapt` changes each config last.
     """
     plan: Plan = {}
     for experiment in study.experiments:
@@ -56,7 +54,7 @@ def plan_study(
             keys = {**experiment.settings(cell), **steps.get(cell.name, {}), "seed": seed}
             with _at(cell, experiment):
                 config = adapt(resolved(keys, scale=scale, device=device))
-                plan[Label(experiment.name, cell.name, seed)] = waiting(config, code)
+                plan[Label(experiment.name, cell.name, seed)] = waiting(config)
     return plan
 
 
@@ -77,10 +75,10 @@ class _at:
             ) from None
 
 
-def waiting(config: TrainConfig, code: Sequence[OwnCode] = ()) -> RunRecord:
+def waiting(config: TrainConfig) -> RunRecord:
     """The run of a resolved config before anything has happened to it."""
     version = ".".join(torch.__version__.split(".")[:2])
-    parts = parts_digest([spec for text in config.attention for spec in specs_in(text)], code)
+    parts = source_digest([spec for text in config.attention for spec in specs_in(text)])
     run = Run(config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts)
     order, state_bytes = attention_facts(config)
     return RunRecord(run=run, status="waiting", order=order, state_bytes=state_bytes)

@@ -7,7 +7,7 @@ from tests.unit.study.making import make_study
 
 from maclaurin import InputError
 from maclaurin.study import Behind, Cell, Experiment, Study, cells_of
-from maclaurin.study.plan import (
+from maclaurin.study.plan_runs import (
     Sources,
     attention_facts,
     canonical_attention,
@@ -140,7 +140,7 @@ def test_tokens_are_those_of_the_tasks_own_rows():
 
 
 def test_data_are_opened_once_for_all_seeds_and_each_seed_has_its_fingerprint():
-    from maclaurin.data.config import open_source
+    from maclaurin.data.data_config import open_source
     from maclaurin.training.batches import data_config
 
     sources = Sources()

@@ -1,4 +1,4 @@
-"""A command that needs an optional part of the installation says so in one line."""
+"""One clear error for a command that needs an extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured, as data: every call with its shape, its peers and the targets it is held to."""
+"""What is measured, as data: every call with its shape, its work, its peers and its targets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.bench.size import SMALL_IS_SHORTER_BY, Size
+from maclaurin.bench.bench_record import SMALL_IS_SHORTER_BY, Size
 from maclaurin.bench.targets import (
     BOTH_PASSES,
     FirstCall,
@@ -19,6 +19,60 @@ from maclaurin.bench.targets import (
     TimeAtMost,
 )
 from maclaurin.errors import InputError
+from maclaurin.spec import AttentionSpec
+
+STATE_ITEM_BYTES = 4
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """Of one forward pass."""
+
+    flops: float
+    moved_bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.moved_bytes
+
+
+def work_of_call(spec: AttentionSpec, form: str, size: Size, item_bytes: int) -> Work:
+    """The form decides between all pairs and a state."""
+    rows = size.batch * size.heads
+    is_linear = spec.has_finite_state and form in ("chunked", "recurrent")
+    flops = 2.0 * rows * _pairs(spec, size.tokens, is_linear) * (size.d + size.e)
+    if is_linear:
+        flops += rows * size.tokens * _flops_of_state(spec, size)
+    return Work(flops, float(item_bytes * rows * size.tokens * _numbers_per_token(spec, size)))
+
+
+def work_of_step(spec: AttentionSpec, size: Size, item_bytes: int) -> Work:
+    """One token of every sequence: the state is written and read once."""
+    rows = size.batch * size.heads
+    state = STATE_ITEM_BYTES * rows * spec.state_size(size.d, size.e)
+    moved = 2.0 * state + item_bytes * rows * _numbers_per_token(spec, size)
+    return Work(float(rows * _flops_of_state(spec, size)), moved)
+
+
+def _pairs(spec: AttentionSpec, tokens: int, is_linear: bool) -> int:
+    """Pairs of query and key whose score is computed."""
+    alone = spec.window is not None and spec.has_finite_state and spec.features(1) == 0
+    if spec.window is not None and (is_linear or alone):
+        exact = min(tokens, spec.window.size)
+        return exact * (exact + 1) // 2 + (tokens - exact) * exact
+    return 0 if is_linear else tokens * (tokens + 1) // 2
+
+
+def _flops_of_state(spec: AttentionSpec, size: Size) -> int:
+    return 4 * spec.features(size.d) * (size.e + int(spec.needs_row_sum))
+
+
+def _numbers_per_token(spec: AttentionSpec, size: Size) -> int:
+    """q, k, v, y and the gates."""
+    return 2 * size.d + 2 * size.e + len(spec.gates)
+
 
 Kind = Literal["call", "step"]
 
@@ -26,7 +80,7 @@ Kind = Literal["call", "step"]
 SWEPT_HEADS, SWEPT_LENGTHS = 8, tuple(2**n for n in range(10, 17))
 SMALL_SWEPT_HEADS, SMALL_SWEPT_LENGTHS = 2, tuple(2**n for n in range(5, 12))
 
-#: exact keys where a window stands alone
+#: size of a window without a tail
 WINDOW = 512
 FIRST_CALL = FirstCall(10)
 
@@ -48,7 +102,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tells it from every other case."""
+        """The unique name of the case."""
         form = "" if self.form == "auto" else f" {self.form}"
         return f"{self.spec}{form}{' step' if self.kind == 'step' else ''} {self.size}"
 
@@ -58,10 +112,10 @@ class Case:
 
 
 def all_cases(*, small: bool = False) -> tuple[Case, ...]:
-    """Every case; those last that take long to compile, or may spoil a GPU process for what follows."""
+    """Every case; last those that take long to compile or may crash a GPU process."""
     window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
     first = (*_exp_family(), *_quadratic(), *_linear_time())
-    last = (*_changed_scores(window), *_steps())
+    last = (*_score_mods(window), *_steps())
     sweep = tuple(_sweep(SWEPT_HEADS, SWEPT_LENGTHS))
     if small:
         first, last = (tuple(case.small() for case in cases) for cases in (first, last))
@@ -73,7 +127,7 @@ def all_cases(*, small: bool = False) -> tuple[Case, ...]:
 
 
 def chosen_cases(cases: Iterable[Case], wanted: Iterable[str]) -> tuple[Case, ...]:
-    """Those whose name or group contains one of the wanted words; all of them if none is wanted."""
+    """Cases whose name or group contains one of the words; all cases if there are none."""
     cases, wanted = tuple(cases), tuple(wanted)
     for words in wanted:
         if not any(_matches(case, words) for case in cases):
@@ -101,13 +155,13 @@ def _exp_family() -> Iterable[Case]:
             yield Case(group="exp family", spec=spec, size=size, peers=("sdpa",), targets=targets)
 
 
-def _changed_scores(window: int) -> Iterable[Case]:
-    """exp over a window alone is written with a tail that weighs nothing."""
+def _score_mods(window: int) -> Iterable[Case]:
+    """exp over a window alone is written with a tail of weight zero."""
     targets = (*_times(1.0, "flex"), FIRST_CALL)
     windowed = f"poly(0)+window({window})/sum"
     for size in _SHAPES:
         for spec in ("exp(clamp=5)/len", "exp*forget/sum", windowed, "sigmoid(-6.93)"):
-            yield Case(group="changed scores", spec=spec, size=size, peers=("flex",), targets=targets)
+            yield Case(group="score_mod", spec=spec, size=size, peers=("flex",), targets=targets)
 
 
 def _quadratic() -> Iterable[Case]:
@@ -163,7 +217,7 @@ def _steps() -> Iterable[Case]:
 
 
 def _sweep(heads: int, lengths: Sequence[int]) -> Iterable[Case]:
-    """As many tokens at every length: constant work for whatever is linear in T."""
+    """The same number of tokens at every length: constant work for methods that are linear in T."""
     for tokens in lengths:
         size = Size.of(lengths[-1] // tokens, heads, tokens, 64)
         for spec, form in (("taylor(2)/sum", "parallel"), ("taylor(2)/sum", "chunked"), ("exp/sum", "auto")):

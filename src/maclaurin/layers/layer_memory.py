@@ -1,4 +1,4 @@
-"""What one attention layer remembers of a text it reads in pieces.
+"""The memory of one attention layer for a text that is read in pieces.
 
 Heads with a finite state keep that state, of the same size however long the text. The others keep the keys
 and values (and gates) of every token, which grow. Beside them are the last inputs of a short convolution.
@@ -55,25 +55,27 @@ class HeadsMemory:
             self.spec,
             state=self.state,
             return_state=True,
+            layout="bthd",
             key_padding_mask=layout.key_padding_mask,
             gates=gates,
         )
         if self.rollback:
             self._keep(of_keys, self.rollback)
         if read_otherwise and self.prompt is not None:
-            return attention(q, k, v, self.prompt, key_padding_mask=layout.key_padding_mask, gates=gates)
+            mask = layout.key_padding_mask
+            return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
         return y
 
     def _attend_to_keys(
         self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
-        """The tokens as the last queries of all keys so far, among which padding may stand anywhere."""
+        """Attend from the new tokens to all keys so far; padding may be anywhere among them."""
         first = not self.keys
         self._keep(of_keys, None)
         every = {**gates, **self.keys}
         k, v = every.pop("k"), every.pop("v")
         mask = layout.key_padding_mask if first else layout.present
-        return attention(q, k, v, self.spec, key_padding_mask=mask, gates=every)
+        return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         if self.keys:
@@ -100,7 +102,7 @@ class HeadsMemory:
         require_within(tokens, self.rollback)
 
     def drop(self, tokens: int) -> None:
-        """Forget the last tokens again; `require_rollback` says whether it can."""
+        """Drop the last tokens; check with `require_rollback` first."""
         if self.state is not None:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)

@@ -1,33 +1,38 @@
-"""One case: the first call, the judgement, and only for a right result the times and the memory."""
+"""One case: the first call, the check against float64, and for a correct result times and memory.
+
+Calls are timed forward and with their gradients. A recurrent step is timed on several states that together
+outgrow the cache, as the rest of a model would have emptied it between two tokens. On a GPU it is also
+replayed as a CUDA graph, which is how a server runs it and where launching does not count.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from maclaurin.bench.cases import Case
-from maclaurin.bench.clock import timings
-from maclaurin.bench.contender import Contender
-from maclaurin.bench.inputs import draw_direction, draw_inputs
-from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_piece, piece_of
-from maclaurin.bench.memory import free_memory, peak_bytes_beyond
-from maclaurin.bench.peers import make_peer
-from maclaurin.bench.record import CaseRecord, Figures
-from maclaurin.bench.setting import Setting
+from maclaurin.bench.bench_record import CaseRecord, Figures, Roofs
+from maclaurin.bench.clock import free_memory, issue_microseconds, peak_bytes_beyond, timings
+from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_piece, exact_row, piece_of
+from maclaurin.bench.peers import Contender, make_peer
+from maclaurin.bench.setting import Setting, draw_direction, draw_inputs
 from maclaurin.bench.targets import PEER_TITLES, Measured
-from maclaurin.bench.work import Work, work_of_call
+from maclaurin.bench.workloads import Case, Work, work_of_call, work_of_step
 from maclaurin.errors import MaclaurinError
 from maclaurin.forms.attend import Form
+from maclaurin.forms.state import State
 from maclaurin.programs.dispatch import plan
 from maclaurin.programs.plan import Plan
 from maclaurin.spec import parse
 from maclaurin.testing.cases import TensorCase
+from maclaurin.testing.tolerances import relative_error
 
 OWN_NAME = "maclaurin"
 #: lengths of the piece whose gradients are checked: the first that takes the same program as the whole
@@ -47,7 +52,7 @@ def reason_of(problem: Exception) -> str:
 
 
 def blank_record(case: Case, setting: Setting) -> CaseRecord:
-    """A case of which nothing is known yet."""
+    """The record of a case before anything is measured."""
     return CaseRecord(
         name=case.name,
         group=case.group,
@@ -63,7 +68,7 @@ def blank_record(case: Case, setting: Setting) -> CaseRecord:
 
 
 def planned_record(case: Case, setting: Setting, chosen: Plan, work: Work) -> CaseRecord:
-    """A case of which form, program and work are known."""
+    """The record of a case whose form, program and work are known."""
     return dataclasses.replace(
         blank_record(case, setting),
         form=chosen.form.value,
@@ -80,14 +85,14 @@ def judged(record: CaseRecord, case: Case, setting: Setting) -> CaseRecord:
 
 
 def refused(record: CaseRecord, errors: Errors, setting: Setting) -> CaseRecord:
-    """A wrong result: its error stands where its times would."""
+    """A wrong result: the record has its error instead of times."""
     note = f"wrong (error {errors.largest:.1e} of {errors.worst}, allowed {setting.allowed_error:g})"
     own = dataclasses.replace(record.own, error=errors.largest, worst=errors.worst, note=note)
     return dataclasses.replace(record, status="wrong", own=own)
 
 
 def failed(record: CaseRecord, problem: Exception) -> CaseRecord:
-    """A case that did not run: the reason stands where its times would."""
+    """A case that did not run: the record has the reason instead of times."""
     own = dataclasses.replace(record.own, note=reason_of(problem))
     return dataclasses.replace(record, status="failed", own=own)
 
@@ -102,7 +107,7 @@ def measure_call(case: Case, setting: Setting) -> CaseRecord:
     record = planned_record(case, setting, chosen, work)
     try:
         return _raced(record, race, chosen)
-    except Exception as problem:  # the plan is known already, so it is told
+    except Exception as problem:  # the plan is known already, so it is recorded
         return failed(record, problem)
 
 
@@ -132,7 +137,7 @@ def _lengths_of_pieces(chosen: Plan) -> list[int]:
 @final
 @dataclass(frozen=True)
 class _Race:
-    """Ourselves and the peers on the same tensors."""
+    """Maclaurin and the peers on the same tensors."""
 
     case: Case
     inputs: TensorCase
@@ -145,12 +150,12 @@ class _Race:
         return plan(q, k, v, inputs.spec, form=form)
 
     def own(self) -> Contender:
-        """Ourselves, as a user calls us."""
+        """Maclaurin, as a user calls it."""
         leaves = tuple(self.inputs.tensors.values())
         return Contender(OWN_NAME, lambda: self.inputs.output(form=self.case.form), leaves, self.inputs.spec)
 
     def examine(self, contender: Contender) -> tuple[float, Errors]:
-        """Seconds of the first call with its gradients, and how wrong some rows of its output are."""
+        """Seconds of the first call with its gradients, and errors of some rows of its output."""
         begun = time.perf_counter()
         y, *gradients = contender.forward_backward(self.direction)
         self.setting.wait()
@@ -177,12 +182,12 @@ class _Race:
         )
 
     def peer(self, key: str) -> tuple[Contender | None, Figures]:
-        """The peer, if it is there and right, and what is known of it so far."""
+        """The peer, if it is available and correct, and its figures so far."""
         blank = Figures(PEER_TITLES[key])
         try:
             contender = make_peer(key, self.inputs)
             seconds, errors = self.examine(contender)
-        except Exception as problem:  # whatever a peer does is noted, and stops nobody else
+        except Exception as problem:  # any error of a peer is recorded and stops nothing else
             blank = dataclasses.replace(blank, note=reason_of(problem))
             free_memory(self.setting.device)
             return None, blank
@@ -210,8 +215,121 @@ class _Race:
                 spread=both_times[key].spread,
                 samples=both_times[key].samples,
                 peak_bytes=peak_bytes_beyond(both[key], self.setting.device),
+                issue_us=issue_microseconds(forward[key], self.setting.device),
             )
         return found
 
     def _both(self, contender: Contender) -> Callable[[], list[Tensor]]:
         return lambda: contender.forward_backward(self.direction)
+
+
+#: tokens in the state before the measured steps
+TOKENS_BEFORE = 64
+#: bytes of all states together, several times any cache
+COLD_BYTES = {"cuda": 256 << 20, "cpu": 0}
+
+Step = tuple[Tensor, State]
+
+
+@torch.no_grad()
+def measure_step(case: Case, setting: Setting, roofs: Roofs) -> CaseRecord:
+    """Time one step. The second of two steps is checked, and with it the state that the first returned."""
+    spec = parse(case.spec)
+    whole = dataclasses.replace(case.size, tokens=TOKENS_BEFORE + 2)
+    text = draw_inputs(spec, whole, setting.dtype, setting.device)
+    state = text.tokens(0, TOKENS_BEFORE).state()
+    token, last = (text.tokens(t, t + 1) for t in (TOKENS_BEFORE, TOKENS_BEFORE + 1))
+    q, k, v = (token.tensors[name] for name in "qkv")
+    chosen = plan(q, k, v, spec, state=state, return_state=True, form=case.form)
+    work = work_of_step(spec, case.size, setting.dtype.itemsize)
+    record = planned_record(case, setting, chosen, work)
+    record = dataclasses.replace(record, state_traffic=2 * state.nbytes)
+    begun = time.perf_counter()
+    _, after = _step(token, state, case.form)
+    setting.wait()
+    seconds = time.perf_counter() - begun
+    y, _ = _step(last, after, case.form)
+    errors = Errors({"output of the second step": _error_of_last(text, y)})
+    if not errors.within(setting.dtype):
+        return refused(record, errors, setting)
+    own = Figures(OWN_NAME, errors.largest, errors.worst, seconds)
+    return _timed(dataclasses.replace(record, own=own), token, state, setting, roofs)
+
+
+def _timed(record: CaseRecord, token: TensorCase, state: State, setting: Setting, roofs: Roofs) -> CaseRecord:
+    number = max(1, math.ceil(COLD_BYTES[setting.device.type] / state.nbytes))
+    states = [state.clone() for _ in range(number)]
+
+    def go_round() -> list[Step]:
+        return [_step(token, each, record.asked_form) for each in states]
+
+    device, budget = setting.device, setting.budget_ms
+    called = timings({"called": go_round}, device, budget)["called"]
+    own = dataclasses.replace(
+        record.own,
+        forward_ms=called.median / number,
+        issue_us=issue_microseconds(lambda: _step(token, states[0], record.asked_form), device),
+        spread=called.spread,
+        samples=called.samples,
+    )
+    if device.type == "cuda":
+        try:
+            replay = _as_graph(go_round)
+            replayed = timings({"replayed": replay}, device, budget)["replayed"]
+            own = dataclasses.replace(own, graph_ms=replayed.median / number)
+        except Exception as problem:  # then only the direct call is timed
+            own = dataclasses.replace(own, note=f"no CUDA graph: {reason_of(problem)}")
+    best = min(ms for ms in (own.forward_ms, own.graph_ms) if ms is not None)
+    rate = 2 * state.nbytes / (1e-3 * best)
+    return dataclasses.replace(
+        record, status="measured", own=own, share_of_copy=rate / roofs.copy_bytes_per_s
+    )
+
+
+def _step(token: TensorCase, state: State, form: str) -> Step:
+    return token(state=state, return_state=True, form=form)
+
+
+def _error_of_last(text: TensorCase, y: Tensor) -> float:
+    """Of the last token's output in the first and the last sequence."""
+    if not all_finite([y]):
+        return math.inf
+    sequences, last = sorted({0, y.shape[0] - 1}), text.length - 1
+    return max(relative_error(y[b, 0], exact_row(text, text.spec, b, last)) for b in sequences)
+
+
+def _as_graph(run: Callable[[], list[Step]]) -> Callable[[], object]:
+    """Capture the steps; their outputs live as long as the graph that writes to them.
+
+    A step that synchronises with the device cannot be captured, and an attempt would break the process: it is
+    refused before.
+    """
+    before = torch.cuda.current_stream()
+    side = torch.cuda.Stream()
+    side.wait_stream(before)
+    with torch.cuda.stream(side), _waiting_is_an_error():
+        run()
+    before.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            kept = run()
+    except RuntimeError:
+        torch.cuda.set_stream(before)
+        raise
+
+    def replay() -> object:
+        graph.replay()
+        return kept
+
+    return replay
+
+
+@contextlib.contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    known = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(known)
