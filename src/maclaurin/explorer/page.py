@@ -1,0 +1,3 @@
+"""placeholder"""
+from pathlib import Path
+WEB = Path(__file__).parent / "web"
