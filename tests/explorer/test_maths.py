@@ -3,11 +3,9 @@
 import itertools
 import math
 
-import pytest
 import torch
 
 from maclaurin import attention, parse
-from maclaurin.explorer.page import WEB
 from maclaurin.forms.certificate import certified_order, output_error
 from maclaurin.spec.part import registered
 from tests.explorer.node import needs_node, run_in_node
@@ -17,8 +15,9 @@ HEADS, TOKENS, D, E = 2, 9, 3, 2
 TOLERANCE = 1e-9
 
 KERNELS = [
-    "exp", "exp(clamp=0.5)", "taylor(0)", "taylor(2)", "taylor(5)", "taylor(0,about=mean)", "taylor(1,about=mean)",
-    "taylor(4,about=mean)", "hermite(0)", "hermite(1)", "hermite(2)", "hermite(4)", "power(0)", "power(2)", "power(3)",
+    "exp", "exp(clamp=0.5)", "taylor(0)", "taylor(2)", "taylor(5)", "taylor(0,about=mean)",
+    "taylor(1,about=mean)", "taylor(4,about=mean)", "hermite(0)", "hermite(1)", "hermite(2)", "hermite(4)",
+    "power(0)", "power(2)", "power(3)",
     "poly(1,1,0.5)", "poly(0.2,0,-0.3,0.1)", "poly(0)", "linear(identity)", "linear(elu1)", "linear(relu)",
     "linear(cosine)", "linear(relu,clamp=0.4)", "linear(identity,scale=-0.7)", "sigmoid(-1.5)",
 ]  # fmt: skip
@@ -27,17 +26,32 @@ DENOMINATORS = [
     "", "/len", "/sum", "/sum(floor=1)", "/sum(eps=0.5)", "/sum(floor=2,eps=0.1,detach)",
     "/running", "/running(floor=3)", "/running(floor=3,len)", "/running(len)",
 ]  # fmt: skip
-ENDS = ["", "*out", "/l2", "/l2(scale=dim)", "/l2(scale=2.5)", "/rms", "/rms(heads)", "/layer", "*out/rms", "/layer*out"]
+ENDS = [
+    "",
+    "*out",
+    "/l2",
+    "/l2(scale=dim)",
+    "/l2(scale=2.5)",
+    "/rms",
+    "/rms(heads)",
+    "/layer",
+    "*out/rms",
+    "/layer*out",
+]
 WINDOWS = ["+window(1)", "+window(3)", "+window(2,sinks=1)", "+window(4,sinks=2)"]
 
 
 def notations():
     """Every kernel, window, gate, denominator and norm, in compositions that mean something."""
     for kernel, gate in itertools.product(KERNELS, GATES):
-        yield from (f"{kernel}{gate}{divisor}{end}" for divisor in ("", "/sum", "/len") for end in ("", "/l2"))
+        yield from (
+            f"{kernel}{gate}{divisor}{end}" for divisor in ("", "/sum", "/len") for end in ("", "/l2")
+        )
     for kernel in ("exp", "taylor(2)", "linear(elu1)"):
         yield from (f"{kernel}*in{divisor}{end}" for divisor in DENOMINATORS for end in ENDS)
-    for kernel, window in itertools.product(("taylor(2)", "taylor(2,about=mean)", "hermite(3)", "poly(0)"), WINDOWS):
+    for kernel, window in itertools.product(
+        ("taylor(2)", "taylor(2,about=mean)", "hermite(3)", "poly(0)"), WINDOWS
+    ):
         yield from (f"{kernel}{window}{gate}{end}" for gate in GATES for end in ("/sum", "/l2"))
 
 
@@ -74,7 +88,9 @@ def test_every_part_of_the_library_is_among_the_vectors():
     """A part that is added to the library is asked for here."""
     text = " ".join(notations())
     for family in ("kernel", "feature map", "window", "gate", "denominator", "norm"):
-        shipped = [name for name, part in registered(family).items() if part.__module__.startswith("maclaurin.spec")]
+        shipped = [
+            name for name, part in registered(family).items() if part.__module__.startswith("maclaurin.spec")
+        ]
         assert [name for name in shipped if name not in text] == []
 
 
@@ -107,7 +123,9 @@ def test_every_spec_in_every_form(tmp_path):
     wrong = {}
     for case, found in zip(cases, answers, strict=True):
         expected = torch.tensor(case["y"], dtype=torch.float64)
-        off = (torch.tensor(found, dtype=torch.float64) - expected).abs().max() / expected.abs().max().clamp(min=1)
+        off = (torch.tensor(found, dtype=torch.float64) - expected).abs().max() / expected.abs().max().clamp(
+            min=1
+        )
         if not off <= TOLERANCE:
             wrong[f"{case['spec']} {case['form']}"] = float(off)
     assert wrong == {}
@@ -126,7 +144,8 @@ def test_the_state_is_packed_as_the_library_packs_it(tmp_path):
         import { parse } from "./notation.js";
         import { attend } from "./maths.js";
         const answer = (inputs) => ["recurrent", "chunked"].map((form) =>
-          attend(parse("taylor(3)*forget/l2"), inputs, { form }).heads.map(({ state }) => [...state.values()].flat()));
+          attend(parse("taylor(3)*forget/l2"), inputs, { form }).heads
+            .map(({ state }) => [...state.values()].flat()));
         """,
         job,
     )
@@ -163,7 +182,8 @@ def test_one_row_of_scores(tmp_path):
         tmp_path,
         """
         import { seriesOfRow } from "./maths.js";
-        const answer = ({ x, v }) => Object.fromEntries(["zero", "mean"].map((about) => [about, seriesOfRow(x, v, about, 16)]));
+        const answer = ({ x, v }) =>
+          Object.fromEntries(["zero", "mean"].map((about) => [about, seriesOfRow(x, v, about, 16)]));
         """,
         {"x": x.tolist(), "v": v.tolist()},
     )
@@ -177,12 +197,9 @@ def test_one_row_of_scores(tmp_path):
             if order % 2:
                 continue
             spec = f"taylor({order},about={about})/sum"
-            y = attention(torch.ones(1, 1, 1, 1).double(), x[None, :, None, None], v[None, :, None], spec, scale=1.0)
+            y = attention(
+                torch.ones(1, 1, 1, 1).double(), x[None, :, None, None], v[None, :, None], spec, scale=1.0
+            )
             error = (y[0, 0, 0] - exact).abs().max() / v.abs().max()
             assert math.isclose(at["error"], error, rel_tol=1e-6, abs_tol=TOLERANCE)
             assert at["bound"] is None or at["error"] <= at["bound"]  # null: no certificate
-
-
-def test_modules_name_what_they_import():
-    """The page joins the modules in the order of their imports; a module that is missing there is not bundled."""
-    assert {"maths.js", "notation.js"} <= {path.name for path in WEB.glob("*.js")}

@@ -17,7 +17,8 @@ function answerTo(text) {
     return {
       notation: spec.notation, formula: spec.formula, recurrence: spec.recurrence, gates: spec.gates,
       cancelled: spec.cancelledParts.map(print), simplified: spec.simplified().notation,
-      can_vanish: spec.denominatorCanVanish, state: spec.hasFiniteState ? String(spec.stateSize(16, 8)) : null,
+      can_vanish: spec.denominatorCanVanish,
+      state: spec.hasFiniteState ? String(spec.stateSize(16, 8)) : null,
     };
   } catch (problem) {
     if (!(problem instanceof NotationError)) throw problem;
@@ -30,7 +31,9 @@ function answerTo(text) {
 @needs_node
 def test_the_same_texts_are_accepted_and_refused_with_the_same_words(tmp_path):
     golden = json.loads(GOLDEN.read_text())
-    script = ANSWERS + "const answer = (texts) => Object.fromEntries(texts.map((text) => [text, answerTo(text)]));"
+    script = (
+        ANSWERS + "const answer = (texts) => Object.fromEntries(texts.map((text) => [text, answerTo(text)]));"
+    )
     found = run_in_node(tmp_path, script, list(golden))
     assert {text: found[text] for text in golden if found[text] != golden[text]} == {}
     assert sum("reason" in answer for answer in golden.values()) > 60
@@ -47,9 +50,12 @@ def test_names_of_the_catalogue_and_their_typos(tmp_path):
         except NotationError as problem:
             return {"position": problem.position, "reason": problem.reason}
 
-    script = ANSWERS + """
+    script = (
+        ANSWERS
+        + """
     const answer = ({ entries, texts }) => texts.map((text) => {
       try { return resolve(text, entries).notation; } catch (problem) { return refused(problem); }
     });
     """
+    )
     assert run_in_node(tmp_path, script, {"entries": entries, "texts": texts}) == [expected(t) for t in texts]

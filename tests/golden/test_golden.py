@@ -57,7 +57,7 @@ def test_formulas(same_as_golden):
 
 
 def test_notations(same_as_golden):
-    """What is accepted and what is refused, and with which words; the explorer's parser has the same answers."""
+    """What is accepted and what is refused, in which words; the explorer's parser answers the same."""
     texts = [*(HERE / "notations.txt").read_text().splitlines(), "", *(e.notation for e in catalogue)]
     answers = {text: answer_to(text) for text in dict.fromkeys(texts)}
     assert same_as_golden("notation.json", as_json(answers)), MEANT
