@@ -1,9 +1,9 @@
 """The site: docs/ and pages made from the code, through Zensical, with the explorer as its front.
 
-    python docs/build_site.py            build/site
-    python docs/build_site.py --serve    the same, shown at http://127.0.0.1:8000
+    python docs/build_site.py            writes build/site
+    python docs/build_site.py --serve    and shows it at http://127.0.0.1:8000
 
-1. docs/ is copied to build/site-sources; catalogue, API, commands, laws and decisions are written beside it.
+1. docs/ is copied to build/sources; catalogue, API, commands, laws and decisions are written beside it.
 2. Formulas between $ or $$ become MathML, which browsers draw themselves: nothing is loaded from elsewhere.
 3. Files outside docs/ that a page links to are copied along, so that no link leaves the site.
 4. Zensical builds; the explorer takes the place of the front page; every link is followed.
@@ -16,6 +16,7 @@ import ast
 import functools
 import html
 import http.server
+import importlib.util
 import inspect
 import json
 import re
@@ -28,7 +29,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[1]
-DOCS, SOURCES, SITE = ROOT / "docs", ROOT / "build" / "site-sources", ROOT / "build" / "site"
+DOCS = ROOT / "docs"
 HEAD_SIZES = (16, 32, 64, 128)
 
 
@@ -38,50 +39,69 @@ def main() -> None:
     options.add_argument("--serve", action="store_true", help="show the site when it is built")
     options.add_argument("--port", type=int, default=8000)
     chosen = options.parse_args()
-    build()
-    pages = len(list(SITE.rglob("*.html")))
-    if dead := list(dead_links(SITE)):
+    site = build(ROOT / "build")
+    pages = len(list(site.rglob("*.html")))
+    if dead := list(dead_links(site)):
         sys.exit("\n".join(["dead links:", *dead]))
-    print(f"{SITE.relative_to(ROOT)}: {pages} pages, no dead link")
+    print(f"{site.relative_to(ROOT)}: {pages} pages, no dead link")
     if chosen.serve:
-        serve(chosen.port)
+        serve(site, chosen.port)
 
 
-def build() -> None:
-    """Sources, Zensical, formulas, explorer."""
-    shutil.rmtree(ROOT / "build", ignore_errors=True)
-    shutil.copytree(DOCS, SOURCES, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+def build(folder: Path) -> Path:
+    """Sources, Zensical, formulas, explorer; returns the folder of the site."""
+    from maclaurin.explorer.page import explorer_page
+
+    sources, site = folder / "sources", folder / "site"
+    shutil.rmtree(sources, ignore_errors=True)
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(DOCS, sources, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for name, text in generated_pages():
-        page = SOURCES / name
+        page = sources / name
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, "utf-8")
     formulas = Formulas()
-    for page in sorted(SOURCES.rglob("*.md")):
-        text = linked_files(page, page.read_text("utf-8"))
+    for page in sorted(sources.rglob("*.md")):
+        name = page.relative_to(sources)
+        text = linked_laws(name, linked_files(name, page.read_text("utf-8"), sources))
         page.write_text(formulas.taken_out(text), "utf-8")
-    zensical()
-    for page in SITE.rglob("*.html"):
+    zensical(folder)
+    for page in site.rglob("*.html"):
         text = page.read_text("utf-8")
         if formulas.mark in text:
             page.write_text(formulas.put_back(text), "utf-8")
-    for index in SITE.glob("search*.json"):
+    for index in site.glob("search*.json"):
         index.write_text(formulas.as_text(index.read_text("utf-8")), "utf-8")
-    from maclaurin.explorer.page import explorer_page
+    for report in site.glob("reports/*/index.html"):
+        complete_report(report, DOCS / report.relative_to(site).parent)
+    (site / "index.html").write_text(explorer_page(docs=""), "utf-8")
+    return site
 
-    (SITE / "index.html").write_text(explorer_page(docs=""), "utf-8")
+
+def complete_report(page: Path, source: Path) -> None:
+    """The files that a report names beside it: its tables as they are; its runs are not kept in docs/."""
+    shutil.copyfile(source / "tables.md", page.with_name("tables.md"))
+    text = page.read_text("utf-8")
+    page.write_text(text.replace('<a href="runs.csv">runs.csv</a>, ', ""), "utf-8")
 
 
-def zensical() -> None:
-    """Run it; its output is shown only where it fails."""
+def zensical(folder: Path) -> None:
+    """Run it with mkdocs.yml for this folder; its output is shown only where it fails."""
+    if importlib.util.find_spec("zensical") is None:
+        sys.exit("the site needs zensical: pip install -c constraints.txt '.[site]', or run make site.")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    settings = settings.replace("_dir: build/", "_dir: ")  # from the folder where it is run
+    settings = settings.replace("paths: [src]", f"paths: [{ROOT / 'src'}]")
+    (folder / "mkdocs.yml").write_text(settings, "utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--config-file", "mkdocs.yml"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode or "Traceback" in result.stderr:
         sys.exit(f"zensical failed:\n{result.stdout}\n{result.stderr}")
 
 
-def serve(port: int) -> None:
+def serve(site: Path, port: int) -> None:
     """The built site on this machine, until Ctrl-C."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(SITE))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         print(f"http://127.0.0.1:{port}/  (Ctrl-C ends it)")
         try:
@@ -97,7 +117,9 @@ class Formulas:
     """LaTeX taken out of Markdown before it is read, and put back as MathML."""
 
     mark = "xFORMULAx"
-    _written = re.compile(r"\$\$(?P<display>.+?)\$\$|(?<![\w$\\])\$(?P<inline>[^$\n]+?)\$(?![\w$])", re.DOTALL)
+    _written = re.compile(
+        r"\$\$(?P<display>.+?)\$\$|(?<![\w$\\])\$(?P<inline>[^$\n]+?)\$(?![\w$])", re.DOTALL
+    )
     _code = re.compile(r"```.*?```|~~~.*?~~~|`[^`\n]+`", re.DOTALL)
 
     def __init__(self) -> None:
@@ -134,22 +156,43 @@ class Formulas:
 # ------------------------------------------------------------------------------------------ links
 
 
-def linked_files(page: Path, text: str) -> str:
+def linked_files(page: Path, text: str, sources: Path) -> str:
     """Copy files outside docs/ that the page links to, and let the links lead to the copies."""
-    here = DOCS / page.relative_to(SOURCES)
 
     def moved(match: re.Match[str]) -> str:
-        target = (here.parent / match[1]).resolve()
+        target = ((DOCS / page).parent / match[1]).resolve()
         if not target.is_relative_to(ROOT) or target.is_relative_to(DOCS) or not target.is_file():
             return match[0]
-        copy = SOURCES / "files" / target.relative_to(ROOT)
+        copy = Path("files") / target.relative_to(ROOT)
         copy = copy.with_name(f"{copy.name}.txt") if copy.suffix in (".py", ".md") else copy
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(target, copy)
-        up = "../" * len(page.relative_to(SOURCES).parent.parts)
-        return f"]({up}{copy.relative_to(SOURCES)})"
+        (sources / copy).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(target, sources / copy)
+        return f"]({to_top(page)}{copy})"
 
     return re.sub(r"\]\((\.\./[^)#\s]+)\)", moved, text)
+
+
+def linked_laws(page: Path, text: str) -> str:
+    """Names of laws lead to their text."""
+    if page == Path("reference/laws.md"):
+        return text
+
+    def linked(match: re.Match[str]) -> str:
+        known = match[1] in law_names()
+        return f"[`{match[1]}`]({to_top(page)}reference/laws.md#{match[1]})" if known else match[0]
+
+    return re.sub(r"(?<!\[)`(test_[a-z0-9_]+)`", linked, text)
+
+
+def to_top(page: Path) -> str:
+    """The way from a page to the top of the sources."""
+    return "../" * len(page.parent.parts)
+
+
+@functools.cache
+def law_names() -> frozenset[str]:
+    """Every law that has a heading on the page of laws."""
+    return frozenset(re.findall(r"\{#(test_\w+)\}", laws_page()))
 
 
 class _Links(HTMLParser):
@@ -187,16 +230,17 @@ def dead_links(site: Path) -> Iterator[str]:
             anchor = unquote(target.fragment)
             if not path.is_file():
                 yield f"{page.relative_to(site)}: {link}"
-            elif anchor and path in pages and path != site / "index.html" and anchor not in pages[path].anchors:
+            elif (
+                anchor and path in pages and path != site / "index.html" and anchor not in pages[path].anchors
+            ):
                 yield f"{page.relative_to(site)}: {link} (no such heading)"
 
 
-# ------------------------------------------------------------------------------------------ pages from the code
+# -------------------------------------------------------------------------------- pages from the code
 
 
 def generated_pages() -> Iterator[tuple[str, str]]:
     """(name, Markdown) of every page that is made from the code."""
-    yield "index.md", _FRONT
     yield "site.css", _STYLE
     yield "catalogue.md", catalogue_page()
     yield "reference/commands.md", commands_page()
@@ -214,8 +258,9 @@ def catalogue_page() -> str:
     lines = [
         "# The catalogue",
         "",
-        "Every published variant as data, made from `maclaurin.catalogue`. x = q·k/√d after rotary embedding, t = number",
-        f"of visible keys. {len(catalogue)} entries; each name and alias works wherever a notation does.",
+        "Every published variant as data, made from `maclaurin.catalogue`. x = q·k/√d after rotary embedding,",
+        f"t = number of visible keys. {len(catalogue)} entries; each name and alias works wherever a notation",
+        "does.",
         "",
         "| name | notation | source |",
         "|---|---|---|",
@@ -223,14 +268,20 @@ def catalogue_page() -> str:
     ]
     for entry in catalogue:
         spec = entry.spec
-        lines += ["", f"## {entry.name} {{#{_anchor(entry.name)}}}", "", f"`{entry.notation}` · {entry.source}", ""]
+        lines += [
+            "",
+            f"## {entry.name} {{#{_anchor(entry.name)}}}",
+            "",
+            f"`{entry.notation}` · {entry.source}",
+            "",
+        ]
         if entry.aliases:
             lines += [f"Also called {', '.join(f'`{alias}`' for alias in entry.aliases)}.", ""]
         lines += [f"$${_broken(spec.latex)}$$", ""]
         lines += ["**As a recurrent network**", "", "```text", spec.recurrence, "```", ""]
         if spec.has_finite_state:
-            sizes = [f"{spec.state_size(d, d):,}" if spec.state_size(d, d) < 10**12 else f"{spec.state_size(d, d):.1e}"
-                     for d in HEAD_SIZES]  # fmt: skip
+            numbers = [spec.state_size(d, d) for d in HEAD_SIZES]
+            sizes = [f"{number:,}" if number < 10**12 else f"{number:.1e}" for number in numbers]
             lines += [
                 "| head size | " + " | ".join(map(str, HEAD_SIZES)) + " |",
                 "|---|" + "---:|" * len(HEAD_SIZES),
@@ -266,7 +317,12 @@ def commands_page() -> str:
 
     from maclaurin.cli.main import app
 
-    lines = ["# Commands", "", "Made from the commands themselves; `maclaurin COMMAND --help` prints the same.", ""]
+    lines = [
+        "# Commands",
+        "",
+        "Made from the commands themselves; `maclaurin COMMAND --help` prints the same.",
+        "",
+    ]
     for name, command in _commands(typer.main.get_command(app), "maclaurin"):
         lines += [f"## {name}", ""]
         for paragraph in _help(command).split("\n\n"):
@@ -314,8 +370,8 @@ def laws_page() -> str:
     lines = [
         "# Laws",
         "",
-        "What must hold for every spec, and the identities of the algebra; `make test` runs them in float64. The first",
-        "group is a class that every new part inherits: `maclaurin.testing.SpecLaws`.",
+        "What must hold for every spec, and the identities of the algebra; `make test` runs them in float64.",
+        "The first group is a class that every new part inherits: `maclaurin.testing.SpecLaws`.",
         "",
     ]
     groups = (
@@ -346,13 +402,7 @@ def decisions_page() -> str:
     return "# Decisions\n\nShort records of what a reader would question.\n\n" + "\n".join(rows) + "\n"
 
 
-_FRONT = """# Maclaurin
-
-The explorer: take softmax attention apart in the browser. A row of attention with real scores, the recurrent network one token at a
-time, the parts with switches and the notation box.
-"""
-
-_STYLE = """math[display="block"] { margin: 1.2em 0; overflow-x: auto; overflow-y: hidden; font-size: 1.08em; }
+_STYLE = """math[display="block"] { margin: 1.2em 0; overflow: auto hidden; font-size: 1.08em; }
 """
 
 _API = """# Python
