@@ -50,7 +50,7 @@ def main() -> None:
 
 def build(folder: Path) -> Path:
     """Sources, Zensical, formulas, explorer; returns the folder of the site."""
-    from maclaurin.explorer.page import explorer_page
+    from maclaurin.explorer.explorer_page import explorer_page
 
     sources, site = folder / "sources", folder / "site"
     shutil.rmtree(sources, ignore_errors=True)
@@ -258,9 +258,9 @@ def catalogue_page() -> str:
     lines = [
         "# The catalogue",
         "",
-        "Every published variant as data, made from `maclaurin.catalogue`. x = q·k/√d after rotary embedding,",
-        f"t = number of visible keys. {len(catalogue)} entries; each name and alias works wherever a notation",
-        "does.",
+        "Every published variant as data, made from `maclaurin.catalogue`. x = q·k/√d after rotary",
+        f"embedding, t = number of visible keys. {len(catalogue)} entries; each name and alias works where",
+        "a notation does.",
         "",
         "| name | notation | source |",
         "|---|---|---|",
@@ -417,6 +417,7 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.state.State
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
+::: maclaurin.programs.series.SeriesNotice
 ::: maclaurin.spec.catalogue.Catalogue
 ::: maclaurin.spec.catalogue.Entry
 ::: maclaurin.errors

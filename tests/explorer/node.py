@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from maclaurin.explorer.page import WEB
+from maclaurin.explorer.explorer_page import WEB
 
 NODE = shutil.which("node") or shutil.which("nodejs")
 needs_node = pytest.mark.skipif(NODE is None, reason="no node here: apt-get install nodejs")

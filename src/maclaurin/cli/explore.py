@@ -14,7 +14,7 @@ from maclaurin.cli.device import device_named
 from maclaurin.cli.extras import requires_extra
 from maclaurin.cli.status import status
 from maclaurin.errors import InputError
-from maclaurin.explorer.page import explorer_page
+from maclaurin.explorer.explorer_page import explorer_page
 from maclaurin.files import write_file, write_json
 from maclaurin.model_names import require_model
 from maclaurin.user_files import require_file, require_writable_folder

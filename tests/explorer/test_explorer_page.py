@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.explorer import page as pages
-from maclaurin.explorer.page import explorer_page
+from maclaurin.explorer import explorer_page as pages
+from maclaurin.explorer.explorer_page import explorer_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = [
