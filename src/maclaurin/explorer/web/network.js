@@ -62,7 +62,7 @@ function drawOrders(settings, spec, recurrent, t) {
     const multisets = multisetsOf(settings.size, n);
     const place = h("div", { class: "order" });
     const columns = [...Array.from({ length: VALUE_SIZE }, (_, c) => `v${SUBSCRIPTS[c]}`), ...(spec.needsRowSum ? ["1"] : [])];
-    const [label, wide, high, gap] = [Math.max(24, n * 14 + 10), 22, rows.length > 10 ? 11 : 18, 30];
+    const [label, wide, high, gap] = [Math.max(20, n * 14 + 10), 30, rows.length > 10 ? 12 : 24, 34];
     const width = label + 2 * columns.length * wide + gap + 6;
     const height = 20 + rows.length * high + 6;
     const node = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `State of order ${n}: ${rows.length} rows, and what this token wrote` });
@@ -144,7 +144,7 @@ function drawMemory(settings, spec, count, t) {
   const most = Math.max(state, perKey * tokens) * 1.1;
   const x = linear([0, tokens], [left, width - right]);
   const y = linear([0, most], [height - bottom, top]);
-  for (const value of niceTicks(0, most, 5))
+  for (const value of niceTicks(0, most, 6))
     node.append(s("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: value ? "grid" : "axis" }),
       s("text", { x: left - 6, y: y(value) + 4, class: "tick", "text-anchor": "end" }, value));
   for (let i = 0; i < t + 1; i++)

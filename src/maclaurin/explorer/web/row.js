@@ -127,7 +127,7 @@ function drawWeights(row, weights, exact, isExp) {
   const least = clamped(Math.min(0, ...finite) * 1.08, -0.8, 0);
   const y = linear([least, most], [height - bottom, top]);
   const step = (width - left - right) / count;
-  for (const tick of niceTicks(least, most, 5))
+  for (const tick of niceTicks(least, most, 7))
     node.append(s("line", { x1: left, x2: width - right, y1: y(tick), y2: y(tick), class: tick === 0 ? "axis" : "grid" }),
       s("text", { x: left - 6, y: y(tick) + 4, class: "tick", "text-anchor": "end" }, shown(tick, 2)));
   weights.forEach((w, k) => {
