@@ -270,7 +270,7 @@ class _GainedSoftmax(torch.autograd.Function):
         if of_divisor and sums is not None:
             of_rows = sums if gate is None else sums * gate.transpose(1, 2)
             d_divisor = (-of_rows).sum_to_size(log_divisor.shape)
-        if of_gate and sums is not None:
+        if of_gate and sums is not None and gate is not None:
             d_gate = sums.transpose(1, 2).to(gate.dtype)
         return dq, dk, dv, d_divisor, d_gate, None
 
