@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench docs golden gpu-test gpu-sanitize gpu-bench clean
+.PHONY: help study test quick test-all check format bench docs site site-serve golden gpu-test gpu-sanitize gpu-bench \
+	clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,9 +20,17 @@ $(READY): pyproject.toml constraints.txt
 study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
 	$(BIN)/maclaurin study mini
 
-test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
+test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, under 10 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
+
+quick: $(READY)  ## the tests for the edit loop (under a minute)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive and not slow' \
+		tests/unit tests/golden tests/laws/test_identities.py
+
+test-all: $(READY)  ## every shape, and what needs minutes: a Ray node that dies, studies side by side
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/kernels
 
 check: $(READY)  ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -41,6 +50,12 @@ docs: $(READY)  ## the reports in docs/reports again, from the records of the st
 		$(BIN)/maclaurin report studies/$$study/records.json --out docs/reports/$$study; \
 		rm -f docs/reports/$$study/figures/*.pdf docs/reports/$$study/runs.csv; \
 	done
+
+site: $(READY)  ## the site in build/site: docs, tutorials, catalogue, references, and the explorer as its front
+	$(BIN)/python docs/build_site.py
+
+site-serve: $(READY)  ## build the site and show it at http://127.0.0.1:8000
+	$(BIN)/python docs/build_site.py --serve
 
 gpu-test: $(READY)  ## kernels and forms on this machine's GPU; the result is kept under benchmarks/results
 	$(BIN)/python benchmarks/gpu_tests.py

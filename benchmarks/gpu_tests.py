@@ -45,7 +45,8 @@ def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
     """pytest's exit code, and on which machine how many passed and which did not, as pytest names them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *tests, f"--junitxml={report}", *side_by_side(), *options]
+        pytest = [sys.executable, "-m", "pytest", "-m", ""]  # the exhaustive tests too
+        command = [*pytest, *tests, f"--junitxml={report}", *side_by_side(), *options]
         code = subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
         suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None

@@ -335,7 +335,7 @@ def compiled_sizes(subject: Subject) -> tuple[str, ...]:
 
 def compile_ahead(name: str, size: str) -> str | None:
     """All programs of a subject into triton's cache, in a process that does not touch the GPU."""
-    from maclaurin.programs.triton.compile_only import compiled_for
+    from maclaurin.programs.triton.compiled_code import compiled_for
 
     subject = next(s for group in GROUPS.values() for s in group if s.name == name)
     spec = parse(subject.spec)

@@ -21,7 +21,7 @@ from machine import stamp
 from torch.profiler import ProfilerActivity, profile
 
 from maclaurin.programs.triton import exp_modified, moments, polynomial_linear, polynomial_quadratic
-from maclaurin.programs.triton.compile_only import compiled_for
+from maclaurin.programs.triton.compiled_code import compiled_for
 from maclaurin.programs.triton.tiles import Tile
 
 RESULTS = Path(__file__).parent / "results" / "tiles.json"

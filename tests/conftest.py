@@ -21,6 +21,16 @@ def _quiet_and_seeded():
         yield
 
 
+def pytest_collection_modifyitems(config, items):
+    """Without a GPU its tests are left out, rather than skipped one by one."""
+    if torch.cuda.is_available():
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--rewrite-golden", action="store_true", help="rewrite golden files instead of comparing"

@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from maclaurin.study.run_record import read_study
+from tests.e2e import command
 
-COMMAND = [sys.executable, "-m", "maclaurin", "study"]
 #: a run of a second or two: data made on the fly, rows of 24 tokens
 COMMON = {
     "size": "nano",
@@ -48,10 +47,7 @@ def environment():
 
 
 def start(folder, *arguments):
-    return subprocess.Popen(
-        [*COMMAND, *arguments], cwd=folder, env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    return command.start("study", *arguments, cwd=folder, env=environment())
 
 
 def study(folder, *arguments, expect=0):

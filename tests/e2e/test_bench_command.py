@@ -10,23 +10,15 @@ import time
 
 import pytest
 
+from tests.e2e import command
+
 COMMAND = [sys.executable, "-m", "maclaurin", "bench"]
 CHOSEN = ["--quick", "--case", "exp/l2 B2 H2 T128 D64", "--case", "step B1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
 
 
 def bench(*arguments, cwd, expect=0):
-    result = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return command.run("bench", *arguments, cwd=cwd, env=ENVIRONMENT, expect=expect, timeout=120)
 
 
 @pytest.fixture(scope="module")

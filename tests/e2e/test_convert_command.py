@@ -1,28 +1,17 @@
 """`maclaurin convert` as a user types it: convert, recover, load, and errors that leave nothing behind."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests.e2e import command
 from tests.e2e.training import environment
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 
 
 def maclaurin(*arguments, cwd, expect=0):
-    result = subprocess.run(
-        [sys.executable, "-m", "maclaurin", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(),
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return command.run(*arguments, cwd=cwd, env=environment(), expect=expect)
 
 
 @pytest.fixture(scope="module")

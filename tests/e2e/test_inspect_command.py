@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.e2e import command
 from tests.e2e.in_process import maclaurin
 
 COMMAND = Path(sys.executable).with_name("maclaurin")
@@ -23,16 +24,8 @@ QUICK = ["--tokens", "96", "--context", "48", "--orders", "1,2,4,10", "--windows
 
 
 def inspect(*arguments, expect=0, **options):
-    result = subprocess.run(
-        [COMMAND, "inspect", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-        **options,
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    return command.run("inspect", *arguments, env=env, expect=expect, **options)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,13 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from maclaurin.study.run_record import write_study
+from tests.e2e import command
 from tests.unit.report import synthetic
 
 COMMAND = Path(sys.executable).with_name("maclaurin")
@@ -26,11 +26,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: a
 
 
 def report(*arguments, expect=0, **options):
-    result = subprocess.run(
-        [COMMAND, "report", *arguments], capture_output=True, text=True, timeout=300, **options
-    )
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
+    return command.run("report", *arguments, expect=expect, **options)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The studies of this repository: each can be planned, the big one starts, the default one ends in a page."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from maclaurin import resolve
 from maclaurin.study.find import known_studies, load_study
 from maclaurin.study.run_record import read_study
 from maclaurin.training.config import config_from
+from tests.e2e import command
 from tests.e2e.training import environment
 
 NEEDED = {"mini", "orders", "parts", "interactions", "recall", "paper", "paper-h200"}
@@ -17,16 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def maclaurin(*arguments, cwd):
-    result = subprocess.run(
-        [sys.executable, "-m", "maclaurin", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment(COLUMNS="160"),
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = command.run(*arguments, cwd=cwd, env=environment(COLUMNS="160"))
     return result.stdout + result.stderr
 
 

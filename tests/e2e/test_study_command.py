@@ -143,6 +143,7 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
         assert steps_trained(tmp_path, found[cell].key) == list(range(1, steps + 1))
 
 
+@pytest.mark.exhaustive
 def test_two_studies_at_once_train_a_shared_run_once(tmp_path):
     write_study(tmp_path, "one", {"softmax": SOFTMAX}, **LONG)
     write_study(tmp_path, "two", {"softmax": SOFTMAX}, **LONG)
@@ -155,6 +156,7 @@ def test_two_studies_at_once_train_a_shared_run_once(tmp_path):
     assert all("1 finished" in text for text in told)
 
 
+@pytest.mark.exhaustive
 def test_a_smoke_run_of_a_big_study_under_torchrun(tmp_path):
     cells = {"softmax": {"attention": "exp/sum"}}
     big = {"size": "small", "data": "fineweb", "tokenizer": "hf:some/tokenizer", "precision": "bf16"}

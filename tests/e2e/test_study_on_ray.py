@@ -41,6 +41,7 @@ def cluster(monkeypatch):
     made.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_a_node_dies_and_nothing_is_lost(cluster, tmp_path):
     # a long run takes about twice as long as a process of Ray takes to start, so that two of them meet
     short, long = {"steps": 5}, {"steps": 300}

@@ -6,11 +6,10 @@
 import inspect
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.command import run
 
 import maclaurin
 import maclaurin.spec
@@ -56,6 +55,30 @@ def test_formulas(same_as_golden):
     assert same_as_golden("formulas.json", as_json(rows)), MEANT
 
 
+def test_notations(same_as_golden):
+    """What is accepted and what is refused, in which words; the explorer's parser answers the same."""
+    texts = [*(HERE / "notations.txt").read_text().splitlines(), "", *(e.notation for e in catalogue)]
+    answers = {text: answer_to(text) for text in dict.fromkeys(texts)}
+    assert same_as_golden("notation.json", as_json(answers)), MEANT
+
+
+def answer_to(text):
+    try:
+        spec = parse(text)
+    except maclaurin.NotationError as problem:
+        return {"position": problem.position, "reason": problem.reason}
+    return {
+        "notation": str(spec),
+        "formula": spec.formula,
+        "recurrence": spec.recurrence,
+        "gates": spec.gates,
+        "cancelled": [str(part) for part in spec.cancelled_parts],
+        "simplified": str(spec.simplified()),
+        "can_vanish": spec.denominator_can_vanish,
+        "state": str(spec.state_size(16, 8)) if spec.has_finite_state else None,
+    }
+
+
 def test_state_sizes(same_as_golden):
     specs = [e.spec for e in catalogue if e.spec.has_finite_state and max(e.spec.orders) <= 10]
     specs += [parse("taylor(2,about=mean)+window(64,sinks=1)/sum"), parse("hermite(3)/len")]
@@ -70,6 +93,7 @@ def test_state_sizes(same_as_golden):
         "list",
         "show",
         "check",
+        "doctor",
         "train",
         "sweep",
         "runs",
@@ -82,10 +106,11 @@ def test_state_sizes(same_as_golden):
         "convert",
         "eval",
         "bench",
+        "explore",
     ],
 )
+@pytest.mark.slow
 def test_help(same_as_golden, command):
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    arguments = [sys.executable, "-m", "maclaurin", *command.split(), "--help"]
-    result = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=True)
+    result = run(*command.split(), "--help", env=environment)
     assert same_as_golden(f"help_{command.replace(' ', '_') or 'maclaurin'}.txt", result.stdout), MEANT

@@ -7,10 +7,7 @@ from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausal
 from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.recorded_step import RecordedStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def model_of(attention, dtype=torch.float32):

@@ -5,7 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.programs.row_operators import row_products
+from maclaurin.programs.operands import row_products
 from maclaurin.programs.score_mod import modified_softmax, modified_softmax_backward
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, assert_same, random_tensors
@@ -98,7 +98,7 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 4097])
 @pytest.mark.parametrize("notation", ["exp(clamp=1)/len", "exp*forget/sum"])
 def test_every_length(length, notation, dtype, device, poisoned):

@@ -93,7 +93,7 @@ def test_short_texts(tokens, device, poisoned):
     assert_right("linear(elu1)*forget/sum", shape, torch.float32, device)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", [16, 32, 64, 128])
 @pytest.mark.parametrize("notation", ["linear(elu1)/sum", "linear(cosine)*forget"])

@@ -7,7 +7,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.programs.linear_operator import linear_polynomial
+from maclaurin.programs.linear_time import linear_polynomial
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
@@ -90,11 +90,13 @@ def error(value, reference, floor=1e-3):
         (SMALL_HEADS, 3, "count", True, True),
     ],
 )
-@pytest.mark.parametrize("narrow", [False, True])
-def test_linear_time(shape, order, divisor, rows, decays, narrow, dtype, device, poisoned):
+def test_linear_time(shape, order, divisor, rows, decays, dtype, device, poisoned):
     """`narrow`: y is rounded to bf16, but what rounding took is not forgotten on the way back."""
-    if narrow and (rows or order != 2):
-        pytest.skip("y is written the same way")
+    for narrow in (False, True) if order == 2 and not rows else (False,):
+        _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, device)
+
+
+def _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, device):
     by_sum = divisor == "sum"
     call = Call(COEFFICIENTS[: order + 1], divisor, 1e-3 if by_sum else 0.0, shape[-1], narrow)
     q, k, v, alpha, log_forget = case(shape, order, dtype, device, rows=rows, decays=decays)
@@ -159,7 +161,7 @@ def test_heads_of_order_3(d, device):
         assert relative_error(found[name], reference, 1e-3) < 1e-5, name
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000, 1024, 4097])
 @pytest.mark.parametrize("d", [16, 32, 64, 128])
 def test_every_length(length, d, dtype, device, poisoned):
@@ -167,7 +169,7 @@ def test_every_length(length, d, dtype, device, poisoned):
     assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton", form="chunked")
 
 
-@pytest.mark.skipif(not ON_GPU, reason="only a full GPU lets products run on so long")
+@pytest.mark.gpu  # only a full GPU lets products run on so long
 @pytest.mark.parametrize(
     ("notation", "d"),
     [("taylor(2)/sum", 16), ("taylor(2)/sum", 32), ("taylor(2)/sum", 64), ("taylor(3)/l2", 16)],
@@ -182,7 +184,7 @@ def test_nothing_is_written_under_a_running_product(notation, d, device):
             assert torch.equal(found, found[:1, :, :4].repeat(8, 1, 4, 1))
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 def test_row_sums_do_not_drift_over_a_long_text(device):
     """Ones for values: every row must give exactly one, after 65,536 tokens too."""
     q, k = (torch.randn(1, 65536, 1, 64, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -240,7 +242,7 @@ def read_in_pieces(case, lengths):
     return {"y": y.detach(), "moments": moments.detach(), **case.gradients(loss)}
 
 
-@pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")
+@pytest.mark.gpu  # torch.compile and the interpreter do not go together
 def test_compiles_whole(device):
     q, k, v = (torch.randn(1, 65, 2, 32, device=device, requires_grad=True) for _ in range(3))
 

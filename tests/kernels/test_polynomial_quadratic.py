@@ -51,7 +51,7 @@ def test_without_a_causal_mask(dtype, device, poisoned):
     assert_as_right_as_plain(parse("taylor(2)/sum"), shape, dtype, device, "triton", causal=False)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 @pytest.mark.parametrize("d", [16, 64, 128])
 def test_head_sizes(d, dtype, device, poisoned):
     shape = Shape(batch=2, tokens=515, kv_heads=2, group=1, d=d, e=d)
@@ -86,7 +86,7 @@ def test_what_rounding_takes_from_a_row_is_not_forgotten(device):
         assert float((wide - narrow).norm() / wide.norm()) < 1e-4
 
 
-@pytest.mark.skipif(not ON_GPU, reason="torch.compile and the interpreter do not go together")
+@pytest.mark.gpu  # torch.compile and the interpreter do not go together
 def test_compiles_whole(device):
     import maclaurin
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maclaurin import parse
-from maclaurin.programs.row_operators import (
+from maclaurin.programs.operands import (
     fused_scaled_rows,
     fused_scaled_rows_backward,
     normed_rows,
@@ -72,7 +72,7 @@ def test_without_a_causal_mask(stock_dtype, device, poisoned):
     assert_as_right_as_plain(parse("exp/len"), shape, stock_dtype, device, "sdpa", causal=False)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="CPUs have one program for all sizes")
+@pytest.mark.gpu  # CPUs have one program for all sizes
 @pytest.mark.parametrize("d", [8, 64, 128, 256])
 def test_head_sizes(d, stock_dtype, device, poisoned):
     shape = Shape(batch=1, tokens=200, kv_heads=2, group=1, d=d, e=d)
@@ -87,10 +87,13 @@ def test_operators_that_keep_only_the_answer_are_registered_as_torch_wants_it(de
 
 
 def test_gain_operators_are_registered_as_torch_wants_it(device):
-    o, log_gain, gate = torch.randn(1, 2, 9, 16, device=device), torch.randn(1, 2, 9, device=device), None
-    assert set(torch.library.opcheck(fused_scaled_rows.traced, (o, log_gain, gate)).values()) == {"SUCCESS"}
+    o, log_gain = torch.randn(1, 2, 9, 16, device=device), torch.randn(1, 2, 9, device=device)
+    log_divisor, gate = torch.rand(1, 1, 9, device=device), torch.rand(1, 9, 2, device=device)
+    for given in ((None, None), (log_divisor, gate)):
+        call = (o, log_gain, *given)
+        assert set(torch.library.opcheck(fused_scaled_rows.traced, call).values()) == {"SUCCESS"}
     for unseen, sums in ((None, False), (None, True), (torch.rand_like(log_gain), False)):
-        call = (torch.randn_like(o), o, log_gain, gate, unseen, sums)
+        call = (torch.randn_like(o), o, log_gain, log_divisor, gate, unseen, sums)
         assert set(torch.library.opcheck(fused_scaled_rows_backward.traced, call).values()) == {"SUCCESS"}
 
 

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.programs.fused_step import WindowStep, state_step, step_layout
+from maclaurin.programs.decode_step import WindowStep, state_step, step_layout
 from maclaurin.programs.plan import forget_plans
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
@@ -21,6 +21,8 @@ SPECS = [
     "taylor(2)/len",
     "power(2)",
     "taylor(2)*forget/len",
+    "taylor(2)*forget/sum/layer*out",
+    "taylor(2,about=mean)/sum*out",
     "taylor(2,about=mean)+window(5,sinks=1)/sum",
     "taylor(2)+window(4)*forget/sum",
     "taylor(1,about=mean)+window(1)/sum",

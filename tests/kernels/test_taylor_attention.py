@@ -90,7 +90,7 @@ def test_large_mean_scores_do_not_cancel(chunk, device):
     assert_right(MEAN, shape, torch.float32, device, chunk=chunk, offset=8.0)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="minutes in the interpreter")
+@pytest.mark.gpu  # minutes in the interpreter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("d", [16, 64, 128])
 @pytest.mark.parametrize("notation", [MEAN, "taylor(2,about=mean)+window(64,sinks=1)/sum"])

@@ -32,6 +32,8 @@ from maclaurin.spec import (
 from maclaurin.testing import Shape, assert_same, random_tensors
 from maclaurin.testing.tolerances import assert_same_gradients
 
+pytestmark = pytest.mark.slow
+
 kernels = st.sampled_from(
     [
         Exp(),

@@ -1,5 +1,7 @@
 """The one call: bad input, dtypes, queries that differ from keys, auto, torch.compile."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -123,14 +125,19 @@ def test_a_state_of_another_spec_or_shape_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
 @pytest.mark.parametrize(
-    "notation", ["exp/sum", "taylor(2)/sum", "taylor(2,about=mean)/l2", "power(2)*forget/sum"]
+    ("notation", "form"),
+    [
+        ("exp/sum", "parallel"),
+        ("exp/sum", "chunked"),
+        *itertools.product(
+            ["taylor(2)/sum", "taylor(2,about=mean)/l2", "power(2)*forget/sum"],
+            ["parallel", "chunked", "recurrent"],
+        ),
+    ],
 )
 def test_any_float_dtype_in_and_the_same_out(notation, form, dtype):
     spec = parse(notation)
-    if form == "recurrent" and spec.has_series:
-        pytest.skip("covered by the series tests")
     case = random_tensors(spec, Shape(tokens=40, d=4), 0, dtype)
     wide = case.map(torch.Tensor.double).output(form="parallel")
     y = case.output(form=form)
@@ -378,6 +385,7 @@ COMPILED = [
 
 @pytest.mark.parametrize("form", ["auto", "parallel", "chunked"])
 @pytest.mark.parametrize("notation", COMPILED)
+@pytest.mark.slow
 def test_compiles_without_graph_breaks(notation, form):
     torch._dynamo.reset()
     case = random_tensors(parse(notation), Shape(tokens=37), 0).with_gradients()
@@ -396,6 +404,7 @@ def test_compiles_without_graph_breaks(notation, form):
 
 
 @pytest.mark.parametrize("layout", ["state", "padding", "packed"])
+@pytest.mark.slow
 def test_compiles_with_state_padding_and_packing(layout):
     torch._dynamo.reset()
     case = random_tensors(parse("taylor(2)*forget/sum"), Shape(batch=1, tokens=12), 0)
@@ -420,6 +429,7 @@ def test_compiles_with_state_padding_and_packing(layout):
         "taylor(2,about=mean)+window(4,sinks=1)/l2*out",
     ],
 )
+@pytest.mark.slow
 def test_decoding_steps_compile_once(notation):
     """Token by token from a state, in one graph, as without a compiler."""
     torch._dynamo.reset()
@@ -445,6 +455,7 @@ def test_decoding_steps_compile_once(notation):
 
 
 @pytest.mark.parametrize("notation", ["exp/sum", "taylor(2)/sum"])
+@pytest.mark.slow
 def test_compiles_once_for_many_lengths(notation):
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)

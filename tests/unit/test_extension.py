@@ -14,6 +14,8 @@ from maclaurin import SpecError, parse
 from maclaurin.spec import Denominator, FeatureMap, Kernel, Norm, register
 from maclaurin.testing import SpecLaws
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 PARTS = [block for block in BLOCKS if "@register" in block]

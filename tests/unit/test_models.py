@@ -129,6 +129,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("attention", ["taylor(2)/sum", "power(2)*forget/sum", "exp(clamp=5)/len"])
+@pytest.mark.slow
 def test_compiled_it_is_the_same_with_all_gradients(attention, checkpointing):
     model, twin = tiny(attention), tiny(attention)
     twin.load_state_dict(model.state_dict())

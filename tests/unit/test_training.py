@@ -441,6 +441,7 @@ def test_a_run_goes_on_where_compilation_fails(tiny, tmp_path, monkeypatch):
         compiling.first_compiled_step(made.step, made.batch(0), 1e-3, required=True, say=said.append)
 
 
+@pytest.mark.slow
 def test_compile_workers_that_are_busy_are_ended(tmp_path):
     """torch before 2.13 waits for them, five minutes, when the process ends (pytorch/pytorch#162199)."""
     script = tmp_path / "busy.py"

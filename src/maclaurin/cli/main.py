@@ -13,7 +13,9 @@ import maclaurin
 from maclaurin.cli.bench import bench
 from maclaurin.cli.check import check
 from maclaurin.cli.convert import convert
+from maclaurin.cli.doctor import doctor
 from maclaurin.cli.eval import eval_
+from maclaurin.cli.explore import explore
 from maclaurin.cli.generate import generate
 from maclaurin.cli.inspect import inspect
 from maclaurin.cli.list import list_entries
@@ -59,6 +61,7 @@ app = typer.Typer(
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(check)
+app.command()(doctor)
 app.command("convert")(convert)
 app.command("train")(make_train())
 app.command("sweep")(make_sweep())
@@ -68,6 +71,7 @@ app.add_typer(study_app, name="study")
 app.command()(runs)
 app.command("eval")(eval_)
 app.command("inspect")(inspect)
+app.command("explore")(explore)
 app.command("bench")(bench)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
-from maclaurin.programs.token_step import MOST_FEATURES
+from maclaurin.programs.decode_step import MOST_FEATURES
 
 #: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]

@@ -14,6 +14,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.inputs import gated_values, log_decay, working_dtype
 from maclaurin.forms.state import State
 from maclaurin.programs.operands import (
+    finish_rows,
     over_denominator,
     refuse_denominator,
     refuse_tensors,
@@ -22,7 +23,6 @@ from maclaurin.programs.operands import (
 )
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
-from maclaurin.programs.row_operators import finish_rows
 from maclaurin.programs.triton import dense
 from maclaurin.spec import AttentionSpec, Sign
 

@@ -1,14 +1,22 @@
-"""How a spec's tensors become the operands of a fused program, and what follows on the program's rows."""
+"""How a spec's tensors become the operands of a fused program, and what is done to the rows it returns.
+
+Rows get a factor, a gate, a norm: fused on a GPU (triton/rows.py), else plain torch. These are operators
+(operators.py), so torch.compile keeps them as they are.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
-from maclaurin.forms.output import SeenByRows, running_log_sum
+from maclaurin.forms.output import SeenByRows, gated_and_normed, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.programs import triton as gpu
+from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call
 from maclaurin.spec import AttentionSpec
 
@@ -112,3 +120,200 @@ def per_head(u: Tensor, inputs: Inputs) -> Tensor:
         return u[:, :, 0]
     kv_heads = inputs.k.shape[2]
     return u.expand(-1, kv_heads, inputs.q.shape[2] // kv_heads, -1).flatten(1, 2)
+
+
+# ------------------------------------------------------------------------------------------------------- rows
+
+
+def finish_rows(spec: AttentionSpec, y: Tensor, gates: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """p_t N(o_t y_t) in `dtype`, for y [B, T, H, e] and gates [B, T, H] or [B, T, H, e]."""
+    if spec.norm is None and not spec.gates_before_norm:
+        return y.to(dtype)
+    length = fused_length(spec, y)
+    if length is not None and spec.norm is not None:
+        after = [gates[gate.argument.name].contiguous() for gate in spec.gates_after_norm]
+        return row_norm(gpu.dense(y), after[0] if after else None, length, spec.norm.centred).to(dtype)
+    return gated_and_normed(spec, y.to(working_dtype(dtype)), gates).to(dtype)
+
+
+def fused_length(spec: AttentionSpec, y: Tensor) -> float | None:
+    """The length that the fused norm gives each row; None where it is not all that follows on the rows."""
+    if spec.norm is None or spec.gates_before_norm or len(spec.gates_after_norm) > 1:
+        return None
+    if not all(gate.multiplies for gate in spec.gates_after_norm):
+        return None
+    fits = gpu.runs_on(y.device) and y.dtype != torch.float64 and y.shape[-1] <= 1024 and y.shape[1] > 0
+    return spec.norm.length(y.shape[-1]) if fits else None
+
+
+def scaled_rows(
+    o: Tensor, log_gain: Tensor, log_divisor: Tensor | None = None, gate: Tensor | None = None
+) -> Tensor:
+    """y = p e^g o/D for o [B, H, T, e], g [B, H, T], ln D [B or 1, H or 1, T] and p [B, T, H]."""
+    if gpu.runs_on(o.device) and o.dtype != torch.float64:
+        return fused_scaled_rows(o, log_gain, log_divisor, gate)
+    _, factor = _row_factors(log_gain, log_divisor, gate)
+    return (o * factor[..., None]).to(o.dtype)
+
+
+def _row_factors(log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
+    """e^g/D and p e^g/D, [B, H, T]."""
+    gain = (log_gain if log_divisor is None else log_gain - log_divisor).exp()
+    return gain, gain if gate is None else gain * gate.to(gain.dtype).transpose(1, 2)
+
+
+def scaled_rows_backward(
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None = None,
+    gate: Tensor | None = None,
+    unseen: Tensor | None = None,
+    *,
+    sums: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """do = p e^g dy/D, the output a stock backward is to see (None for zeros), and Σ dy∘o e^g/D if asked."""
+    if gpu.runs_on(o.device) and o.dtype != torch.float64:
+        do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, log_divisor, gate, unseen, sums)
+        return do, None if unseen is None else kept, total if sums else None
+    gain, factor = _row_factors(log_gain, log_divisor, gate)
+    do = (dy * factor[..., None]).to(dy.dtype)
+    kept = None if unseen is None else (o * unseen[..., None]).to(o.dtype)
+    total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) * gain if sums else None
+    return do, kept, total
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::row_norm")
+def row_norm(y: Tensor, gate: Tensor | None, length: float, centred: bool) -> Tensor:
+    """p·N(y), contiguous, in the dtype of y."""
+    from maclaurin.programs.triton import rows as program
+
+    return program.normed(y, gate, length, centred)[0]
+
+
+@operator("maclaurin::row_norm_backward")
+def row_norm_backward(
+    dout: Tensor, y: Tensor, gate: Tensor | None, length: float, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """dy, and dgate (empty without a gate)."""
+    from maclaurin.programs.triton import rows as program
+
+    dy, dgate = program.normed_backward(dout, y, gate, length, centred)
+    return dy, y.new_empty(0) if dgate is None else dgate
+
+
+@row_norm.register_fake
+def _(y: Tensor, *_: Any) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+@row_norm_backward.register_fake
+def _(dout: Tensor, y: Tensor, gate: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
+    return dy, y.new_empty(0) if gate is None else torch.empty_like(gate)
+
+
+def _save_row_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    y, gate, ctx.length, ctx.centred = inputs
+    ctx.save_for_backward(y, gate)
+
+
+def _row_norm_backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
+    y, gate = ctx.saved_tensors
+    dy, dgate = row_norm_backward(dout, y, gate, ctx.length, ctx.centred)
+    return dy, None if gate is None else dgate, None, None
+
+
+row_norm.register_autograd(_row_norm_backward, setup_context=_save_row_norm)
+
+
+@operator("maclaurin::normed_rows")
+def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor]:
+    """N(y) for y [B, T, H, e], contiguous, and length/‖y‖ [B, T, H]."""
+    from maclaurin.programs.triton import rows as program
+
+    out, gain = program.normed(gpu.dense(y), None, length, centred, keep=True)
+    assert gain is not None
+    return out, gain
+
+
+@operator("maclaurin::normed_rows_backward")
+def normed_rows_backward(
+    dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """dy and y (less its mean, if centred), laid out as asked for."""
+    from maclaurin.programs.triton import rows as program
+
+    return program.normed_backward_from_answer(dout, out, gain, centred, layout)
+
+
+@normed_rows.register_fake
+def _(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor]:
+    return y.new_empty(y.shape), y.new_empty(y.shape[:3], dtype=torch.float32)
+
+
+@normed_rows_backward.register_fake
+def _(dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return out.new_empty_strided(out.shape, layout), out.new_empty_strided(out.shape, layout)
+
+
+@operator("maclaurin::scaled_rows")
+def fused_scaled_rows(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
+    """p e^g o/D in the layout of o."""
+    from maclaurin.programs.triton import rows as program
+
+    return program.scaled(o, log_gain, log_divisor, gate)
+
+
+@operator("maclaurin::scaled_rows_backward")
+def fused_scaled_rows_backward(
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    sums: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """do, what a stock backward is to see, and Σ dy∘o e^g/D; empty where not asked for."""
+    from maclaurin.programs.triton import rows as program
+
+    do, kept, total = program.scaled_backward(dy, o, log_gain, log_divisor, gate, unseen, sums=sums)
+    return do, o.new_empty(0) if kept is None else kept, log_gain.new_empty(0) if total is None else total
+
+
+@fused_scaled_rows.register_fake
+def _(o: Tensor, *_: Any) -> Tensor:
+    return torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+
+
+@fused_scaled_rows_backward.register_fake
+def _(
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    sums: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    kept = o.new_empty(0) if unseen is None else torch.empty_like(do)
+    read = sums or unseen is not None
+    return do, kept, log_gain.new_empty(log_gain.shape if read else (0,), dtype=torch.float32)
+
+
+@operator("maclaurin::row_products")
+def row_products(do: Tensor, o: Tensor) -> Tensor:
+    """Σ do∘o [B, H, T] in fp32."""
+    from maclaurin.programs.triton import rows as program
+
+    return program.delta(do, o, None)
+
+
+@row_products.register_fake
+def _(do: Tensor, o: Tensor) -> Tensor:
+    return o.new_empty(o.shape[:3], dtype=torch.float32)

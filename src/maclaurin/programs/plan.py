@@ -5,19 +5,19 @@ The plan is found once per spec, shapes, dtypes, device and flags, and remembere
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
-from maclaurin.programs.fused_step import StateStep, WindowStep
+from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plain import PlainForm
 from maclaurin.programs.program import Call, Cost, Program, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
-from maclaurin.programs.token_step import TokenStep
 from maclaurin.programs.window_and_tail import WindowAndTail
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.part import after_registration
@@ -35,6 +35,15 @@ PROGRAMS: tuple[Program, ...] = (
     WindowAndTail(),
     *PLAIN_FORMS.values(),
 )
+
+
+def _names_left_out() -> frozenset[str]:
+    """What $MACLAURIN_WITHOUT says not to use, names separated by commas; plain forms cannot be left out."""
+    given = os.environ.get("MACLAURIN_WITHOUT", "").split(",")
+    return frozenset(map(str.strip, given)) - {form.name for form in PLAIN_FORMS.values()}
+
+
+_LEFT_OUT = _names_left_out()
 
 
 @dataclass(frozen=True)
@@ -94,12 +103,18 @@ class Plan:
         return "\n".join(lines)
 
 
+def _refusal(program: Program, call: Call) -> str | None:
+    if program.name in _LEFT_OUT:
+        return "MACLAURIN_WITHOUT leaves it out"
+    return program.refuses(call)
+
+
 def find_plan(call: Call) -> Plan:
     """The cheapest program that computes the call; an error with the plain form's reason if none does."""
     costs: dict[Program, Cost] = {}
     refusals: dict[Program, str] = {}
     for program in PROGRAMS:
-        why = program.refuses(call)
+        why = _refusal(program, call)
         if why is None:
             costs[program] = program.cost(call)
         else:

@@ -17,6 +17,7 @@ from maclaurin.forms.inputs import log_decay
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import running_totals
 from maclaurin.programs.operands import (
+    finish_rows,
     operands,
     over_denominator,
     refuse_denominator,
@@ -27,7 +28,6 @@ from maclaurin.programs.operands import (
 )
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.row_operators import finish_rows
 from maclaurin.spec import AttentionSpec
 
 #: Horner's rule is unrolled, and no higher order was measured

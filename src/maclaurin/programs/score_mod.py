@@ -21,10 +21,17 @@ from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, running_totals
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import operands, per_head, refuse_tensors
+from maclaurin.programs.operands import (
+    finish_rows,
+    operands,
+    per_head,
+    refuse_tensors,
+    row_products,
+    scaled_rows,
+    scaled_rows_backward,
+)
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.row_operators import finish_rows, row_products, scaled_rows, scaled_rows_backward
 from maclaurin.programs.stock_softmax import weights_fit
 from maclaurin.spec import AttentionSpec
 
@@ -131,7 +138,7 @@ class _DividedRows(torch.autograd.Function):
         q, k, v, totals, *ctx.call = arguments
         ctx.save_for_backward(q, k, v, totals, log_divisor)
         o, lse = modified_softmax(*arguments)
-        return scaled_rows(o, lse - log_divisor, None)
+        return scaled_rows(o, lse, log_divisor)
 
     @staticmethod
     @once_differentiable
@@ -152,14 +159,14 @@ class _ScaledRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, o: Tensor, log_gain: Tensor) -> Tensor:
         ctx.save_for_backward(o, log_gain)
-        return scaled_rows(o, log_gain, None)
+        return scaled_rows(o, log_gain)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
         o, log_gain = ctx.saved_tensors
-        do, _, _ = scaled_rows_backward(dy, o, log_gain, None, None, sums=False)
+        do, _, _ = scaled_rows_backward(dy, o, log_gain)
         return do, row_products(do, o)
 
 
@@ -202,9 +209,9 @@ def modified_softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
     from maclaurin.programs.triton import exp_modified as program
-    from maclaurin.programs.triton import row_scale
+    from maclaurin.programs.triton.rows import delta as delta_of_rows
 
-    delta = torch.zeros_like(lse) if o is None else row_scale.delta(do, o, dlse)
+    delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o, dlse)
     call = program.Call(scale, causal, clamp, window, sinks)
     dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
     return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)

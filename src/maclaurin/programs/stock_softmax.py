@@ -22,8 +22,8 @@ A mean that the norm takes off is not among them, but δ = Σ do∘o does not se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,17 +35,17 @@ from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, causal_mask
-from maclaurin.programs.operands import per_head
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.row_operators import (
+from maclaurin.forms.tracing import is_tracing
+from maclaurin.programs.operands import (
     finish_rows,
     fused_length,
     normed_rows,
     normed_rows_backward,
+    per_head,
     scaled_rows,
     scaled_rows_backward,
 )
-from maclaurin.programs.torch_softmax import torch_softmax, zeros_in_layout
+from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.spec import AttentionSpec
 
 
@@ -137,8 +137,7 @@ def _why_no_gain(call: Call) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Gain:
+class _Gain(NamedTuple):
     """The non-tensor arguments of a softmax with a gain, and how its denominator follows from the lse."""
 
     spec: AttentionSpec
@@ -181,7 +180,7 @@ def _gained_rows(call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
     y = _GainedSoftmax.apply(
         *(_padded(u, size) for u in (q, k, v)),
         _log_divisor(call, inputs),
-        None if gate is None else gate.to(working_dtype(q.dtype)).transpose(1, 2).contiguous(),
+        gate,
         _Gain(call.spec, inputs, call.scale, call.causal),
     )
     return y[..., :e].transpose(1, 2)  # type: ignore[index]
@@ -192,9 +191,24 @@ def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
     denominator = call.spec.denominator
     if denominator is None or denominator.uses_row_sum:
         return None
+    if inputs.present is None and not denominator.arguments and not is_tracing():
+        counted = call.spec, inputs.q.shape[1], inputs.k.shape[1], call.causal, inputs.q.dtype, call.device
+        return _log_divisor_of_count(*counted)
     running = running_log_sum(call.spec, inputs, None, call.causal)
     seen = SeenByRows(call.spec, inputs, call.causal, running=running)
     return per_head(denominator.log_divisor(seen), inputs)
+
+
+@lru_cache(maxsize=64)
+def _log_divisor_of_count(
+    spec: AttentionSpec, queries: int, keys: int, causal: bool, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """ln D [1, 1, T] of a denominator that sees the number of keys and nothing else, made once per shape."""
+    with torch.inference_mode(False), torch.no_grad():
+        q, k = (torch.empty(1, n, 1, 1, dtype=dtype, device=device) for n in (queries, keys))
+        inputs = Inputs(q, k, k)
+        assert spec.denominator is not None
+        return per_head(spec.denominator.log_divisor(SeenByRows(spec, inputs, causal)), inputs)
 
 
 def _padded(u: Tensor, size: int) -> Tensor:
@@ -223,16 +237,14 @@ class _GainedSoftmax(torch.autograd.Function):
         lse, unseen = lse.contiguous(), None
         if gain.uses_row_sum:
             log_divisor, unseen = gain.from_row_sum(lse)
-        log_gain = lse if log_divisor is None else lse - log_divisor
         ctx.call, ctx.layout = (stock, gain.scale, gain.causal), o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
-            ctx.save_for_backward(q, k, v, o, lse, log_gain, gate, unseen)
-            ctx.of_divisor = None if log_divisor is None else log_divisor.shape
-        return scaled_rows(o, log_gain, gate)
+            ctx.save_for_backward(q, k, v, o, lse, log_divisor, gate, unseen)
+        return scaled_rows(o, lse, log_divisor, gate)
 
     @staticmethod
     @once_differentiable
@@ -247,16 +259,19 @@ class _GainedSoftmax(torch.autograd.Function):
             )
             lse = zero.expand(dy.shape[:3]).contiguous()
             return *stock.backward(dy, q, k, v, unseen, lse, scale, causal), None, None, None
-        q, k, v, o, lse, log_gain, gate, unseen = ctx.saved_tensors
+        q, k, v, o, lse, log_divisor, gate, unseen = ctx.saved_tensors
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        do, kept, sums = scaled_rows_backward(dy, o, log_gain, gate, unseen, sums=of_divisor or of_gate)
+        do, kept, sums = scaled_rows_backward(
+            dy, o, lse, log_divisor, gate, unseen, sums=of_divisor or of_gate
+        )
         kept = zeros_in_layout(o, ctx.layout) if kept is None else kept
         dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
         d_divisor = d_gate = None
         if of_divisor and sums is not None:
-            d_divisor = (-sums if gate is None else -sums * gate).sum_to_size(ctx.of_divisor)
-        if of_gate and sums is not None:
-            d_gate = sums
+            of_rows = sums if gate is None else sums * gate.transpose(1, 2)
+            d_divisor = (-of_rows).sum_to_size(log_divisor.shape)
+        if of_gate and sums is not None and gate is not None:
+            d_gate = sums.transpose(1, 2).to(gate.dtype)
         return dq, dk, dv, d_divisor, d_gate, None
 
 
@@ -295,3 +310,113 @@ class _NormedSoftmax(torch.autograd.Function):
         stock, centred, scale, causal = ctx.call
         do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
         return *stock.backward(do, q, k, v, o, lse, scale, causal), None, None, None, None
+
+
+# --------------------------------------------------------------------------- torch's fused softmax attentions
+
+
+_ops = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class TorchSoftmax(Protocol):
+    """One of torch's fused softmax attentions."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+        """softmax(x)V [B, H, T, e] and ln Σ eˣ [B, H, T] in fp32."""
+        ...
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk, dv from dx = P∘(do Vᵀ − Σ do∘o).
+
+        o must lie in memory as `forward` laid it: cuDNN keeps what it built for q, k, v of some layout and
+        takes it for granted that o follows from theirs.
+        """
+        ...
+
+
+def zeros_in_layout(like: Tensor, layout: tuple[int, ...]) -> Tensor:
+    """Zeros of the shape and dtype of `like`, laid as `forward` laid its output."""
+    return torch.empty_strided(like.shape, layout, dtype=like.dtype, device=like.device).zero_()
+
+
+def torch_softmax(q: Tensor, k: Tensor, v: Tensor, device: torch.device) -> TorchSoftmax | None:
+    """The fastest program for such tensors, or None where torch has none."""
+    if device.type == "cpu":
+        return _Cpu() if q.dtype in (torch.float32, torch.float64) else None
+    if device.type != "cuda" or q.shape[-1] > 256:
+        return None
+    if q.dtype == torch.float32:
+        return _Efficient()
+    if q.dtype not in _HALF:
+        return None
+    return _CuDNN() if _has_hopper_cudnn(device) and q.shape[-1] <= 128 and q.shape[2] > 1 else _Flash()
+
+
+@lru_cache(maxsize=16)
+def _has_hopper_cudnn(device: torch.device) -> bool:
+    """AMD's GPUs count their capability from 9 as well."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return torch.version.hip is None
+    return torch.cuda.get_device_properties(device).major >= 9
+
+
+class _Cpu:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+        return _ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+            do, q, k, v, o, lse, 0.0, causal, scale=scale
+        )
+
+
+class _CuDNN:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+        found = _ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+        return found[0], found[1].view(q.shape[:3])
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        if do.stride() != o.stride():
+            do = torch.empty_strided(o.shape, o.stride(), dtype=do.dtype, device=do.device).copy_(do)
+        return _ops._scaled_dot_product_cudnn_attention_backward(
+            do, q, k, v, o, lse[..., None], seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
+            scale=scale,
+        )  # fmt: skip
+
+
+class _Flash:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+        found = _ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        return found[0], found[1]
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        return _ops._scaled_dot_product_flash_attention_backward(
+            do, q, k, v, o, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, seed[0], scale=scale
+        )
+
+
+class _Efficient:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+        found = _ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+        return found[0], found[1][..., : q.shape[2]]
+
+    def backward(
+        self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)
+        dq, dk, dv, _ = _ops._scaled_dot_product_efficient_attention_backward(
+            do, q, k, v, None, o, padded, seed, seed, 0.0, [True, True, True, False], causal, scale=scale
+        )
+        return dq, dk, dv

@@ -21,10 +21,9 @@ from maclaurin.forms.state import State
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.forms.window import ExactKeys
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
-from maclaurin.programs.operands import operands, refuse_tensors
+from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.row_operators import finish_rows
 from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
@@ -229,14 +228,14 @@ def mean_polynomial(
     belongs to `initial`, or the mean of the first chunk. The last five tensors are for the backward pass.
     """
     from maclaurin.programs.triton import about_mean as program
-    from maclaurin.programs.triton import state_layout
+    from maclaurin.programs.triton import moments as layout
 
     call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, by_sum)
     start = program.start_from(initial, offset, call.order, v.shape[3])
     y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state)
     state = q.new_empty(0, dtype=torch.float32)
     if after is not None:
-        state = state_layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
+        state = layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
         state = state.unflatten(0, k.shape[::2])
     origin = k.new_empty(0) if not origin.numel() else origin.view(k.shape[0], k.shape[2], -1)
     if offset is not None:  # an operator returns nothing it was given
@@ -268,13 +267,13 @@ def mean_polynomial_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradient of the initial state, or empty."""
     from maclaurin.programs.triton import about_mean as program
-    from maclaurin.programs.triton import state_layout
+    from maclaurin.programs.triton import moments as layout
 
     call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, by_sum=by_sum)
     d, e, orders = q.shape[3], v.shape[3], range(call.order + 1)
     d_totals = None
     if d_state is not None:
-        d_totals = state_layout.unpacked(d_state.flatten(0, 1), orders, d, e, call.order)
+        d_totals = layout.unpacked(d_state.flatten(0, 1), orders, d, e, call.order)
     found = program.backward(
         dy,
         q,
@@ -290,7 +289,7 @@ def mean_polynomial_backward(
     )
     d_initial = q.new_empty(0)
     if found.before is not None:
-        d_initial = state_layout.packed(found.before, orders, d, e, sums=True).unflatten(0, k.shape[::2])
+        d_initial = layout.packed(found.before, orders, d, e, sums=True).unflatten(0, k.shape[::2])
     return found.q, found.k, found.v, d_initial
 
 

@@ -29,9 +29,8 @@ from maclaurin.programs.linear_time import (
     refuse_moving,
     scores_of_own_key,
 )
-from maclaurin.programs.operands import operands, refuse_tensors
+from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
 from maclaurin.programs.program import Call, Cost, Program
-from maclaurin.programs.row_operators import finish_rows
 from maclaurin.programs.score_mod import exact_rows
 from maclaurin.spec import AttentionSpec, Sign, Window
 

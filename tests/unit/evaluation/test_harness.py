@@ -29,6 +29,8 @@ from maclaurin.evaluation.results import Metric
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CONTEXTS = ["one", "a somewhat longer text", "a\x00", "the third text of them all \x00\x00"]
 
 

@@ -7,7 +7,7 @@ from maclaurin.programs.triton import INSTALLED
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton.machine_code import instructions, overwritten_operands, spills_in_loops
+from maclaurin.programs.triton.compiled_code import instructions, overwritten_operands, spills_in_loops
 
 LOOP = """
     /*0100*/ {first} ; /* 0x0 */

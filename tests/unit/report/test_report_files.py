@@ -21,6 +21,8 @@ from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
 from maclaurin.study.run_record import write_study
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def realistic():

@@ -14,6 +14,8 @@ from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.worker import Job, work
 
+pytestmark = pytest.mark.slow
+
 COMMON = {
     "attention": "exp/sum", "size": "tiny", "data": "mqar:pairs=2,vocab=16,length=12", "steps": 4,
     "batch_size": 2, "warmup": 0, "eval_every": 2, "eval_rows": 4, "checkpoint_every": 2, "log_every": 1,

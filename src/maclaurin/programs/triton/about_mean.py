@@ -30,12 +30,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import dense, on_its_device, state_layout
+from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, blocks
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.linear_registers import add_block, times_square
-from maclaurin.programs.triton.moments import Moments, Side, moments
+from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
+from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
     cdiv,
@@ -615,7 +615,7 @@ def start_from(initial: Tensor | None, offset: Tensor | None, order: int, e: int
     """Moments [B, K, F, e + 1] about an offset [B, K, d], as programs read them."""
     if initial is None or offset is None:
         return None
-    held = state_layout.unpacked(initial.flatten(0, 1), range(order + 1), offset.shape[-1], e, order)
+    held = unpacked(initial.flatten(0, 1), range(order + 1), offset.shape[-1], e, order)
     return Start(offset.flatten(0, 1), held)
 
 

@@ -24,11 +24,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.block_layout import blocks, times_counted, together
-from maclaurin.programs.triton.linear_backward import backward_keys, backward_queries
-from maclaurin.programs.triton.linear_forward import forward_rows
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
+from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, backward_queries, forward_rows
+from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -145,7 +145,7 @@ def backward(
     batch, tokens, heads, _ = q.shape
     kv_heads, chunks = k.shape[2], past.small.shape[1]
     log = _chunk_totals(rows.log_forget, q, call.chunk)
-    dn, dz = row_quotient.backward(dy, y, rest, divisor, v, by_sum=call.by_sum)
+    dn, dz = quotient_backward(dy, y, rest, divisor, v, by_sum=call.by_sum)
     if dz is not None and d_divisor is not None:
         dz = dz + d_divisor
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))

@@ -3,7 +3,7 @@
     w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
 
 Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with dn = dy/D and
-dz = −Σ dn∘y (0 where D is no row sum; row_quotient.py):
+dz = −Σ dn∘y (0 where D is no row sum; rows.py):
 
     dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
@@ -24,8 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import on_its_device, row_quotient
+from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
     cdiv,
@@ -410,7 +411,7 @@ def backward(
     """dq, dk, dv in the dtypes of q, k, v, and the gradient of the totals in fp64."""
     batch, tokens, heads, _ = q.shape
     kv_heads = k.shape[2]
-    dn, dz = row_quotient.backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
+    dn, dz = quotient_backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {
         **_sizes(q, k, v),

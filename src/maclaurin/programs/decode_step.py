@@ -1,8 +1,13 @@
-"""One further token of a text whose state is at hand, on fused programs: two launches per layer.
+"""One further token of a text whose state is at hand: on a GPU two launches per layer.
 
-StateStep is for a state alone (triton/state_step.py), WindowStep for exact keys beside it
-(triton/window_step.py). `sums_by_order` is the first half of a step, for whatever else a spec may ask of the
-sums (token_step.py).
+StateStep is for a state alone, WindowStep for exact keys beside it (triton/decode_step.py).
+
+TokenStep is for every spec, on every device: the recurrent form for one token,
+
+    S ← f S + φ(k)[i v, 1]ᵀ,     y reads a·φ(q)ᵀ S
+
+with φ of key and queries made at once, by tables, and on a GPU one pass over the state (`sums_by_order`).
+Most of a step on a CPU is the overhead of operations.
 """
 
 from __future__ import annotations
@@ -12,22 +17,26 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from maclaurin.forms.attend import Form
+from maclaurin.forms.attend import Form, output_of
+from maclaurin.forms.chunked import read_state
 from maclaurin.forms.features import feature_slices, symmetric_powers
-from maclaurin.forms.inputs import log_decay
+from maclaurin.forms.inputs import log_decay, make_stream
+from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Rows, Stream, split_count, values_with_count
 from maclaurin.forms.tracing import are_traced, is_tracing, untraced
-from maclaurin.forms.window import ExactKeys
+from maclaurin.forms.window import ExactKeys, TailForm, window_rows
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import DTYPES, row_divisor, rows_are_divided
+from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
-from maclaurin.spec import AttentionSpec
+from maclaurin.spec import AttentionSpec, RowStatistics
+from maclaurin.spec.polynomials import number_of_multisets
 
 if TYPE_CHECKING:
     from maclaurin.programs.triton.state_step import Layout, Table
@@ -39,7 +48,7 @@ _MOST_SINKS = 64
 
 
 class StateStep(Program):
-    """A state with known coefficients, decay gates, and the row sum, t or nothing below the fraction line."""
+    """A state with known coefficients and decay gates, over the row sum, t or nothing; norms follow."""
 
     name = "state step"
     backend = "triton"
@@ -53,7 +62,7 @@ class StateStep(Program):
             return "it is for a state without exact keys"
         if spec.running_argument is not None or not (spec.denominator is None or _divides_itself(spec)):
             return f"it does not divide by {spec.denominator}"
-        return _refuse_around(spec)
+        return "it has no value gate" if spec.value_gates else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -66,6 +75,7 @@ class StateStep(Program):
         k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
         decay = log_decay(spec, inputs)
         decay = None if decay is None else decay[..., 0]
+        is_final = spec.norm is None and not spec.gates_before_norm
         y, moments, count = program.rows(
             state.moments.contiguous(),
             state.count.contiguous(),
@@ -74,7 +84,10 @@ class StateStep(Program):
             call.scale,
             coefficient_table(spec) or (),
             *row_divisor(spec),
+            dtype=q.dtype if is_final else torch.float32,
         )
+        if not is_final:
+            y = finish_rows(spec, y, inputs.gates, q.dtype)
         total = state.log_decay
         if total is not None and decay is not None:
             total = total + decay
@@ -99,13 +112,13 @@ class WindowStep(Program):
         divided = None if spec.denominator is None else spec.denominator.fused
         if divided is None or divided.by != "sum" or spec.arguments:
             return "it is for a row sum and no gates"
-        return _refuse_around(spec)
+        return "it has no norm" if spec.norm is not None else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import window_step as program
+        from maclaurin.programs.triton import state_step as program
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
@@ -150,12 +163,9 @@ def _refuse_step(call: Call) -> str | None:
     return refuse_state_on_gpu(call, call.state.moments)
 
 
-def _refuse_around(spec: AttentionSpec) -> str | None:
-    """What lies around the sums and is not computed here."""
+def _refuse_coefficients(spec: AttentionSpec) -> str | None:
     if spec.orders and coefficient_table(spec) is None:
         return f"it does not know the coefficients of {spec.kernel}"
-    if spec.norm is not None or spec.gates_before_norm or spec.value_gates:
-        return "it has no norm, no output gate and no value gate"
     return None
 
 
@@ -277,3 +287,158 @@ def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layou
         roots = symmetric_powers(torch.ones(d), orders).to(device)
         numbers = (torch.tensor(u, dtype=torch.int32, device=device) for u in (starts, stops, list(cuts)))
         return Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, *numbers)
+
+
+# --------------------------------------------------------------------------------------------- the plain step
+
+
+#: beyond this many features a table would take more than it saves
+MOST_FEATURES = 1 << 15
+
+
+class TokenStep(Program):
+    """Any spec with a finite state."""
+
+    name = "token step"
+    backend = "torch"
+    form = Form.RECURRENT
+
+    def cannot(self, call: Call) -> str | None:
+        if not call.is_step:
+            return "it is for one token after others"
+        many = call.spec.features(call.inputs.q.shape[3]) > MOST_FEATURES
+        return "the state has too many features for tables" if many else None
+
+    def cost(self, call: Call) -> Cost:
+        k, v = call.inputs.k, call.inputs.v
+        size = float(k.shape[0] * k.shape[2] * call.spec.state_size(k.shape[3], v.shape[3]))
+        return Cost(2 * size * (call.group + 1), 12 * size, 10, 4 * size)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs, state = call.spec, call.inputs, call.state
+        assert state is not None
+        with torch.autocast(call.device.type, enabled=False):
+            stream = make_stream(spec, inputs, call.scale)
+            moments, exact, decay = state.moments, state.exact, state.log_decay
+            one_token = _one_token(call)
+            if exact is None:
+                rows, _, moments = one_token(spec, stream, moments)
+            else:
+                rows, moments, exact = window_rows(spec, stream, state.count, moments, exact, one_token, 1)
+            if stream.log_forget is not None and decay is not None:
+                decay = decay + stream.log_forget[..., 0]
+            y, running = output_of(spec, rows, inputs, state, True)
+        after = dataclasses.replace(
+            state,
+            moments=moments,
+            count=state.count + 1,
+            log_decay=decay,
+            running=None if running is None else running[:, -1],
+            exact=exact,
+        )
+        return y.to(inputs.q.dtype), after
+
+
+def _one_token(call: Call) -> TailForm:
+    """How one token goes into the moments and its queries come out."""
+    assert call.state is not None
+    if call.spec.orders and refuse_state_on_gpu(call, call.state.moments) is None:
+        return _fused_rows
+    return recurrent_rows if torch.compiler.is_compiling() else _rows_by_tables
+
+
+def _rows_by_tables(
+    spec: AttentionSpec, stream: Stream, moments: Tensor
+) -> tuple[Rows, RowStatistics | None, Tensor]:
+    """(rows, row statistics, moments after it) of one token; the G queries of a head read one state."""
+    columns = values_with_count(spec, stream)[:, :, 0]
+    both = _powers(torch.cat([stream.k, stream.q[..., 0, :]], dim=2), spec.orders)  # [B, K, 1+G, F]
+    if stream.log_forget is not None:
+        moments = moments * stream.log_forget[..., 0, None, None].exp()
+    moments = _with_token(moments, both[:, :, 0], columns)
+    features, statistics = both[:, :, 1:], None
+    if spec.kernel.depends_on_row:
+        sums, statistics = read_state(spec, features, moments, stream.key_size)
+    else:
+        sums = (features * _coefficients(spec, stream.key_size, features.dtype, features.device)) @ moments
+    return Rows(*split_count(spec, sums[:, :, :, None])), _of_one_token(statistics), moments
+
+
+def _fused_rows(
+    spec: AttentionSpec, stream: Stream, moments: Tensor
+) -> tuple[Rows, RowStatistics | None, Tensor]:
+    """The same in one pass over the state: sums of each order, weighed by the kernel's coefficients."""
+    statistics = None
+    log_forget = None if stream.log_forget is None else stream.log_forget[..., 0]
+    q, k, v = stream.q[..., 0, :], stream.k[:, :, 0], stream.v[:, :, 0]
+    weight = None if stream.mass is None else stream.mass[..., 0]
+    if stream.present is not None:
+        weight = stream.present[:, :1].to(v.dtype).expand(v.shape[:2]) * (1.0 if weight is None else weight)
+    moments, sums = sums_by_order(moments, k, q.flatten(1, 2), v, log_forget, weight, spec.orders)
+    sums = sums.unflatten(2, q.shape[1:3])
+    if spec.kernel.depends_on_row:
+        statistics = spec.kernel.statistics([order[..., -1:] for order in sums])
+    known = spec.kernel.coefficients(statistics)
+    total = sum(known[n] * order for n, order in zip(spec.orders, sums, strict=True))
+    assert isinstance(total, Tensor)
+    return Rows(*split_count(spec, total[:, :, :, None])), _of_one_token(statistics), moments
+
+
+def _of_one_token(statistics: RowStatistics | None) -> RowStatistics | None:
+    """Row statistics [B, K, G, 1] as [B, K, G, T = 1, 1]."""
+    return None if statistics is None else statistics.map(lambda u: u[..., None, :])
+
+
+def _with_token(moments: Tensor, features: Tensor, columns: Tensor) -> Tensor:
+    """S + φ(k)[v, 1]ᵀ in one pass over S [B, K, F, e+1]."""
+    rows = moments.shape[0] * moments.shape[1]
+    flat = torch.baddbmm(
+        moments.reshape(rows, *moments.shape[2:]),
+        features.reshape(rows, -1, 1),
+        columns.reshape(rows, 1, -1),
+    )
+    return flat.view(moments.shape)
+
+
+class _Table(NamedTuple):
+    """Where each monomial of one order comes from: uᵢ times a monomial of the order below, and its weight."""
+
+    first: Tensor
+    rest: Tensor
+    weights: Tensor
+
+
+def _powers(u: Tensor, orders: tuple[int, ...]) -> Tensor:
+    """symmetric_powers by tables."""
+    d, wanted = u.shape[-1], []
+    current = torch.ones_like(u[..., :1])
+    for n in range(max(orders, default=-1) + 1):
+        if n == 1:
+            current = u
+        elif n > 1:
+            table = _table(d, n, u.dtype, u.device)
+            current = u.index_select(-1, table.first) * current.index_select(-1, table.rest)
+        if n in orders:
+            wanted.append(current if n < 2 else current * _table(d, n, u.dtype, u.device).weights)
+    return torch.cat(wanted, dim=-1) if wanted else u[..., :0]
+
+
+@cache  # recorded steps read it where it is
+def _table(d: int, n: int, dtype: torch.dtype, device: torch.device) -> _Table:
+    """The multisets of size n that begin with i are i with a suffix of those of size n − 1."""
+    with torch.inference_mode(False):
+        total = number_of_multisets(d, n - 1)
+        suffixes = [torch.arange(total - number_of_multisets(d - i, n - 1), total) for i in range(d)]
+        first = torch.cat([torch.full_like(suffix, i) for i, suffix in enumerate(suffixes)])
+        weights = symmetric_powers(torch.ones(d, dtype=dtype), (n,))
+        return _Table(first.to(device), torch.cat(suffixes).to(device), weights.to(device))
+
+
+@cache  # recorded steps read it where it is
+def _coefficients(spec: AttentionSpec, d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """aₙ for every feature of order n."""
+    with torch.inference_mode(False):
+        known = spec.kernel.coefficients(None)
+        sizes = [(float(known[n]), number_of_multisets(d, n)) for n in spec.orders]
+        every = [torch.full((size,), a, dtype=dtype) for a, size in sizes]
+        return (torch.cat(every) if every else torch.empty(0, dtype=dtype)).to(device)

@@ -1,6 +1,6 @@
-"""Gradients of polynomial attention in linear time, of queries and of keys and values.
+"""The kernels of polynomial attention in linear time: the past through moments, the own chunk pair by pair.
 
-The formulas stand in polynomial_linear.py.
+polynomial_linear.py has the formulas and launches them.
 """
 
 from __future__ import annotations
@@ -8,29 +8,190 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from maclaurin.programs.triton.block_layout import (
-    block_of,
-    contracted,
-    entry,
-    group_of,
-    members_of,
-    products,
-)
+from maclaurin.programs.triton.block_layout import block_of, contracted, entry, group_of, members_of, products
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.linear_registers import (
-    add_block,
-    coefficient,
-    left_of,
-    log_decay,
-    slopes,
-    times_square,
-    weights,
-)
-from maclaurin.programs.triton.tiles import load_rows
+from maclaurin.programs.triton.tiles import divisor_of, load_rows, store_rows
+
+# --------------------------------------------------------- in registers: weights of scores, sums over moments
 
 
 @triton.jit
-def _add_keys(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
+def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, ROWS: tl.constexpr):
+    """α_n of the rows m."""
+    if ROWS:
+        alpha = tl.load(ALPHA + n * all_rows + rows + m, mask=m < T, other=0.0)
+    else:
+        alpha = tl.zeros(m.shape, tl.float32) + C[n]
+    return alpha
+
+
+@triton.jit
+def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
+    """L of the tokens n; fp64 for fp32 inputs, whose digits a difference of totals would lose."""
+    if DECAY:
+        log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
+    else:
+        log = tl.zeros(n.shape, tl.float32)
+    return log
+
+
+@triton.jit
+def left_of(log_t, log_s):
+    """e^{L_t − L_s}, what is left of s when t looks at it; 1 where t is not behind s."""
+    return tl.exp(tl.minimum((log_t - log_s).to(tl.float32), 0.0))
+
+
+@triton.jit
+def weights(s, a0, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ α_n sⁿ by Horner's rule."""
+    if ORDER == 1:
+        w = a1 * s + a0
+    elif ORDER == 2:
+        w = (a2 * s + a1) * s + a0
+    else:
+        w = ((a3 * s + a2) * s + a1) * s + a0
+    return w
+
+
+@triton.jit
+def slopes(s, a1, a2, a3, ORDER: tl.constexpr):
+    """Σ n α_n sⁿ⁻¹."""
+    if ORDER == 1:
+        slope = a1 + tl.zeros(s.shape, tl.float32)
+    elif ORDER == 2:
+        slope = 2 * a2 * s + a1
+    else:
+        slope = (3 * a3 * s + 2 * a2) * s + a1
+    return slope
+
+
+@triton.jit
+def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
+    """x Z for a symmetric Z [d, d] kept in fp32, by its two halves, so that the row sum is one of fp32."""
+    inside = (d < D)[:, None] & (d < D)[None, :]
+    z = tl.load(Z + d[:, None] * D + d[None, :], mask=inside, other=0.0)
+    high = z.to(OPERAND)
+    rest = (z - high.to(tl.float32)).to(OPERAND)
+    return tl.dot(x, rest, tl.dot(x, high, input_precision=PRECISION), input_precision=PRECISION)
+
+
+@triton.jit
+def add_block(total, x, factor, block, PRECISION: tl.constexpr):
+    """+ x_a X S_a, with the entry x_a on the product.
+
+    On X it would be one multiplication less. But then X lies in registers that are written again in the next turn,
+    while a product may still be reading them: triton 3.6 waits for all but the last three parts of a product only
+    (heads of 16 under a row sum had infinite gradients on an H200). It is no slower, and rounds less.
+    """
+    return total + tl.dot(x, block, input_precision=PRECISION) * factor[:, None]
+
+
+# ------------------------------------------------------------------------------------------------------- rows
+
+
+@triton.jit
+def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
+              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, DECAY: tl.constexpr,
+              MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys of the own chunk into the sums of a tile of queries."""
+    n = start + tl.arange(0, BN)
+    k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+    if DECAY:
+        w *= left_of(log[:, None], log_decay(LOG, log_at, n, T, DECAY)[None, :])
+    if MASKED:
+        w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0)
+    w = w.to(OPERAND)
+    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    return tl.dot(w, v, acc, input_precision=PRECISION), z
+
+
+@launched
+@triton.jit
+def forward_rows(
+    Q, K, V, ALPHA, LOG, SMALL, S2, S3, Y, REST, DIVISOR,
+    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    T, H, chunks, all_rows, eps,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
+    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y and D of a tile of queries of one head."""
+    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    chunk = first // CHUNK
+    m = first + tl.arange(0, BM)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
+    heads = H // GROUP
+    past = (b * heads + g) * chunks + chunk
+    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
+    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
+    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
+    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
+    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
+    log_at = (b * heads + g) * T
+    log = log_decay(LOG, log_at, m, T, DECAY)
+    acc = tl.zeros((BM, BE), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+    if ORDER > 2:
+        at = S3 + past * BLOCKS3 * P * D * E
+        c = tl.arange(0, P * BD)
+        for group in range((D + P - 1) // P * there):
+            q2 = products(q_at, q_t, m, group, T, D, BD, P, OPERAND)
+            members, held = members_of(group, D, P)
+            for a in range(members):
+                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * P, 2.0, 1.0)
+                acc = add_block(acc, q2, factor, block_of(at, a, c, e, D, E, BD, P), PRECISION)
+            at += held * P * D * E
+        acc *= a3[:, None]
+    if ORDER > 1:
+        second = tl.zeros((BM, BE), tl.float32)
+        at = S2 + past * BLOCKS2 * D * E
+        for a in range(D * there):
+            block = block_of(at, a, d, e, D, E, BD, 1)
+            second = add_block(second, q, entry(q_at, q_t, a, m, T), block, PRECISION)
+        acc += a2[:, None] * second
+    small = SMALL + past * (D * E + E + D * D + D + 1)
+    one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
+    zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+    acc += a1[:, None] * one + a0[:, None] * zero[None, :]
+    if BY_SUM:
+        at = small + D * E + E
+        z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+        row = a1[:, None] * z_first[None, :]
+        if ORDER > 1:
+            row += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+        z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
+    if DECAY:
+        past_left = tl.exp(log.to(tl.float32))
+        acc *= past_left[:, None]
+        z *= past_left
+    k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
+    whole = first // BN * BN  # keys before this need no mask
+    for start in range(chunk * CHUNK, whole, BN):
+        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                           D, E, BN, ORDER, DECAY, False, OPERAND, PRECISION)  # fmt: skip
+    for start in range(whole, tl.minimum(first + BM, T), BN):
+        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                           D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
+    divisor = divisor_of(z, m + 1, eps, BY_SUM, BY_COUNT)
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
+    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
+    tl.store(DIVISOR + rows + m, divisor, mask=m < T)
+
+
+# -------------------------------------------------------------------------------------------------- gradients
+
+
+@triton.jit
+def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
               DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
@@ -139,12 +300,12 @@ def backward_queries(
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
     whole = first // BN * BN  # keys before this need no mask
     for start in range(chunk * CHUNK, whole, BN):
-        dq, da0, da1, da2, da3, of_weights = _add_keys(
+        dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
             dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
             D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
         )  # fmt: skip
     for start in range(whole, tl.minimum(first + BM, T), BN):
-        dq, da0, da1, da2, da3, of_weights = _add_keys(
+        dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
             dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
             D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
         )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Whether every program is right on this machine: each against the plain forms in float64, with gradients.
+
+A compiler or a driver can make a right program wrong. So each program of the table (programs/plan.py) runs a
+few specs that it takes, at a length that fills no tile, in each dtype that it takes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from maclaurin.bench.judge import errors_of_piece, plain_output
+from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.state import State
+from maclaurin.programs.dispatch import attention
+from maclaurin.programs.plan import PROGRAMS
+from maclaurin.programs.program import Call, Program
+from maclaurin.spec import AttentionSpec, parse
+from maclaurin.testing.cases import Shape, TensorCase, random_tensors
+from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
+
+#: what the programs are tried on: each takes the first few of these that it computes
+SPECS = (
+    "exp/sum",
+    "exp/l2",
+    "exp/len*out",
+    "exp(clamp=5)/len",
+    "exp*forget/sum",
+    "poly(0)+window(40,sinks=1)/sum",
+    "taylor(2)/sum",
+    "taylor(4)/sum",
+    "power(2)*forget/sum",
+    "sigmoid(-1)/sum",
+    "linear(elu1)/sum",
+    "linear(identity)*forget",
+    "taylor(2,about=mean)/sum",
+    "taylor(2)/l2",
+    "taylor(2,about=mean)+window(40,sinks=1)/sum",
+)
+SPECS_PER_PROGRAM = 3
+#: no multiple of a tile or a chunk
+SHAPE = Shape(batch=2, tokens=301, kv_heads=2, group=2, d=64, e=64)
+SMALL_SHAPE = Shape(batch=2, tokens=61, kv_heads=2, group=2, d=16, e=16)
+DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32,)}
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """One program on one spec: its largest errors, or why it could not be tried."""
+
+    program: str
+    spec: str
+    dtype: str
+    limit: float
+    output_error: float | None = None
+    gradient_error: float | None = None  # None where the program has no gradient
+    problem: str | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it ran, and all errors are within the limit."""
+        if self.problem is not None or self.output_error is None:
+            return False
+        return max(self.output_error, self.gradient_error or 0.0) <= self.limit
+
+
+@final
+@dataclass(frozen=True)
+class Trial:
+    """A program, a spec that it takes, and a dtype."""
+
+    program: Program
+    spec: AttentionSpec
+    dtype: torch.dtype
+    device: torch.device
+    is_step: bool
+
+    def run(self) -> Finding:
+        """Compare it with float64; an exception is a finding too."""
+        named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."))
+        limit = TOLERANCE_BEFORE_TIMING[self.dtype]
+        try:
+            output, gradient = self._errors_of_step() if self.is_step else self._errors()
+        except Exception as problem:
+            first_line = next(iter(str(problem).splitlines()), "")
+            return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line}")
+        return Finding(*named, limit, output, gradient)
+
+    def _errors(self) -> tuple[float, float]:
+        case = _case(self.spec, self.dtype, self.device)
+        direction = torch.randn_like(plain_output(self.spec, case.tensors)).to(self.dtype)
+        errors = errors_of_piece(case, direction, lambda given: self._output(given))
+        output = errors.pop("output")
+        return output, max(errors.values())
+
+    def _output(self, case: TensorCase) -> Tensor:
+        return self.program.run(_call(case))[0]
+
+    @torch.no_grad()
+    def _errors_of_step(self) -> tuple[float, None]:
+        """The last token of a text, from the state of the others."""
+        case = _case(self.spec, self.dtype, self.device)
+        before, token = (case.map(lambda u, part=part: u[:, part]) for part in (slice(-1), slice(-1, None)))
+        q, k, v, *gates = before.tensors.values()
+        named = dict(zip(self.spec.gates, gates, strict=True))
+        _, state = attention(q, k, v, self.spec, return_state=True, gates=named)
+        y, _ = self.program.run(_call(token)._replace(state=state, return_state=True))
+        return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1]), None
+
+
+def trials(device: torch.device) -> Iterator[Trial]:
+    """What to try on a device, program by program."""
+    for program in PROGRAMS:
+        for dtype in DTYPES.get(device.type, DTYPES["cpu"]):
+            taken = 0
+            for text in SPECS:
+                found = _trial(program, parse(text), dtype, device)
+                if found is not None and taken < SPECS_PER_PROGRAM:
+                    taken += 1
+                    yield found
+
+
+def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> Trial | None:
+    """The program on the whole text or on one further token; None if it computes neither."""
+    case = _case(spec, dtype, device).with_gradients()
+    if program.refuses(_call(case)) is None:
+        return Trial(program, spec, dtype, device, is_step=False)
+    if not spec.has_finite_state:
+        return None
+    token = _case(spec, dtype, device).map(lambda u: u[:, -1:])
+    with torch.no_grad():
+        state = State.on_meta(spec, _call(token).inputs)
+        step = _call(token)._replace(state=state, return_state=True)
+        return None if program.refuses(step) else Trial(program, spec, dtype, device, is_step=True)
+
+
+def _case(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> TensorCase:
+    shape = SHAPE if device.type == "cuda" else SMALL_SHAPE
+    return random_tensors(spec, shape, 0, dtype, device=str(device))
+
+
+def _call(case: TensorCase) -> Call:
+    q, k, v = (case.tensors[name] for name in "qkv")
+    gates = {name: u for name, u in case.tensors.items() if name not in "qkv"}
+    scale = case.spec.kernel.default_scale(q.shape[3])
+    return Call(case.spec, Inputs(q, k, v, gates), scale, q.device)

@@ -1,0 +1,127 @@
+"""`maclaurin doctor`: what this machine offers, and whether every program is right on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from maclaurin.user_files import require_writable_file
+
+if TYPE_CHECKING:
+    import torch
+
+    from maclaurin.bench.doctor import Finding
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: the GPU if there is one.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Write the findings to this JSON file too.")] = None,
+) -> None:
+    """Show versions and the device, then check every program against float64, gradients included.
+
+    It takes less than two minutes. Exits with 1 if a program is wrong here.
+
+    [bold]Examples[/]
+
+        maclaurin doctor
+
+        maclaurin doctor --device cpu --out doctor.json
+    """
+    import torch
+
+    from maclaurin.bench.doctor import trials
+    from maclaurin.bench.machine import full_stamp
+    from maclaurin.cli.device import device_named
+    from maclaurin.progress_bar import report_progress
+
+    if out is not None:
+        require_writable_file(out, "--out")
+    chosen, console = torch.device(device_named(device)), Console(highlight=False)
+    about = full_stamp()
+    for line in _machine_lines(about, chosen):
+        console.print(line, markup=False, soft_wrap=True)
+    planned, findings = list(trials(chosen)), []
+    with report_progress("checking programs") as report:
+        for number, trial in enumerate(planned, start=1):
+            findings.append(trial.run())
+            report(number / len(planned), f"{trial.program.name}, {trial.spec}")
+    console.print(_table(findings))
+    for line in _advice(findings, chosen):
+        console.print(line, soft_wrap=True)
+    if out is not None:
+        _write(out, about, findings)
+    if not all(finding.is_right for finding in findings):
+        raise typer.Exit(1)
+
+
+def _machine_lines(about: dict[str, Any], device: torch.device) -> list[str]:
+    import torch
+
+    from maclaurin.programs import triton as gpu
+
+    versions = about["versions"]
+    lines = [
+        f"maclaurin {versions['maclaurin']}, torch {about['torch']}, python {about['python']}, "
+        f"triton {versions['triton'] or 'not installed'}",
+        f"{about['processor']}, {about['cores']} cores",
+    ]
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        lines.append(
+            f"{found.name}: compute capability {found.major}.{found.minor}, "
+            f"{found.total_memory / 2**30:.0f} GiB, CUDA {versions['cuda']}, cuDNN {versions['cudnn']}"
+        )
+    why = gpu.why_not_on(device)
+    lines.append(f"Triton programs on {device}: {'yes' if why is None else f'no, {why}'}.")
+    return lines
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("program", "spec", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("output", "gradients", "limit"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for f in findings:
+        errors = ("–" if e is None else f"{e:.1e}" for e in (f.output_error, f.gradient_error))
+        verdict = "right" if f.is_right else f"[bold red]{'failed' if f.problem else 'WRONG'}[/]"
+        table.add_row(f.program, f.spec.replace("[", r"\["), f.dtype, *errors, f"{f.limit:.0e}", verdict)
+    return table
+
+
+def _advice(findings: list[Finding], device: torch.device) -> list[str]:
+    """One line if all is well; else what to do about each program."""
+    wrong: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if not finding.is_right:
+            wrong.setdefault(finding.program, []).append(finding)
+    if not wrong:
+        return [f"[bold green]all {len(findings)} checks are right on {device}[/]"]
+    lines = []
+    for program, found in wrong.items():
+        problems = {f.problem for f in found if f.problem}
+        what = "; ".join(sorted(problems)) or "computes wrongly"
+        where = ", ".join(f"{f.spec} in {f.dtype}" for f in found)
+        lines.append(f"[bold red]{program}[/] {what} ({where}).")
+    names = ",".join(wrong)
+    lines += [
+        "Errors above the limit mean that outputs or gradients of training are wrong on this machine.",
+        f'Leave these programs out, with MACLAURIN_WITHOUT="{names}" in the environment, or install another '
+        "version of triton; then run maclaurin doctor again. Please report it with this output.",
+    ]
+    return lines
+
+
+def _write(out: Path, about: dict[str, Any], findings: list[Finding]) -> None:
+    from maclaurin.files import write_file
+    from maclaurin.plain_data import to_plain
+
+    rows = [{**to_plain(f), "right": f.is_right} for f in findings]
+    write_file(out, (json.dumps({**about, "findings": rows}, indent=1) + "\n").encode())

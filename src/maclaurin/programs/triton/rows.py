@@ -1,0 +1,370 @@
+"""What happens to finished rows of attention, one pass over memory each way.
+
+**Norm** N(y) with a gate p after it; rows run over b, t, h:
+
+    n = s·a/‖a‖,    a = y, or y − mean(y) for LayerNorm,      out = p·n
+    da = s/‖a‖ (dn − â (â·dn)),  â = a/‖a‖,  dn = p·dout;      dp = Σ dout∘n, or dout∘n per channel
+
+Without a gate the backward pass needs only the output and g = s/‖a‖, one number per row:
+
+    da = g (dn − n (n·dn)/‖n‖²),        a = n/g
+
+A row of zeros stays zero and passes its gradient on unchanged. Rows are divided by their largest entry
+first, so no square overflows.
+
+**Quotient** y = n/D, backward only. Rows are [B, T, H, e], D and dz [B, H, T] in fp32:
+
+    dn = dy/D,        dz = −Σ dn∘y
+
+dn is rounded to the dtype of matrix products, and dz is made from the rounded dn: what counts is dn·v + dz =
+dn·(v − y), and rows of nearly equal values cancel in it. For the same reason a rounded y comes with what
+rounding took from it.
+
+**Scale**: a factor e^g/D and a gate p. Tensors are [B, H, T, E] seen through three strides; g and u are
+[B, H, T], contiguous; ln D [B or 1, H or 1, T] and p [B, T, H] may have any strides, p any dtype:
+
+    y = p e^g o/D      do = p e^g dy/D,   total = Σ dy∘o e^g/D,   kept = u·o,     δ = Σ do∘o − dlse
+
+`kept` is given to torch's backward as the output it saved (programs/stock_softmax.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
+
+# --------------------------------------------------------------------------------------------------- the norm
+
+
+@triton.jit
+def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
+    """â and 1/‖a‖ of each row."""
+    if CENTRED:
+        y = tl.where(inside, y - tl.sum(y, 1)[:, None] / E, 0.0)
+    largest = tl.max(tl.abs(y), 1)
+    largest = tl.where(largest == 0, 1.0, largest)
+    y = y / largest[:, None]
+    squared = tl.sum(y * y, 1)
+    inverse = 1 / tl.sqrt(tl.where(squared == 0, 1.0, squared))
+    return y * inverse[:, None], inverse / largest
+
+
+@launched
+@triton.jit
+def _norm(
+    Y, P, OUT, GAIN, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
+    KEEP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+    unit, inverse = _unit(y, inside, E, CENTRED)
+    out = unit * factor
+    if KEEP:
+        tl.store(GAIN + row, inverse * factor, mask=row < rows)
+    if GATE == 1:
+        out *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if GATE == 2:
+        out *= tl.load(P + entries(row, e, E), mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, T, H, o_b, o_t, o_h)[:, None] + e[None, :]
+    tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+
+
+@launched
+@triton.jit
+def _norm_backward_from_answer(
+    OUT, GAIN, DOUT, DY, Y, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    out = tl.load(OUT + entries(row, e, E), mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
+    dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
+    squared = tl.sum(out * out, 1)  # of the answer as it was rounded: da is to be orthogonal to that
+    share = tl.sum(out * dout, 1) / tl.where(squared == 0, 1.0, squared)
+    gain = tl.load(GAIN + row, mask=row < rows, other=1.0)[:, None]
+    da = (dout - out * share[:, None]) * gain
+    if CENTRED:
+        da = tl.where(inside, da - tl.sum(da, 1)[:, None] / E, 0.0)
+    at = row_offsets(row, T, H, d_b, d_t, d_h)[:, None] + e[None, :]
+    tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
+    tl.store(Y + at, (out / gain).to(Y.dtype.element_ty), mask=inside)
+
+
+@launched
+@triton.jit
+def _norm_backward(
+    Y, P, DOUT, DY, DP, y_b, y_t, y_h, g_b, g_t, g_h, rows, T, H, factor,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = row_offsets(row, T, H, y_b, y_t, y_h)[:, None] + e[None, :]
+    y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+    dout_at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
+    dout = tl.load(DOUT + dout_at, mask=inside, other=0.0).to(tl.float32)
+    unit, inverse = _unit(y, inside, E, CENTRED)
+    dn = dout * factor
+    if GATE == 1:
+        dp = tl.sum(dn * unit, 1)
+        tl.store(DP + row, dp.to(DP.dtype.element_ty), mask=row < rows)
+        dn *= tl.load(P + row, mask=row < rows, other=0.0).to(tl.float32)[:, None]
+    if GATE == 2:
+        gate_at = entries(row, e, E)
+        tl.store(DP + gate_at, (dn * unit).to(DP.dtype.element_ty), mask=inside)
+        dn *= tl.load(P + gate_at, mask=inside, other=0.0).to(tl.float32)
+    da = (dn - unit * tl.sum(dn * unit, 1)[:, None]) * inverse[:, None]
+    if CENTRED:
+        da = tl.where(inside, da - tl.sum(da, 1)[:, None] / E, 0.0)
+    tl.store(DY + at, da.to(DY.dtype.element_ty), mask=inside)
+
+
+@on_its_device
+def normed(
+    y: Tensor, gate: Tensor | None, factor: float, centred: bool, *, keep: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)].
+
+    And g [B, T, H] in fp32, if it is to be kept.
+    """
+    out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    gain = torch.empty(y.shape[:3], dtype=torch.float32, device=y.device) if keep else None
+    grid, rows, sizes = row_tiles(y)
+    _norm[grid](
+        y, gate, out, gain, *y.stride()[:3], *out.stride()[:3], *rows, factor,
+        **sizes, CENTRED=centred, GATE=_gate_kind(gate), KEEP=keep,
+    )  # fmt: skip
+    return out, gain
+
+
+@on_its_device
+def normed_backward_from_answer(
+    dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """dy, and y again (less its mean, if centred), in a layout, from what `normed` gave and kept without a gate."""
+    dout = dense(dout)
+    dy, y = (torch.empty_strided(out.shape, layout, dtype=out.dtype, device=out.device) for _ in range(2))
+    grid, rows, sizes = row_tiles(out)
+    _norm_backward_from_answer[grid](
+        out, gain, dout, dy, y, *dout.stride()[:3], *dy.stride()[:3], *rows, **sizes, CENTRED=centred
+    )
+    return dy, y
+
+
+@on_its_device
+def normed_backward(
+    dout: Tensor, y: Tensor, gate: Tensor | None, factor: float, centred: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dy in the layout of y, and dgate."""
+    dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
+    dgate = None if gate is None else torch.empty_like(gate)
+    dout = dense(dout)
+    grid, rows, sizes = row_tiles(y)
+    _norm_backward[grid](
+        y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *rows, factor,
+        **sizes, CENTRED=centred, GATE=_gate_kind(gate),
+    )  # fmt: skip
+    return dy, dgate
+
+
+def _gate_kind(gate: Tensor | None) -> int:
+    return 0 if gate is None else 1 if gate.dim() == 3 else 2
+
+
+# ----------------------------------------------------------------------------------------------- the quotient
+
+
+@launched
+@triton.jit
+def _quotient_backward(
+    DY, Y, REST, DIVISOR, DN, DZ, dy_b, dy_t, dy_h, rows, T, H,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, BY_SUM: tl.constexpr,
+    NARROW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    t, h = row // H % T, row % H
+    of_row = ((row // (T * H)).to(tl.int64) * H + h) * T + t
+    divisor = tl.load(DIVISOR + of_row, mask=row < rows, other=1.0)
+    at = row_offsets(row, T, H, dy_b, dy_t, dy_h)[:, None] + e[None, :]
+    dn = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32) / divisor[:, None]
+    dn = dn.to(DN.dtype.element_ty)
+    at = entries(row, e, E)
+    tl.store(DN + at, dn, mask=inside)
+    if BY_SUM:
+        y = tl.load(Y + at, mask=inside, other=0.0).to(tl.float32)
+        if NARROW:
+            y += tl.load(REST + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(DZ + of_row, -tl.sum(dn.to(tl.float32) * y, 1), mask=row < rows)
+
+
+def quotient_backward(
+    dy: Tensor, y: Tensor, rest: Tensor | None, divisor: Tensor, like: Tensor, *, by_sum: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dn [B, T, H, e] to multiply with what is `like` v, and dz where D is a row sum; y is contiguous."""
+    dy = dense(dy)
+    dn = torch.empty(y.shape, dtype=operand(like), device=y.device)
+    dz = torch.empty_like(divisor) if by_sum else None
+    grid, rows, sizes = row_tiles(y)
+    _quotient_backward[grid](
+        dy, y, rest, divisor, dn, dz, *dy.stride()[:3], *rows, **sizes, BY_SUM=by_sum, NARROW=rest is not None
+    )
+    return dn, dz
+
+
+# -------------------------------------------------------------------------------------------------- the scale
+
+
+@triton.jit
+def _factor(
+    G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED: tl.constexpr, GATE: tl.constexpr
+):
+    """e^g/D, and p e^g/D."""
+    log = tl.load(G + row, mask=row < rows, other=0.0)
+    if DIVIDED:
+        log -= tl.load(LOG_D + row_offsets(row, H, T, l_b, l_h, l_t), mask=row < rows, other=0.0).to(
+            tl.float32
+        )
+    gain = tl.exp(log)
+    if GATE:
+        gate = tl.load(P + row_offsets(row, H, T, p_b, p_h, p_t), mask=row < rows, other=0.0)
+        return gain, gain * gate.to(tl.float32)
+    return gain, gain
+
+
+@launched
+@triton.jit
+def _scale(
+    O, G, LOG_D, P, Y, o_b, o_h, o_t, y_b, y_h, y_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    _, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    y = tl.load(O + at, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
+    at = row_offsets(row, H, T, y_b, y_h, y_t)[:, None] + e[None, :]
+    tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
+
+
+@launched
+@triton.jit
+def _scale_backward(
+    DY, O, G, LOG_D, P, U, DO, KEPT, TOTAL,
+    d_b, d_h, d_t, o_b, o_h, o_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
+    READ: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    gain, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
+    at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
+    dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    tl.store(DO + at, (dy * factor[:, None]).to(DO.dtype.element_ty), mask=inside)
+    if READ:
+        o = tl.load(O + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(TOTAL + row, tl.sum(dy * o, 1) * gain, mask=row < rows)
+        if KEEP:
+            unseen = tl.load(U + row, mask=row < rows, other=0.0)
+            tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
+
+
+@launched
+@triton.jit
+def _delta(
+    DO, O, DLSE, DELTA, d_b, d_h, d_t, o_b, o_h, o_t, rows, H, T,
+    E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, LESS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    e = tl.arange(0, BE)
+    inside = (row < rows)[:, None] & (e < E)[None, :]
+    at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
+    do = tl.load(DO + at, mask=inside, other=0.0).to(tl.float32)
+    at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
+    found = tl.sum(do * tl.load(O + at, mask=inside, other=0.0).to(tl.float32), 1)
+    if LESS:
+        found -= tl.load(DLSE + row, mask=row < rows, other=0.0)
+    tl.store(DELTA + row, found, mask=row < rows)
+
+
+@on_its_device
+def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
+    """Σ do∘o − dlse [B, H, T] in fp32."""
+    do, dlse = dense(do), None if dlse is None else dlse.contiguous()
+    found = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
+    grid, rows, sizes = row_tiles(o)
+    _delta[grid](do, o, dlse, found, *do.stride()[:3], *o.stride()[:3], *rows, **sizes, LESS=dlse is not None)
+    return found
+
+
+@on_its_device
+def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
+    """y in the layout of o."""
+    y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    grid, rows, sizes = row_tiles(o)
+    _scale[grid](
+        o, log_gain, log_divisor, gate, y,
+        *o.stride()[:3], *y.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None,
+    )  # fmt: skip
+    return y
+
+
+@on_its_device
+def scaled_backward(
+    dy: Tensor,
+    o: Tensor,
+    log_gain: Tensor,
+    log_divisor: Tensor | None,
+    gate: Tensor | None,
+    unseen: Tensor | None,
+    *,
+    sums: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """do, kept (if `unseen` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`)."""
+    read = sums or unseen is not None
+    dy = dense(dy)
+    do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    kept = None if unseen is None else torch.empty_like(do)
+    total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
+    grid, rows, sizes = row_tiles(o)
+    _scale_backward[grid](
+        dy, o, log_gain, log_divisor, gate, unseen, do, kept, total,
+        *dy.stride()[:3], *o.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None, READ=read, KEEP=unseen is not None,
+    )  # fmt: skip
+    return do, kept, total
+
+
+def _strides_of_divisor(u: Tensor | None) -> tuple[int, int, int]:
+    """Strides over b, h and t of [B or 1, H or 1, T]."""
+    if u is None:
+        return 0, 0, 0
+    b, h, t = u.stride()
+    return b if u.shape[0] > 1 else 0, h if u.shape[1] > 1 else 0, t
+
+
+def _strides_of_gate(u: Tensor | None) -> tuple[int, int, int]:
+    """Strides over b, h and t of [B, T, H]."""
+    if u is None:
+        return 0, 0, 0
+    b, t, h = u.stride()
+    return b, h, t
