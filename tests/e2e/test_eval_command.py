@@ -111,7 +111,7 @@ def test_what_cannot_be_is_one_message(model, tmp_path, monkeypatch, capfd):
     (tmp_path / "latin1.txt").write_bytes("café. ".encode("latin1") * 100)
     assert "latin1.txt is not UTF-8 text" in error(model, *recall, "--text", tmp_path / "latin1.txt")
     near = model.with_name(model.name + "x")
-    assert f"there is no folder {near}. Did you mean {model}?" in error(near, *recall)
+    assert f"there is no folder {near}. Did you mean {model}" in error(near, *recall)
     (model / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     try:
         assert "has no tokenizer" in error(model, *recall, "--limit", 1)

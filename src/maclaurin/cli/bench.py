@@ -19,7 +19,7 @@ from maclaurin.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from maclaurin.bench.bench_record import BenchRecord
-    from maclaurin.bench.run import Ending
+    from maclaurin.bench.bench_run import Ending
     from maclaurin.bench.setting import Setting
 
 INTERRUPTED = 130
@@ -115,7 +115,7 @@ def _measure(
     minutes: float | None,
     plots: Path | None,
 ) -> None:
-    from maclaurin.bench.run import BenchRun
+    from maclaurin.bench.bench_run import BenchRun
     from maclaurin.bench.setting import make_setting
     from maclaurin.bench.workloads import all_cases, chosen_cases
     from maclaurin.cli.device import device_named

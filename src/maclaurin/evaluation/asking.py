@@ -84,22 +84,23 @@ class Asker:
         """
         spelled = [[self.tokens(f"{context}{q.prompt} {choice}") for choice in q.choices] for q in queries]
         stems = [_common_start(sequences) for sequences in spelled]
-        room = max(len(sequence) for sequences in spelled for sequence in sequences)
+        longest = max(len(sequence) for sequences in spelled for sequence in sequences)
         prompts = [sequences[0][:stem] for sequences, stem in zip(spelled, stems, strict=True)]
         found = []
-        for reader, sequences, stem in zip(self._read(prompts, room), spelled, stems, strict=True):
+        for reader, sequences, stem in zip(self._read(prompts, longest), spelled, stems, strict=True):
             found.append([reader.log_likelihood(sequence[stem:]) for sequence in sequences])
         return found
 
-    def _read(self, prompts: Sequence[list[int]], room: int) -> list[TextReader]:
+    def _read(self, prompts: Sequence[list[int]], longest: int) -> list[TextReader]:
         """A reader for each prompt; what they have in common is read once.
 
-        room   tokens of the longest prompt with its continuation; what is over max_length is cut off in front
+        longest   tokens of the longest prompt with its continuation; if that exceeds max_length, the prompt
+                  loses its beginning
         """
         shared = min(_common_start(prompts) + (len(prompts) == 1), *map(len, prompts))
         if shared < 1:
-            return [self._read([prompt], room)[0] for prompt in prompts]
-        lost = min(max(0, room - self.max_length), shared - 1)
+            return [self._read([prompt], longest)[0] for prompt in prompts]
+        lost = min(max(0, longest - self.max_length), shared - 1)
         self.cut += lost > 0
         common = TextReader.of(self.model, prompts[0][lost:shared])
         return [common.after(prompt[shared:]) for prompt in prompts]
@@ -109,8 +110,8 @@ class Asker:
     def _written(self, item: Item) -> list[Answer]:
         prompts = [self.tokens(item.context + query.prompt_for("written")) for query in item.queries]
         most = [len(self.tokens(" " + ", ".join(query.answers))) + SLACK for query in item.queries]
-        room = max(len(prompt) + more for prompt, more in zip(prompts, most, strict=True))
-        texts = [self._continuation(*each) for each in zip(self._read(prompts, room), most, strict=True)]
+        longest = max(len(prompt) + more for prompt, more in zip(prompts, most, strict=True))
+        texts = [self._continuation(*each) for each in zip(self._read(prompts, longest), most, strict=True)]
         return [
             Answer(0.0, broken=True) if text is None else Answer(written_score(text, query.answers))
             for query, text in zip(item.queries, texts, strict=True)
@@ -170,7 +171,7 @@ def _common_start(sequences: Sequence[Sequence[int]]) -> int:
 @final
 @dataclass(frozen=True)
 class Asked:
-    """What came out of all items of a task."""
+    """The answers to all items of a task."""
 
     metrics: dict[str, Metric]
     questions: int

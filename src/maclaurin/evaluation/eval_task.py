@@ -54,7 +54,7 @@ class Query:
         return tuple(self.choices[i] for i in self.right)
 
     def prompt_for(self, way: Way) -> str:
-        """What stands after the context."""
+        """The text after the context."""
         return self.written or self.prompt if way == "written" else self.prompt
 
 
@@ -219,5 +219,5 @@ def is_ours(name: str) -> bool:
 
 
 def items_digest(items: Sequence[Item]) -> str:
-    """sha256 that tells other items apart."""
+    """SHA-256 of the items."""
     return hashlib.sha256(json.dumps(to_plain(items), ensure_ascii=False).encode()).hexdigest()

@@ -82,7 +82,7 @@ class TextReader:
         return float(total)
 
     def greedy(self, most: int, ends: Callable[[list[int]], bool]) -> list[int]:
-        """The likeliest next tokens, one after the other, until `ends(them)` or there are `most`."""
+        """The most likely next tokens, one after the other, until `ends(them)` or there are `most`."""
         cache, next_token, found = self._cache.fork(), self.next_token, []
         while len(found) < most:
             found.append(int(next_token.argmax()))

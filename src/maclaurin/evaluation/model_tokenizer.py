@@ -32,7 +32,7 @@ def tokenizer_for(
 
 
 def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
-    """The one that the config.json of a run names, where none lies beside the weights."""
+    """The tokenizer named in the config.json of a run, for runs without one beside the weights."""
     config = _config(folder)
     written, data = config.get("tokenizer"), config.get("data")
     if not isinstance(written, str) or not isinstance(data, str):

@@ -5,9 +5,9 @@ import torch
 from tests.unit.bench.tiny import ROOFS
 
 from maclaurin.bench.bench_record import Size, read_bench
+from maclaurin.bench.bench_run import BenchRun
 from maclaurin.bench.clock import peak_bytes_beyond, timings
 from maclaurin.bench.measure_case import measure_call, measure_step
-from maclaurin.bench.run import BenchRun
 from maclaurin.bench.setting import make_setting
 from maclaurin.bench.workloads import Case
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from tests.unit.bench.tiny import ROOFS, SETTING, tiny_case, tiny_step
 
-from maclaurin.bench import run as running
+from maclaurin.bench import bench_run as running
 from maclaurin.bench.bench_record import read_bench
-from maclaurin.bench.run import BenchRun
+from maclaurin.bench.bench_run import BenchRun
 from maclaurin.errors import InputError
 
 CASES = [tiny_case("exp/sum"), tiny_case("exp/l2"), tiny_step()]
