@@ -38,6 +38,9 @@ OWN = [
     "taylor(2)+window(2,sinks=1)/len",
     "hermite(2)+window(3,sinks=1)*forget/sum",
     "poly(0)+window(4,sinks=1)/sum",
+    "poly(0)+window(3,sinks=1,kept=2)/sum",
+    "taylor(2,about=mean)+window(2,kept=3)/l2",
+    "taylor(2)+window(2,sinks=1,kept=2)*in*forget/sum*out",
 ]
 
 

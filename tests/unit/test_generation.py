@@ -19,6 +19,7 @@ FINITE = [
     "power(2)*in/running*out",
     "hermite(2)+window(3)*forget/sum",
     "poly(0)+window(4,sinks=2)/sum",
+    "taylor(2,about=mean)+window(3,sinks=1,kept=4)/sum",
 ]
 GROWING = [
     "exp/sum",
@@ -30,7 +31,12 @@ GROWING = [
     "sigmoid(0)/len",
 ]
 HYBRID = ["exp/sum", "taylor(2)/sum", "2mamba"]
-ALL = [*FINITE, *GROWING, HYBRID]
+#: heads of one layer that differ, the second layer with gates of some heads
+BY_HEADS = [
+    "0: poly(0)+window(3,sinks=1,kept=4)/sum; 1: exp/sum",
+    "1: exp*in/sum*out; *: taylor(2)+window(4)*forget/sum",
+]
+ALL = [*FINITE, *GROWING, HYBRID, BY_HEADS]
 
 
 def model_of(attention, **more):
@@ -205,7 +211,7 @@ def test_a_saved_conversation_belongs_to_its_model(tmp_path):
         other.model.embed_tokens.weight += 1
     with pytest.raises(InputError, match="other weights"):
         MaclaurinCache.load(path, other)
-    cache.memories[0].state.save(path)
+    cache.memories[0].heads[0].state.save(path)
     with pytest.raises(InputError, match="one attention"):
         MaclaurinCache.load(path, model)
     with pytest.raises(InputError, match="no file"):

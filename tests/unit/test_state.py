@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maclaurin import InputError, State, parse
+from maclaurin.forms.inputs import Inputs
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 SPECS = [
@@ -12,6 +13,8 @@ SPECS = [
     "taylor(2)*in/running(floor=1)",
     "taylor(2,about=mean)+window(3,sinks=2)*forget/sum",
     "poly(0)+window(4,sinks=1)/sum",
+    "taylor(2,about=mean)+window(2,sinks=1,kept=2)*forget/sum",
+    "poly(0)+window(2,sinks=1,kept=2)/sum",
 ]
 
 
@@ -118,11 +121,88 @@ def test_states_of_different_specs_do_not_merge():
         one.merge(wide)
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)*forget/sum", "taylor(2)+window(3)/sum"])
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)*forget/sum", "taylor(2)+window(3)/sum", "poly(0)+window(3,kept=9)/sum"]
+)
 def test_what_is_forgotten_cannot_be_rolled_back(notation):
     case = random_tensors(parse(notation), Shape(), 0)
     with pytest.raises(InputError, match=r"Keep state.clone\(\)"):
         case.state().rollback(case.tensors["k"], case.tensors["v"])
+
+
+def test_texts_that_chose_their_keys_apart_do_not_merge():
+    """Queries of the later text would have given the keys of both other scores."""
+    case = random_tensors(parse("poly(0)+window(2,kept=3)/sum"), Shape(), 0)
+    with pytest.raises(InputError, match="Read the later text on from the earlier state"):
+        case.state().merge(case.state())
+
+
+@pytest.mark.parametrize(
+    "notation", ["poly(0)+window(3,sinks=1,kept=4)/sum", "taylor(2,about=mean)+window(3,sinks=1)/sum"]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_exact_keys_are_kept_as_they_came(notation, dtype):
+    """Each in its own dtype, to the last digit, and no byte more than the state says it takes."""
+    spec = parse(notation)
+    case = random_tensors(spec, Shape(batch=2, tokens=9), 0, dtype)
+    state = case.state()
+    keys = [t for name, t in state.tensors().items() if name.endswith(("_k", "_v"))]
+    assert {t.dtype for t in keys} == {dtype}
+    assert state.moments.dtype == torch.float32
+    k = case.tensors["k"].transpose(1, 2)
+    assert torch.equal(state.exact.recent_k, k[:, :, -3:])
+    assert torch.equal(state.exact.sink_k, k[:, :, :1])
+    assert state.nbytes == State.bytes_for(spec, Inputs(*(case.tensors[n] for n in "qkv")))
+    assert state.nbytes == 4 * spec.state_bytes(3, 4, own=dtype.itemsize, working=4) + 2 * 8  # and two counts
+    whole = case.output(form="parallel")
+    _, half = case.tokens(0, 5)(return_state=True)
+    assert_same(case.tokens(5, 9).output(state=half), whole[:, 5:], "from a state")
+
+
+def test_values_that_a_gate_has_changed_are_not_rounded():
+    case = random_tensors(parse("poly(0)+window(3)*in/sum"), Shape(), 0, torch.bfloat16)
+    exact = case.state().exact
+    assert (exact.recent_k.dtype, exact.recent_v.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_a_state_of_narrow_keys_takes_no_wide_ones():
+    case = random_tensors(parse("poly(0)+window(3)/sum"), Shape(), 0, torch.bfloat16)
+    with pytest.raises(InputError, match="would lose digits"):
+        case.map(torch.Tensor.float).output(state=case.state())
+
+
+def test_a_key_is_kept_by_the_attention_it_received():
+    """One key that every query of its window looks at is found again long after; its neighbours are not."""
+    spec = parse("poly(0)+window(4,sinks=1,kept=2)/sum")
+    case = random_tensors(spec, Shape(batch=1, tokens=40, kv_heads=1, group=2), 0, torch.float32)
+    q, k = case.tensors["q"], case.tensors["k"]
+    k[:, 7], q[:, 7:11] = 6.0, 1.0
+    exact = case.state().exact
+    assert any(torch.equal(key, k[0, 7, 0]) for key in exact.kept_k[0, 0])
+    assert float(exact.kept_score.max()) > 3
+
+
+def test_chunks_with_kept_keys_take_no_square_of_the_text():
+    """Twice the text, twice the memory at most, forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), named=None):
+            out = function(*arguments, **(named or {}))
+            for t in out if isinstance(out, tuple | list) else (out,):
+                self.numbers = max(self.numbers, t.numel() if isinstance(t, torch.Tensor) else 0)
+            return out
+
+    largest = []
+    for tokens in (256, 512):
+        shape = Shape(batch=1, tokens=tokens, kv_heads=1, group=1, d=4, e=4)
+        case = random_tensors(parse("poly(0)+window(8,sinks=1,kept=8)/sum"), shape, 0).with_gradients()
+        with Largest() as seen:
+            case.output(form="chunked", chunk_size=16).sum().backward()
+        largest.append(seen.numbers)
+    assert largest[1] <= 2 * largest[0] < 256 * 256
 
 
 def test_states_of_different_batches_or_dtypes_do_not_merge():

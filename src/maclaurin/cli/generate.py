@@ -128,12 +128,12 @@ def _require_folder(path: Path | None) -> None:
 def _require_constant(network: MaclaurinForCausalLM) -> None:
     from maclaurin.errors import NoFiniteStateError
 
-    specs = [spec for spec, _ in network.config.layer_attention()]
-    growing = [str(spec) for spec in specs if not spec.has_finite_state]
+    layers = network.config.layer_attention()
+    growing = [str(s) for layer in layers for s in dict.fromkeys(layer.specs) if not s.has_finite_state]
     if growing:
         raise NoFiniteStateError(
             f"--constant-memory: {', '.join(dict.fromkeys(growing))} has no finite state, so {len(growing)} "
-            f"of {len(specs)} layers keep keys and values, which grow with the text.\n"
+            f"of {len(layers)} layers keep keys and values, which grow with the text.\n"
             "Use a polynomial kernel: --attention 'taylor(2)/sum', or with exact recent tokens "
             "--attention 'taylor(2,about=mean)+window(64,sinks=1)/sum'."
         )

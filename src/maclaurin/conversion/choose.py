@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from maclaurin.errors import InputError
-from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import specs_in
 
 
 @final
@@ -24,11 +24,6 @@ class Choice:
         """Layers that do not keep their own attention."""
         return tuple(n for n, why in enumerate(self.reasons) if why != "kept")
 
-    @property
-    def short(self) -> str | list[str]:
-        """One notation where all layers share it, else the list."""
-        return self.attention[0] if len(set(self.attention)) == 1 else list(self.attention)
-
 
 def choose(
     own: Sequence[str],
@@ -40,7 +35,7 @@ def choose(
 ) -> Choice:
     """`attention` in `layers` (all by default), but sharp layers keep their own or get `sharp_attention`."""
     for text in (attention, *([] if sharp_attention is None else [sharp_attention])):
-        resolve(text)
+        specs_in(text)
     chosen = set(range(len(own)) if layers is None else layers)
     unknown = sorted(chosen - set(range(len(own))))
     if unknown:

@@ -23,13 +23,14 @@ from maclaurin.conversion.measure import (
     Tell,
     gap,
     measured_with,
+    put_in_place,
     windows_alone,
 )
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
-from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import specs_in
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 512
 
@@ -79,7 +80,7 @@ def convert(
     """Swap, and calibrate on sample tokens [T], in place; measure before and after."""
     own = own_attention(model)
     for text in choice.attention:
-        if resolve(text).gates:
+        if any(spec.gates for spec in specs_in(text)):
             raise InputError(
                 f"{text} has gates, and a pretrained model has no weights for them: use a spec without, "
                 "such as taylor(2,about=mean)+window(64,sinks=1)/sum."
@@ -89,10 +90,7 @@ def convert(
     gaps: dict[str, dict[int, Gap]] = {}
     for measure in measures:
         gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, tell)
-    for block, text in zip(model.model.layers, choice.attention, strict=True):
-        layer: Any = block.self_attn
-        layer.spec = resolve(text)
-    model.config.attention = choice.short
+    put_in_place(model, choice.attention)
     return Conversion(source, choice, gaps, Memory.of(model))
 
 
@@ -134,7 +132,7 @@ def _closed_by(recovered: float, found: dict[str, float | None], measure: Measur
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:
     """The notation of each layer."""
-    return [str(spec) for spec, _ in model.config.layer_attention()]
+    return [str(layer) for layer in model.config.layer_attention()]
 
 
 def save(

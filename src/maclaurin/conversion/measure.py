@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, final
+from typing import Any, ClassVar, Protocol, cast, final
 
 from torch import Tensor
 
 from maclaurin.evaluation.likelihood import perplexity, summed_loss
-from maclaurin.inspection.trials import exchanged
-from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.spec import AttentionSpec, parse
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import specs_in, with_each_spec
 
 #: told how many tokens were read
 Tell = Callable[[int], None]
@@ -130,22 +129,32 @@ def measured_with(
 def _having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
     """The model with another attention for a while, which caches made meanwhile know of too."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
-    own = model.config.attention
-    with exchanged(layers, tuple(resolve(text) for text in attention)):
-        model.config.attention = list(attention)
-        try:
-            yield
-        finally:
-            model.config.attention = own
+    own, groups = model.config.attention, [layer.groups for layer in layers]
+    try:
+        put_in_place(model, attention)
+        yield
+    finally:
+        model.config.attention = own
+        for layer, before in zip(layers, groups, strict=True):
+            layer.groups = before
+
+
+def put_in_place(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None:
+    """Give every layer this attention, in the modules and in the configuration."""
+    config = cast("MaclaurinConfig", model.config)
+    config.attention = attention[0] if len(set(attention)) == 1 else list(attention)
+    for block, layer in zip(model.model.layers, config.layer_attention(), strict=True):
+        module: Any = block.self_attn
+        module.groups = layer.groups
 
 
 def windows_alone(attention: Sequence[str]) -> list[str] | None:
     """The same with every tail switched off; None where there is none."""
-    specs = [resolve(text) for text in attention]
-    if all(spec.window is None for spec in specs):
+    if all(spec.window is None or not spec.orders for text in attention for spec in specs_in(text)):
         return None
-    return [text if s.window is None else str(_alone(s)) for s, text in zip(specs, attention, strict=True)]
+    return [with_each_spec(text, _alone) for text in attention]
 
 
-def _alone(spec: AttentionSpec) -> AttentionSpec:
-    return parse(f"poly(0)+{spec.window}/sum")
+def _alone(text: str) -> str:
+    window = resolve(text).window
+    return text if window is None else f"poly(0)+{window}/sum"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast, final
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.room import key_value_bytes, state_bytes
+from maclaurin.models.room import growing_bytes, key_value_bytes, state_bytes
 
 
 @final
@@ -27,10 +27,9 @@ class Memory:
     def of(model: MaclaurinForCausalLM) -> Memory:
         """Of a model whose config names its present attention."""
         config = cast("MaclaurinConfig", model.config)
-        whole = key_value_bytes(config, 1, 1, model.dtype)
-        specs = [spec for spec, _ in config.layer_attention()]
-        growing = sum(not spec.has_finite_state for spec in specs)
-        return Memory(state_bytes(config, 1, model.dtype), whole * growing // len(specs), whole)
+        dtype = model.dtype
+        growing = growing_bytes(config, 1, 1, dtype)
+        return Memory(state_bytes(config, 1, dtype), growing, key_value_bytes(config, 1, 1, dtype))
 
     @property
     def even_at(self) -> int | None:

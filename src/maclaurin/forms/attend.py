@@ -13,12 +13,12 @@ from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
 from maclaurin.forms.inputs import Inputs, make_stream
+from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.output import SeenByRows, finish, running_log_sum
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream
-from maclaurin.forms.window import window_rows
 from maclaurin.spec import AttentionSpec
 
 
@@ -53,7 +53,9 @@ def attend(
     elif form is Form.BLOCKED:
         rows = blocked_rows(spec, stream, chunk, causal=causal)
     else:
-        before = State.empty(spec, stream, inputs.q.shape[2]) if state is None else state
+        before = state
+        if before is None:
+            before = State.empty(spec, stream, inputs.q.shape[2], inputs.q.dtype)
         keeps_state = state is not None or return_state
         rows, after = _rows_with_state(spec, stream, form, before, chunk, causal, keeps_state)
     y, running = output_of(spec, rows, inputs, state, causal)
@@ -94,13 +96,18 @@ def _rows_with_state(
         parts, moments, count = [], state.moments, state.count
         for t in range(stream.q.shape[-2]):
             token = stream.tokens(t, t + 1)
-            part, moments, exact = window_rows(spec, token, count, moments, exact, recurrent_rows, 1)
+            part, moments, exact = rows_beside_exact_keys(
+                spec, token, count, moments, exact, recurrent_rows, 1
+            )
             count = count + token.lengths
             parts.append(part)
         rows = Rows.concatenate(parts)
     else:
-        tail = partial(chunked_rows, chunk=chunk, keeps_state=keeps_state)
-        rows, moments, exact = window_rows(spec, stream, state.count, state.moments, exact, tail, chunk)
+        in_pieces = spec.window is not None and spec.window.kept > 0
+        tail = partial(chunked_rows, chunk=chunk, keeps_state=keeps_state or in_pieces)
+        rows, moments, exact = rows_beside_exact_keys(
+            spec, stream, state.count, state.moments, exact, tail, chunk
+        )
     log_decay = state.log_decay
     if log_decay is not None and stream.log_forget is not None:
         log_decay = log_decay + stream.log_forget.sum(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from maclaurin.forms.ranking import kept_by_rank
 from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
 from maclaurin.spec import AttentionSpec, Window
 
@@ -22,7 +23,14 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
     logits = spec.kernel.log_weight(x)
     if logits is not None:
         return _log_domain_rows(logits, visible, log_decay, stream.v)
-    exact = None if spec.window is None else _exact(spec.window, visible)
+    exact = None
+    if spec.window is not None:
+        exact = _exact(spec.window, visible)
+        if spec.window.kept:
+            scores = x if log_decay is None else x + log_decay
+            left = _all_axes(visible & ~exact)
+            kept = kept_by_rank(scores, _all_axes(exact), left, stream.present, spec.window.kept)
+            exact = exact | kept
     tail = visible if exact is None else visible & ~exact
     measure = _measure(tail, log_decay, x.dtype)
     in_tail = torch.where(tail, x, 0.0)  # keys outside it may be of any size, and ∞·0 is not 0
@@ -101,6 +109,11 @@ def _exact(window: Window, visible: Tensor) -> Tensor:
     s = torch.arange(keys, device=visible.device)[None, :]
     t = _positions(queries, keys, visible.device)
     return visible & ((s < window.sinks) | (s > t - window.size))
+
+
+def _all_axes(mask: Tensor) -> Tensor:
+    """[T, S] or [B, 1, 1, T, S] → [1 or B, 1, 1, T, S]."""
+    return mask if mask.dim() == 5 else mask[None, None, None]
 
 
 def _positions(queries: int, keys: int, device: torch.device) -> Tensor:

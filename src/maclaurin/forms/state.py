@@ -48,8 +48,11 @@ class State:
     key_bound: float = 0.0
 
     @staticmethod
-    def empty(spec: AttentionSpec, stream: Stream, heads: int) -> State:
-        """The state before the first token, shaped for the stream."""
+    def empty(spec: AttentionSpec, stream: Stream, heads: int, dtype: torch.dtype) -> State:
+        """The state before the first token, shaped for the stream of inputs of this dtype.
+
+        Exact keys keep that dtype; so do values, unless a gate has changed them.
+        """
         batch, kv_heads = stream.k.shape[:2]
         columns = stream.value_size + int(spec.needs_row_sum)
         new = stream.k
@@ -59,7 +62,9 @@ class State:
             torch.zeros(batch, dtype=torch.int64, device=new.device),
             new.new_zeros(batch, kv_heads) if spec.decay_gates else None,
             _nothing_yet(spec, new, heads),
-            ExactKeys.empty(spec.window, stream) if spec.window else None,
+            ExactKeys.empty(spec.window, stream, dtype, new.dtype if spec.value_gates else dtype)
+            if spec.window
+            else None,
         )
 
     @staticmethod
@@ -69,7 +74,12 @@ class State:
         q, k, v = (u.to("meta", dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
         decay = k[..., 0] if spec.decay_gates else None
         stream = Stream(q.unflatten(1, (k.shape[1], -1)), k, v, decay)
-        return dataclasses.replace(State.empty(spec, stream, q.shape[1]), is_full=True)
+        return dataclasses.replace(State.empty(spec, stream, q.shape[1], inputs.q.dtype), is_full=True)
+
+    @staticmethod
+    def bytes_for(spec: AttentionSpec, inputs: Inputs) -> int:
+        """Bytes of a state for such inputs, before there is one."""
+        return State.on_meta(spec, inputs).nbytes
 
     # ----------------------------------------------------------------------------- its tensors
 
@@ -128,8 +138,8 @@ class State:
         return self.map(torch.clone)
 
     def compact(self) -> State:
-        """The same, without the larger tensors that some of it are small parts of."""
-        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > 2 * t.nbytes else t)
+        """The same, without the larger tensors that some of it are parts of."""
+        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
 
     def detach(self) -> State:
         """The same numbers without their history."""
@@ -160,6 +170,7 @@ class State:
         S = (Π f of the later) S_this + S_later
         """
         self.require_same_kind(later)
+        self._require_mergeable()
         if self.batch_size != later.batch_size:
             raise InputError(
                 f"a state of {self.batch_size} sequences cannot be followed by one of {later.batch_size}."
@@ -277,6 +288,15 @@ class State:
             raise InputError(
                 f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has thrown away what "
                 "would have to come back. Keep state.clone() from before the tokens and return to it."
+            )
+
+    def _require_mergeable(self) -> None:
+        window = self.spec.window
+        if window is not None and window.kept:
+            raise InputError(
+                f"states of {self.spec} cannot be merged: {window.mark}{window} keeps keys by the attention "
+                "they received, and the queries of the later text have not seen the keys of the earlier one. "
+                "Read the later text on from the earlier state instead."
             )
 
     def __repr__(self) -> str:

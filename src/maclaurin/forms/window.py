@@ -31,7 +31,10 @@ _NONE = -(1 << 62)
 
 @dataclass(frozen=True)
 class ExactKeys:
-    """The keys a state keeps as they are: the last w (right-aligned) and the first s."""
+    """The keys a state keeps as they are: the last w (right-aligned), the first s, and M of those between.
+
+    Keys and values have the dtype they came in; scores and decays have the dtype of the moments.
+    """
 
     recent_k: Tensor  # [B, K, w, d]
     recent_v: Tensor  # [B, K, w, e]
@@ -39,29 +42,48 @@ class ExactKeys:
     sink_v: Tensor  # [B, K, s, e]
     recent_log_forget: Tensor | None = None  # [B, K, w]
     sink_log_decay: Tensor | None = None  # [B, K, s], what each sink has decayed by so far
+    #: where keys that leave the window may be kept (kept.py): the attention received so far, and the slots
+    recent_score: Tensor | None = None  # [B, K, w]
+    kept_score: Tensor | None = None  # [B, K, M], −∞ for an empty slot; the older key first
+    kept_k: Tensor | None = None  # [B, K, M, d]
+    kept_v: Tensor | None = None  # [B, K, M, e]
+    kept_log_decay: Tensor | None = None  # [B, K, M]
 
     @staticmethod
-    def empty(window: Window, stream: Stream) -> ExactKeys:
-        """The window before the first token."""
+    def empty(window: Window, stream: Stream, key_dtype: torch.dtype, value_dtype: torch.dtype) -> ExactKeys:
+        """The window before the first token, for keys and values of these dtypes."""
         batch, heads = stream.k.shape[:2]
 
-        def zeros(length: int, *size: int) -> Tensor:
-            return stream.k.new_zeros(batch, heads, length, *size)
+        def numbers(length: int, value: float = 0.0) -> Tensor:
+            return stream.k.new_full((batch, heads, length), value)
 
+        def keys(length: int) -> Tensor:
+            return stream.k.new_zeros(batch, heads, length, stream.key_size, dtype=key_dtype)
+
+        def values(length: int) -> Tensor:
+            return stream.v.new_zeros(batch, heads, length, stream.value_size, dtype=value_dtype)
+
+        size, sinks, kept = window.size, window.sinks, window.kept
         forget = stream.log_forget is not None
         return ExactKeys(
-            zeros(window.size, stream.key_size),
-            zeros(window.size, stream.value_size),
-            zeros(window.sinks, stream.key_size),
-            zeros(window.sinks, stream.value_size),
-            zeros(window.size) if forget else None,
-            zeros(window.sinks) if forget else None,
+            keys(size),
+            values(size),
+            keys(sinks),
+            values(sinks),
+            numbers(size) if forget else None,
+            numbers(sinks) if forget else None,
+            numbers(size) if kept else None,
+            numbers(kept, -torch.inf) if kept else None,
+            keys(kept) if kept else None,
+            values(kept) if kept else None,
+            numbers(kept) if kept and forget else None,
         )
 
     @property
     def number(self) -> int:
         """How many keys it holds when it is full."""
-        return self.recent_k.shape[2] + self.sink_k.shape[2]
+        kept = 0 if self.kept_k is None else self.kept_k.shape[2]
+        return self.recent_k.shape[2] + self.sink_k.shape[2] + kept
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ExactKeys:
         """The same change to every tensor."""
@@ -82,7 +104,7 @@ def window_rows(
     """Rows, moments and exact keys after the stream's tokens, `count` [B] tokens having come before."""
     window = spec.window
     assert window is not None
-    line = _Line.lay_out(window, stream, count, exact)
+    line = Line.lay_out(window, stream, count, exact)
     tail, statistics, moments = tail_form(spec, line.tail(window), moments)
     reference = spec.kernel.reference(statistics)
     logits, seen, values = line.exact_logits(window, chunk)
@@ -90,11 +112,11 @@ def window_rows(
         logits = logits - in_chunks(reference, chunk)
     tail_sum = None if tail.row_sum is None else in_chunks(tail.row_sum[..., None], chunk)[..., 0]
     rows = rows_beside_tail(Rows(in_chunks(tail.numerator, chunk), tail_sum), logits, seen, values)
-    return _rows_of_tokens(rows, stream.q.shape[-2]), moments, line.exact_after(window)
+    return _rows_of_tokens(rows, stream.q.shape[-2]), moments, line.exact_after(window, exact)
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """The w kept keys and the new tokens on one line: token t stands at position w + t."""
 
     stream: Stream
@@ -110,10 +132,10 @@ class _Line:
     log_forget: Tensor | None  # [B, K, w+T]
 
     @staticmethod
-    def lay_out(window: Window, stream: Stream, count: Tensor, exact: ExactKeys) -> _Line:
+    def lay_out(window: Window, stream: Stream, count: Tensor, exact: ExactKeys) -> Line:
         size, tokens = window.size, stream.k.shape[-2]
-        k = torch.cat([exact.recent_k, stream.k], dim=-2)
-        v = torch.cat([exact.recent_v, stream.v], dim=-2)
+        k = torch.cat([exact.recent_k.to(stream.k.dtype), stream.k], dim=-2)
+        v = torch.cat([exact.recent_v.to(stream.v.dtype), stream.v], dim=-2)
         log_forget = decayed = None
         if stream.log_forget is not None and exact.recent_log_forget is not None:
             log_forget = torch.cat([exact.recent_log_forget, stream.log_forget], dim=-1)
@@ -128,13 +150,13 @@ class _Line:
         sinks = torch.arange(window.sinks, device=k.device) - count[:, None]  # new token's number
         is_old = sinks < 0
         pick = (sinks.clamp(min=0, max=tokens - 1) + size)[:, None, :]
-        sink_k = torch.where(is_old[:, None, :, None], exact.sink_k, _take(k, pick))
-        sink_v = torch.where(is_old[:, None, :, None], exact.sink_v, _take(v, pick))
+        sink_k = torch.where(is_old[:, None, :, None], exact.sink_k.to(k.dtype), take(k, pick))
+        sink_v = torch.where(is_old[:, None, :, None], exact.sink_v.to(v.dtype), take(v, pick))
         sink_decay = None
         if decayed is not None and exact.sink_log_decay is not None:
-            since_start = decayed[..., size - 1 : size] - _take(decayed[..., None], pick)[..., 0]
+            since_start = decayed[..., size - 1 : size] - take(decayed[..., None], pick)[..., 0]
             sink_decay = torch.where(is_old[:, None, :], exact.sink_log_decay, since_start.to(k.dtype))
-        return _Line(
+        return Line(
             stream, k, v, decayed, held, sink_k, sink_v, sink_decay, sinks + size, lengths, log_forget
         )
 
@@ -197,8 +219,8 @@ class _Line:
         of_sinks = now - self.sink_position[:, None, None, :]
         return torch.cat([in_band.expand(*of_sinks.shape[:2], -1, -1), of_sinks], dim=-1)
 
-    def exact_after(self, window: Window) -> ExactKeys:
-        """What the state keeps after the last token of each row."""
+    def exact_after(self, window: Window, like: ExactKeys) -> ExactKeys:
+        """What the state keeps after the last token of each row, in the dtypes it kept before."""
         tokens = self.stream.q.shape[-2]
         if self.lengths is None:
             keep = slice(tokens, None)
@@ -206,15 +228,23 @@ class _Line:
             recent_log_forget = None if self.log_forget is None else self.log_forget[..., keep]
         else:
             pick = (self.lengths[:, None] + torch.arange(window.size, device=self.k.device))[:, None]
-            recent_k, recent_v = _take(self.k, pick), _take(self.v, pick)
+            recent_k, recent_v = take(self.k, pick), take(self.v, pick)
             recent_log_forget = None
             if self.log_forget is not None:
-                recent_log_forget = _take(self.log_forget[..., None], pick)[..., 0]
+                recent_log_forget = take(self.log_forget[..., None], pick)[..., 0]
         sink_log_decay = None
         if self.sink_decay is not None and self.decayed is not None:
             since_start = self.decayed[..., -1:] - self.decayed[..., window.size - 1 : window.size]
             sink_log_decay = self.sink_decay + since_start.to(self.sink_decay.dtype)
-        return ExactKeys(recent_k, recent_v, self.sink_k, self.sink_v, recent_log_forget, sink_log_decay)
+        k_type, v_type = like.recent_k.dtype, like.recent_v.dtype
+        return ExactKeys(
+            recent_k.to(k_type, copy=True),  # not a part of the line, which is longer
+            recent_v.to(v_type, copy=True),
+            self.sink_k.to(k_type),
+            self.sink_v.to(v_type),
+            recent_log_forget,
+            sink_log_decay,
+        )
 
 
 def merge_exact(
@@ -245,8 +275,9 @@ def merge_exact(
     if decay_a is not None and kept_b.log_decay is not None:
         decay = torch.cat([decay_a, kept_b.log_decay], dim=-1)
         mass = decay.exp()
-    leaving = Stream(k[:, :, None], k, v, None, folded, mass)
-    entering = symmetric_powers(k, spec.orders).mT @ values_with_count(spec, leaving)
+    wide_k, wide_v = k.to(moments_a.dtype), v.to(moments_a.dtype)
+    leaving = Stream(wide_k[:, :, None], wide_k, wide_v, None, folded, mass)
+    entering = symmetric_powers(wide_k, spec.orders).mT @ values_with_count(spec, leaving)
 
     last = torch.arange(window.size, device=k.device) + (total - window.size)[:, None]
     early = torch.arange(window.sinks, device=k.device).expand(k.shape[0], -1)
@@ -312,8 +343,8 @@ def _placed(slots: Tensor, number: Tensor, u: Tensor) -> Tensor:
     return chosen[:, None].to(u.dtype) @ u
 
 
-def _take(u: Tensor, positions: Tensor) -> Tensor:
-    """u[b, k, positions[b, 0, i], :] for u [B, K, n, c] and positions [B, 1, m]."""
+def take(u: Tensor, positions: Tensor) -> Tensor:
+    """u[b, k, positions[b, k, i], :] for u [B, K, n, c] and positions [B, K or 1, m]."""
     index = positions[..., None].expand(u.shape[0], u.shape[1], -1, u.shape[-1])
     return u.gather(-2, index)
 

@@ -48,14 +48,14 @@ def _watching(number: int, layer: AttentionLayer, attend: Callable[..., Tensor],
 @contextmanager
 def exchanged(layers: list[AttentionLayer], specs: tuple[AttentionSpec, ...]) -> Iterator[None]:
     """Run the layers with other specs; their own are put back at the end."""
-    own = [layer.spec for layer in layers]
+    own = [layer.groups for layer in layers]
     try:
         for layer, spec in zip(layers, specs, strict=True):
             layer.spec = spec
         yield
     finally:
-        for layer, spec in zip(layers, own, strict=True):
-            layer.spec = spec
+        for layer, groups in zip(layers, own, strict=True):
+            layer.groups = groups
 
 
 @final

@@ -1,10 +1,12 @@
-"""One attention layer for every spec: what it needs follows from the spec and its extras."""
+"""One attention layer for every spec, or for one spec per group of heads: what it needs follows from them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from maclaurin.errors import InputError
+from maclaurin.layers.by_heads import attend_by_heads
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
 from maclaurin.layers.key_offset import KeyOffset
@@ -12,8 +14,8 @@ from maclaurin.layers.layout import Layout
 from maclaurin.layers.memory import LayerMemory
 from maclaurin.layers.rotary import Rotary, rotated
 from maclaurin.programs.dispatch import attention
-from maclaurin.spec import AttentionSpec
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec import Argument, AttentionSpec
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
 
 class ResidualLinear(nn.Linear):
@@ -23,10 +25,12 @@ class ResidualLinear(nn.Linear):
 class AttentionLayer(nn.Module):
     """x → W_o attention(φ-ready W_q x, W_k x, W_v x; gates of x)."""
 
+    #: key-value heads and their attention
+    groups: tuple[HeadGroup, ...]
+
     def __init__(
         self,
-        spec: AttentionSpec,
-        extras: LayerExtras,
+        attention: LayerAttention,
         *,
         hidden_size: int,
         heads: int,
@@ -40,7 +44,8 @@ class AttentionLayer(nn.Module):
     ) -> None:
         """Projections with or without bias; q, k RMS-normed per head or not; keys less an offset or not."""
         super().__init__()
-        self.spec, self.extras = spec, extras
+        self.groups, self.extras = attention.groups, attention.extras
+        extras = attention.extras
         self.heads, self.kv_heads, self.rotary = heads, kv_heads, rotary
         self.key_size = extras.feature_size or head_size
         self.value_size = head_size
@@ -61,11 +66,32 @@ class AttentionLayer(nn.Module):
             self.k_affine = nn.LayerNorm(self.key_size)
         self._add_gates(hidden_size)
 
+    @property
+    def spec(self) -> AttentionSpec:
+        """The attention of all heads, where they have the same."""
+        first, *others = self.groups
+        if others:
+            raise InputError(
+                f"the heads of this layer differ ({LayerAttention(self.groups)}), so it has no one spec: "
+                "look at its groups."
+            )
+        return first.spec
+
+    @spec.setter
+    def spec(self, spec: AttentionSpec) -> None:
+        self.groups = (HeadGroup(tuple(range(self.kv_heads)), spec),)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Every tensor that some heads take; it is made for all heads."""
+        named = {argument.name: argument for group in self.groups for argument in group.spec.arguments}
+        return tuple(named.values())
+
     def _add_gates(self, hidden_size: int) -> None:
         """A module for every tensor that the spec's parts take."""
-        if needs_step_size(self.spec, self.extras):
+        if any(needs_step_size(group.spec, self.extras) for group in self.groups):
             self.step_size = StepSize(hidden_size, self.kv_heads)
-        for argument in self.spec.arguments:
+        for argument in self.arguments:
             heads = self.heads if argument.heads == "query" else self.kv_heads
             gate = GateFromToken(self.extras.recipe(argument), hidden_size, heads, self.value_size)
             self.add_module(module_name(argument), gate)
@@ -84,14 +110,25 @@ class AttentionLayer(nn.Module):
         return self.o_proj(y[:, extra:].flatten(-2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """The attention itself; documents go through as sequences packed into one row."""
+        """The attention itself, one group of heads after the other."""
+
+        def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+            return self._attend_with(self.groups[number].spec, q, k, v, gates, layout)
+
+        return attend_by_heads(self.groups, q, k, v, gates, of_group)
+
+    @staticmethod
+    def _attend_with(
+        spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
+    ) -> Tensor:
+        """Documents go through as sequences packed into one row."""
         if layout.cu_seqlens is None:
-            return attention(q, k, v, self.spec, key_padding_mask=layout.key_padding_mask, gates=gates)
+            return attention(q, k, v, spec, key_padding_mask=layout.key_padding_mask, gates=gates)
         cuts, longest = layout.cu_seqlens, layout.max_seqlen
         packed = {name: gate.flatten(0, 1)[None] for name, gate in gates.items()}
         rows = q.shape[:2]
         q, k, v = (u.flatten(0, 1)[None] for u in (q, k, v))
-        y = attention(q, k, v, self.spec, cu_seqlens=cuts, max_seqlen=longest, gates=packed)
+        y = attention(q, k, v, spec, cu_seqlens=cuts, max_seqlen=longest, gates=packed)
         return y[0].unflatten(0, rows)
 
     def _queries_keys_values(
@@ -120,5 +157,5 @@ class AttentionLayer(nn.Module):
         step_size = self.step_size(hidden) if hasattr(self, "step_size") else None
         return {
             argument.name: self.get_submodule(module_name(argument))(hidden, layout.positions, step_size)
-            for argument in self.spec.arguments
+            for argument in self.arguments
         }

@@ -1,6 +1,6 @@
 """What one attention layer remembers of a text it reads in pieces.
 
-With a finite state that is the state, of the same size however long the text. Without one it is the keys
+Heads with a finite state keep that state, of the same size however long the text. The others keep the keys
 and values (and gates) of every token, which grow. Beside them are the last inputs of a short convolution.
 No tensor is ever changed in place, so a copy of the memory may share them all.
 """
@@ -8,7 +8,7 @@ No tensor is ever changed in place, so a copy of the memory may share them all.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,38 +17,26 @@ from torch import Tensor
 from maclaurin.errors import InputError
 from maclaurin.forms.state import State
 from maclaurin.forms.window import ExactKeys
+from maclaurin.layers.by_heads import attend_by_heads
 from maclaurin.layers.layout import Layout
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec
+from maclaurin.spec.head_groups import HeadGroup
 
 
-class LayerMemory:
-    """The memory of a layer with this spec; `rollback` is how many of the last tokens it can forget again."""
+class HeadsMemory:
+    """The memory of heads with this spec; `rollback` is how many of the last tokens it can forget again."""
 
-    def __init__(self, spec: AttentionSpec, *, convolution: int = 0, rollback: int = 0) -> None:
-        self.spec, self.convolution, self.rollback = spec, convolution, rollback
+    def __init__(self, spec: AttentionSpec, rollback: int) -> None:
+        self.spec, self.rollback = spec, rollback
         self.state: State | None = None
         #: k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`
         self.keys: dict[str, Tensor] = {}
-        #: what the convolution has read last, [B, width − 1 + rollback, channels]
-        self.tail: Tensor | None = None
 
     @property
     def grows(self) -> bool:
         """Whether it takes more memory with every token."""
         return not self.spec.has_finite_state
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no token has come yet."""
-        return self.state is None and not self.keys
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What it holds; any change puts other objects there."""
-        return self.state, self.keys, self.tail
-
-    # ------------------------------------------------------------------------------------ reading
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
         """y [B, T, H, e] of T further tokens."""
@@ -69,15 +57,6 @@ class LayerMemory:
             self._keep(of_keys, self.rollback)
         return y
 
-    def before(self, u: Tensor) -> Tensor:
-        """What a convolution sees of the text so far and of u [B, T, C]: [B, width − 1 + T, C]."""
-        reach = self.convolution - 1
-        if self.tail is None:
-            self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
-        line = torch.cat([self.tail, u], dim=1)
-        self.tail = line[:, max(0, line.shape[1] - reach - self.rollback) :]
-        return line[:, line.shape[1] - u.shape[1] - reach :]
-
     def _attend_to_keys(
         self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
@@ -92,35 +71,26 @@ class LayerMemory:
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         if self.keys:
             new = {name: torch.cat([self.keys[name], t], dim=1) for name, t in new.items()}
+        elif most is None:
+            new = {name: _own(t) for name, t in new.items()}
         self.keys = new if most is None else {name: t[:, -most:] for name, t in new.items()}
-
-    # ------------------------------------------------------------------------------ its own algebra
-
-    def fork(self) -> LayerMemory:
-        """A second memory of the same text."""
-        return copy.copy(self)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """The same change to every tensor."""
         self.state = None if self.state is None else self.state.map(change)
         self.keys = {name: change(t) for name, t in self.keys.items()}
-        self.tail = None if self.tail is None else change(self.tail)
 
     def require_rollback(self, tokens: int) -> None:
         """Raise unless the last tokens can be dropped."""
-        if self.grows and not self.convolution:
+        if self.grows:
             return
         part = self.spec.irreversible_part
-        if part is not None and not self.grows:
+        if part is not None:
             raise InputError(
                 f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has thrown away what would "
                 "have to come back. Keep a fork() of the cache from before the tokens and return to it."
             )
-        if tokens > self.rollback:
-            raise InputError(
-                f"{tokens} tokens cannot be dropped: this cache keeps what that takes for the last "
-                f"{self.rollback}. Make it with rollback={tokens} or more, or keep a fork() from before."
-            )
+        require_within(tokens, self.rollback)
 
     def drop(self, tokens: int) -> None:
         """Forget the last tokens again; `require_rollback` says whether it can."""
@@ -128,6 +98,95 @@ class LayerMemory:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
         self.keys = {name: t[:, :-tokens] for name, t in self.keys.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor it holds, by name."""
+        named = {} if self.state is None else {f"state.{n}": t for n, t in self.state.tensors().items()}
+        return named | {f"keys.{name}": t for name, t in self.keys.items()}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `tensors`."""
+        self.keys = _under("keys.", tensors)
+        exact: dict[str, Any] = _under("state.exact.", tensors)
+        state: dict[str, Any] = {
+            n: t for n, t in _under("state.", tensors).items() if not n.startswith("exact.")
+        }
+        if state:
+            self.state = State(self.spec, **state, exact=ExactKeys(**exact) if exact else None)
+
+
+class LayerMemory:
+    """The memory of a layer with these groups of heads."""
+
+    def __init__(self, groups: Sequence[HeadGroup], *, convolution: int = 0, rollback: int = 0) -> None:
+        self.groups, self.convolution, self.rollback = tuple(groups), convolution, rollback
+        self.heads = [HeadsMemory(group.spec, rollback) for group in groups]
+        #: what the convolution has read last, [B, width − 1 + rollback, channels]
+        self.tail: Tensor | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether some of it takes more memory with every token."""
+        return any(heads.grows for heads in self.heads)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token has come yet."""
+        return all(heads.state is None and not heads.keys for heads in self.heads)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it holds; any change puts other objects there."""
+        return (self.tail, *(part for heads in self.heads for part in (heads.state, heads.keys)))
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
+        """y [B, T, H, e] of T further tokens."""
+
+        def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
+            return self.heads[number].attend(q, k, v, gates, layout)
+
+        return attend_by_heads(self.groups, q, k, v, gates, of_group)
+
+    def before(self, u: Tensor) -> Tensor:
+        """What a convolution sees of the text so far and of u [B, T, C]: [B, width − 1 + T, C]."""
+        reach = self.convolution - 1
+        if self.tail is None:
+            self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
+        line = torch.cat([self.tail, u], dim=1)
+        self.tail = line[:, max(0, line.shape[1] - reach - self.rollback) :]
+        return line[:, line.shape[1] - u.shape[1] - reach :]
+
+    # ------------------------------------------------------------------------------ its own algebra
+
+    def fork(self) -> LayerMemory:
+        """A second memory of the same text."""
+        other = copy.copy(self)
+        other.heads = [copy.copy(heads) for heads in self.heads]
+        return other
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """The same change to every tensor."""
+        for heads in self.heads:
+            heads.map(change)
+        self.tail = None if self.tail is None else change(self.tail)
+
+    def forget(self) -> None:
+        """Begin again."""
+        self.heads, self.tail = [HeadsMemory(group.spec, self.rollback) for group in self.groups], None
+
+    def require_rollback(self, tokens: int) -> None:
+        """Raise unless the last tokens can be dropped."""
+        for heads in self.heads:
+            heads.require_rollback(tokens)
+        if self.convolution:
+            require_within(tokens, self.rollback)
+
+    def drop(self, tokens: int) -> None:
+        """Forget the last tokens again; `require_rollback` says whether it can."""
+        for heads in self.heads:
+            heads.drop(tokens)
         if self.tail is not None:
             self.tail = self.tail[:, :-tokens]
 
@@ -135,23 +194,42 @@ class LayerMemory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
-        named = {} if self.state is None else {f"state.{n}": t for n, t in self.state.tensors().items()}
-        named |= {f"keys.{name}": t for name, t in self.keys.items()}
+        named = {
+            self._prefix(number) + name: t
+            for number, heads in enumerate(self.heads)
+            for name, t in heads.tensors().items()
+        }
         return named if self.tail is None else {**named, "tail": self.tail}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `tensors`."""
+        for number, heads in enumerate(self.heads):
+            heads.restore(_under(self._prefix(number), tensors))
+        self.tail = tensors.get("tail")
 
-        def under(prefix: str) -> dict[str, Tensor]:
-            return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-        self.keys, self.tail = under("keys."), tensors.get("tail")
-        exact: dict[str, Any] = under("state.exact.")
-        state: dict[str, Any] = {n: t for n, t in under("state.").items() if not n.startswith("exact.")}
-        if state:
-            self.state = State(self.spec, **state, exact=ExactKeys(**exact) if exact else None)
+    def _prefix(self, number: int) -> str:
+        """Where the tensors of a group are named; a layer whose heads are alike has no groups to name."""
+        return "" if len(self.groups) == 1 else f"groups.{number}."
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+
+def require_within(tokens: int, rollback: int) -> None:
+    """Raise where more tokens are to be dropped than a cache keeps what that takes for."""
+    if tokens > rollback:
+        raise InputError(
+            f"{tokens} tokens cannot be dropped: this cache keeps what that takes for the last "
+            f"{rollback}. Make it with rollback={tokens} or more, or keep a fork() from before."
+        )
+
+
+def _own(t: Tensor) -> Tensor:
+    """The tensor in memory of its own, where it is some heads of a larger one."""
+    return t.clone() if t.untyped_storage().nbytes() > t.nbytes else t
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

@@ -29,7 +29,7 @@ FILE_VERSION = 1
 class MaclaurinCache(Cache):
     """What a model remembers of the text so far.
 
-    Layers with a finite state keep that state, of the same size however long the text; the others keep
+    Heads with a finite state keep that state, of the same size however long the text; the others keep
     keys and values. `generate()` makes one by itself; make one to go on later, to fork or to roll back.
 
     config      of the model
@@ -38,8 +38,8 @@ class MaclaurinCache(Cache):
 
     def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
         self.memories = [
-            LayerMemory(spec, convolution=extras.convolution, rollback=rollback)
-            for spec, extras in config.layer_attention()
+            LayerMemory(layer.groups, convolution=layer.extras.convolution, rollback=rollback)
+            for layer in config.layer_attention()
         ]
         super().__init__(layers=self.memories)  # type: ignore[arg-type]
         self.config, self.most_rollback = config, rollback
@@ -149,7 +149,7 @@ class MaclaurinCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         for memory in self.memories:
-            memory.state, memory.keys, memory.tail = None, {}, None
+            memory.forget()
         self._forget_all()
 
     # ----------------------------------------------------------------------------------- its size
@@ -294,13 +294,12 @@ def _unpadded(mask: Tensor) -> int:
 
 def _description(config: MaclaurinConfig) -> dict[str, Any]:
     """What of a model decides the shapes and the meaning of its cache."""
-    heads = config.num_attention_heads
     return {
-        "attention": [[str(spec), repr(extras)] for spec, extras in config.layer_attention()],
+        "attention": [[str(layer), repr(layer.extras)] for layer in config.layer_attention()],
         "hidden size": config.hidden_size,
-        "heads": heads,
-        "key-value heads": config.num_key_value_heads or heads,
-        "head size": config.head_dim or config.hidden_size // heads,
+        "heads": config.num_attention_heads,
+        "key-value heads": config.kv_heads,
+        "head size": config.head_size,
     }
 
 

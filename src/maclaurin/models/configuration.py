@@ -8,16 +8,18 @@ from transformers import PretrainedConfig
 
 from maclaurin.errors import InputError
 from maclaurin.models.sizes import Size
-from maclaurin.spec import AttentionSpec
-from maclaurin.spec.catalogue import catalogue, resolve
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.head_groups import LayerAttention
 
 #: of model folders; raised when an older maclaurin would misread a newer folder
 FORMAT_VERSION = 1
 
 
 class MaclaurinConfig(PretrainedConfig):
-    """A Llama-2 stack whose attention is a notation or catalogue name, or one per layer."""
+    """A Llama-2 stack whose attention is a notation or catalogue name, or one per layer.
+
+    A layer may have a different attention for each group of key-value heads (spec/head_groups.py):
+    "0,2: exp/sum; 1: poly(0)+window(64,sinks=1,kept=256)/sum".
+    """
 
     model_type = "maclaurin"
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -81,20 +83,24 @@ class MaclaurinConfig(PretrainedConfig):
             **more,  # type: ignore[arg-type]
         )
 
-    def layer_attention(self) -> list[tuple[AttentionSpec, LayerExtras]]:
-        """Spec and extras of each layer."""
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of a layer."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Numbers in a value, and in a key where the layer's extras do not say otherwise."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def layer_attention(self) -> list[LayerAttention]:
+        """The attention of each layer."""
         texts = self.attention if isinstance(self.attention, list) else [self.attention]
         if len(texts) not in (1, self.num_hidden_layers):
             raise InputError(
                 f"attention lists {len(texts)} specs for {self.num_hidden_layers} layers: give one for all "
                 "layers, or one for each."
             )
-        found = {text: (resolve(text), self._extras(text)) for text in texts}
+        found = {text: LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary) for text in texts}
         layers = texts * self.num_hidden_layers if len(texts) == 1 else texts
         return [found[text] for text in layers]
-
-    def _extras(self, text: str) -> LayerExtras:
-        import dataclasses
-
-        extras = catalogue[text].extras if text in catalogue else LayerExtras()
-        return extras if self.rotary is None else dataclasses.replace(extras, rotary=self.rotary)

@@ -24,8 +24,7 @@ from maclaurin.layers.rotary import Rotary
 from maclaurin.models.cache import MaclaurinCache, real_positions
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.weights import weights_fingerprint
-from maclaurin.spec import AttentionSpec
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.head_groups import LayerAttention
 
 
 class SwiGLU(nn.Module):
@@ -45,16 +44,14 @@ class SwiGLU(nn.Module):
 class MaclaurinBlock(GradientCheckpointingLayer):
     """x + attention(norm x), then x + swiglu(norm x)."""
 
-    def __init__(self, config: MaclaurinConfig, spec: AttentionSpec, extras: LayerExtras) -> None:
+    def __init__(self, config: MaclaurinConfig, attention: LayerAttention) -> None:
         super().__init__()
-        head_size = config.head_dim or config.hidden_size // config.num_attention_heads
         self.self_attn = AttentionLayer(
-            spec,
-            extras,
+            attention,
             hidden_size=config.hidden_size,
             heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_size=head_size,
+            kv_heads=config.kv_heads,
+            head_size=config.head_size,
             rotary=Rotary(config.rope_theta, config.rope_frequencies, config.rope_scale),
             bias=config.attention_bias,
             output_bias=config.output_bias,
@@ -108,7 +105,7 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
     def __init__(self, config: MaclaurinConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(MaclaurinBlock(config, *each) for each in config.layer_attention())
+        self.layers = nn.ModuleList(MaclaurinBlock(config, each) for each in config.layer_attention())
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()

@@ -29,7 +29,9 @@ def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
     return (
         model.device.type == "cuda"
         and cache.is_constant
-        and all(layer.spec.features(layer.key_size) <= MOST_FEATURES for layer in layers)
+        and all(
+            group.spec.features(layer.key_size) <= MOST_FEATURES for layer in layers for group in layer.groups
+        )
         and not listened
         and not hasattr(model, "hf_device_map")
         and not torch.is_autocast_enabled("cuda")

@@ -8,28 +8,57 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import StateBudgetError
-from maclaurin.forms.inputs import working_dtype
+from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.state import State
 from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of all states of fixed size; layers that keep keys and values count nothing."""
-    e = config.head_dim or config.hidden_size // config.num_attention_heads
-    kv_heads = config.num_key_value_heads or config.num_attention_heads
-    numbers = sum(
-        spec.state_size(extras.feature_size or e, e)
-        for spec, extras in config.layer_attention()
-        if spec.has_finite_state
-    )
-    return batch * kv_heads * numbers * working_dtype(dtype).itemsize
+    """Bytes of all states of fixed size, to the last one; heads that keep keys and values count nothing."""
+    with torch.device("meta"):
+        return sum(
+            State.bytes_for(group.spec, _one_token(config, layer, group, batch, dtype))
+            for layer in config.layer_attention()
+            for group in layer.groups
+            if group.spec.has_finite_state
+        )
+
+
+def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys, values and gates that heads without a state keep of so many tokens."""
+    with torch.device("meta"):
+        rows = [
+            _one_token(config, layer, group, batch, dtype)
+            for layer in config.layer_attention()
+            for group in layer.groups
+            if not group.spec.has_finite_state
+        ]
+    return tokens * sum(inputs.k.nbytes + inputs.v.nbytes for inputs in rows)
+
+
+def cache_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of a cache that has read so many tokens without padding, for specs without gates."""
+    return state_bytes(config, batch, dtype) + growing_bytes(config, batch, tokens, dtype)
 
 
 def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
     """Bytes of the keys and values of so many tokens in every layer."""
-    e = config.head_dim or config.hidden_size // config.num_attention_heads
-    kv_heads = config.num_key_value_heads or config.num_attention_heads
-    numbers = sum((extras.feature_size or e) + e for _, extras in config.layer_attention())
-    return batch * tokens * kv_heads * numbers * dtype.itemsize
+    e = config.head_size
+    numbers = sum((layer.extras.feature_size or e) + e for layer in config.layer_attention())
+    return batch * tokens * config.kv_heads * numbers * dtype.itemsize
+
+
+def _one_token(
+    config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup, batch: int, dtype: torch.dtype
+) -> Inputs:
+    """The shapes of what a group of heads takes for one token."""
+    e, heads = config.head_size, len(group.heads)
+    d = layer.extras.feature_size or e
+    queries = heads * (config.num_attention_heads // config.kv_heads)
+    sizes = ((queries, d), (heads, d), (heads, e))
+    q, k, v = (torch.empty(batch, 1, number, size, dtype=dtype) for number, size in sizes)
+    return Inputs(q, k, v)
 
 
 def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
@@ -37,7 +66,7 @@ def require_room(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
     needed, free = state_bytes(config, batch, like.dtype), _free_bytes(like.device)
     if free is None or needed <= free:
         return
-    specs = ", ".join(dict.fromkeys(str(spec) for spec, _ in config.layer_attention()))
+    specs = ", ".join(dict.fromkeys(str(layer) for layer in config.layer_attention()))
     raise StateBudgetError(
         f"the states of {specs} take {needed:,} bytes for {batch} sequences in {config.num_hidden_layers} "
         f"layers, and {free:,} are free on {like.device}. Use fewer sequences, a lower order, or a window "

@@ -34,6 +34,17 @@ class PlainForm(Program):
             part = spec.irreversible_part
             assert part is not None
             return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
+        keeps = spec.window is not None and spec.window.kept > 0
+        if keeps and self.form is Form.BLOCKED:
+            return (
+                f"{spec} keeps keys by the attention of all queries, and the blocked form sees a block of "
+                "them at a time: use form='chunked'"
+            )
+        if keeps and self.form is Form.PARALLEL and not call.is_aligned:
+            return (
+                f"{spec} keeps keys by the attention they received, which takes a query with every key; got "
+                f"{call.queries} queries and {call.keys} keys: hand over a state instead of old keys"
+            )
         if self.form in (Form.PARALLEL, Form.BLOCKED):
             if call.carries_state:
                 return f"the {form} form carries no state: use form='chunked', 'recurrent' or 'auto'"
@@ -93,7 +104,10 @@ def _number_of_weights(call: Call) -> float:
 def _parallel_cost(call: Call) -> Cost:
     weights, width = _number_of_weights(call), working_bytes(call)
     passes = 8 + 2 * _polynomial_passes(call.spec)
-    return Cost(dense_flops(call), weights * width * passes, 20, 3 * weights * width)
+    ranking = 0.0
+    if call.spec.window and call.spec.window.kept:  # a matrix of comparisons for every key-value head
+        ranking = 2.0 * call.inputs.k.shape[0] * call.inputs.k.shape[2] * call.queries * call.keys**2
+    return Cost(dense_flops(call) + ranking, weights * width * passes, 20, 3 * weights * width)
 
 
 def _blocked_cost(call: Call, block: int) -> Cost:
@@ -123,8 +137,9 @@ def _chunked_cost(call: Call, chunk: int) -> Cost:
     within = rows * chunk
     moved = (rows + keys) * features * 4 + states * 4 + within * (6 + 2 * _polynomial_passes(spec))
     if spec.window:
-        flops += 2 * rows * (chunk + spec.window.size) * (d + e)
-        moved += rows * (chunk + spec.window.size) * 8
+        beside = chunk + spec.window.size + spec.window.kept
+        flops += 2 * rows * beside * (d + e)
+        moved += rows * beside * (24 if spec.window.kept else 8)
     least = 1 / chunks  # a span is one chunk at least
     share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of the tokens in memory at once
     peak = ((rows + keys) * features + 2 * states + 2 * within) * share

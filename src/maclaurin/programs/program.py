@@ -166,4 +166,5 @@ def state_bytes(call: Call) -> int | None:
     if not call.spec.has_finite_state:
         return None
     k, v = call.inputs.k, call.inputs.v
-    return k.shape[0] * k.shape[2] * call.spec.state_size(k.shape[3], v.shape[3]) * working_bytes(call)
+    one = call.spec.state_bytes(k.shape[3], v.shape[3], own=k.dtype.itemsize, working=working_bytes(call))
+    return k.shape[0] * k.shape[2] * one

@@ -63,7 +63,7 @@ def refuse_weights(spec: AttentionSpec) -> str | None:
     if window is not None:
         if spec.kernel.orders:
             return "a window here has no tail beside it"
-        return None if window.is_plain else f"it does not know the bias of {window}"
+        return None if window.is_plain else f"it does not compute {window}"
     if weight is None or weight.function != "exp":
         return "its weights are e^x of a modified score"
     return None if weight.clamp is not None or spec.decay_gates else "the score is not modified"

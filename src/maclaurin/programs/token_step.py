@@ -19,10 +19,11 @@ from maclaurin.forms.attend import Form, output_of
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.inputs import make_stream
+from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, split_count, values_with_count
-from maclaurin.forms.window import TailForm, window_rows
+from maclaurin.forms.window import TailForm
 from maclaurin.programs.fused_step import refuse_state_on_gpu, sums_by_order
 from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec, RowStatistics
@@ -60,7 +61,9 @@ class TokenStep(Program):
             if exact is None:
                 rows, _, moments = one_token(spec, stream, moments)
             else:
-                rows, moments, exact = window_rows(spec, stream, state.count, moments, exact, one_token, 1)
+                rows, moments, exact = rows_beside_exact_keys(
+                    spec, stream, state.count, moments, exact, one_token, 1
+                )
             if stream.log_forget is not None and decay is not None:
                 decay = decay + stream.log_forget[..., 0]
             y, running = output_of(spec, rows, inputs, state, True)

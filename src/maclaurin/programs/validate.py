@@ -151,6 +151,11 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
             f"this state is kept in {state.moments.dtype}, and inputs in {inputs.q.dtype} need one in "
             f"{working_dtype(inputs.q.dtype)}: cast the inputs or begin again."
         )
+    if state.exact is not None and state.exact.recent_k.dtype.itemsize < inputs.k.dtype.itemsize:
+        raise InputError(
+            f"this state keeps keys in {state.exact.recent_k.dtype}, and inputs in {inputs.k.dtype} would "
+            "lose digits there: cast the inputs or begin again."
+        )
     if state.running is not None and state.running.shape[1] != inputs.q.shape[2]:
         raise InputError(
             f"this state is for {state.running.shape[1]} query heads, and q has {inputs.q.shape[2]}."
@@ -170,7 +175,8 @@ def check_state_budget(
 ) -> None:
     """A state over the budget is refused before it is allocated."""
     d, e, heads = inputs.k.shape[3], inputs.v.shape[3], inputs.k.shape[2]
-    needed = sequences * heads * spec.state_size(d, e) * working_dtype(inputs.q.dtype).itemsize
+    working = working_dtype(inputs.q.dtype).itemsize
+    needed = sequences * heads * spec.state_bytes(d, e, own=inputs.k.dtype.itemsize, working=working)
     if needed > budget:
         raise StateBudgetError(
             f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} "

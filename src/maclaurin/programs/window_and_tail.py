@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import Inputs, working_dtype
+from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.forms.window import ExactKeys
@@ -83,7 +83,7 @@ def _refuse_spec(spec: AttentionSpec, d: int) -> str | None:
     if spec.window is None or weight is None or weight.function != "polynomial" or not spec.orders:
         return "it is for a window beside a polynomial tail"
     if not spec.window.is_plain:
-        return f"it does not know the bias of {spec.window}"
+        return f"it does not compute {spec.window}"
     if spec.decay_gates:
         return "it has no decay gate"
     if spec.norm is not None and not spec.norm.per_head:
@@ -131,7 +131,7 @@ def _behind_kept_keys(inputs: Inputs, state: State) -> Inputs:
 
 def _kept_keys(window: Window, line: Inputs) -> ExactKeys:
     """The last w and the first keys and values of the line, as a state keeps them."""
-    k, v = (u.to(working_dtype(u.dtype)).transpose(1, 2) for u in (line.k, line.v))
+    k, v = (u.transpose(1, 2) for u in (line.k, line.v))
     size, sinks = window.size, window.sinks
     return ExactKeys(k[:, :, -size:], v[:, :, -size:], k[:, :, :sinks], v[:, :, :sinks])
 

@@ -47,7 +47,7 @@ from maclaurin.report.study_tables import (
 )
 from maclaurin.report.tables import Table
 from maclaurin.report.verdict import Judgement
-from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.run_record import RunRecord
 
 FOOT = (
@@ -543,7 +543,7 @@ def _formulas(outcome: Outcome) -> dict[str, str]:
     found = {}
     for text in dict.fromkeys(t for cell in outcome.cells.values() for t in cell.attention):
         try:
-            found[text] = resolve(text).formula
+            found[text] = "\n".join(spec.formula for spec in specs_in(text))
         except MaclaurinError:
             continue
     return found

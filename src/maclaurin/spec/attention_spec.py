@@ -196,11 +196,31 @@ class AttentionSpec:
     def state_size(self, d: int, e: int) -> int:
         """Numbers held per sequence and key-value head, for key size d and value size e.
 
-        Moments and exact keys; beside them a state holds a count, and a number or so per gate.
+        Moments, and exact keys with the scores they are kept by; beside them a state holds a count, and a
+        number or so per gate.
         """
-        columns = e + int(self.needs_row_sum)
-        exact = (self.window.size + self.window.sinks) * (d + e) if self.window else 0
-        return self.features(d) * columns + exact
+        return self.moments_size(d, e) + self.exact_size(d, e)
+
+    def moments_size(self, d: int, e: int) -> int:
+        """Numbers of the moments alone."""
+        return self.features(d) * (e + int(self.needs_row_sum))
+
+    def exact_size(self, d: int, e: int) -> int:
+        """Numbers of the exact keys and values, and of the scores that some are kept by."""
+        return self.window.slots * (d + e) + self._scores if self.window else 0
+
+    @property
+    def _scores(self) -> int:
+        return self.window.size + self.window.kept if self.window and self.window.kept else 0
+
+    def state_bytes(self, d: int, e: int, *, own: int, working: int) -> int:
+        """Bytes of those numbers, for inputs of `own` bytes a number that are worked on in `working`.
+
+        Exact keys and values stay as they came, unless a gate changes the values; all else is worked on.
+        """
+        slots = self.window.slots if self.window else 0
+        keys = slots * (own * d + (working if self.value_gates else own) * e)
+        return working * (self.moments_size(d, e) + self._scores) + keys
 
     @property
     def irreversible_part(self) -> Part | None:

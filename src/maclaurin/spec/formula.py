@@ -82,6 +82,9 @@ def _where(spec: AttentionSpec, style: _Style) -> list[str]:
         point, _, meaning = reference.partition(", ")
         behind = f", {meaning}" if meaning else ""
         lines.append(f"{style.term('r_t')} = {style.term(point)}{style.words(behind) if behind else ''}")
+        if spec.window.kept:
+            score, meaning = spec.window.score_text
+            lines.append(f"{style.term(score)}{style.words(f', {meaning}')}")
     if spec.kernel.depends_on_row:
         over = "the tail" if spec.window else "the visible keys"
         mean = style.words(f"mean of the scores over {over}") if style.latex else f"mean of x_ts over {over}"
@@ -110,6 +113,8 @@ def text_recurrence(spec: AttentionSpec) -> str:
     feature = spec.kernel.feature_map
     key = "k_t" if feature is None or feature.is_identity else f"({feature.text('k_t')})"
     entering = "when k_t leaves the window: " if spec.window else ""
+    if spec.window and spec.window.kept:
+        entering = "when k_t has left the window and is not kept, or no longer: "
     lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {value},   {orders}"]
     if spec.needs_row_sum:
         lines.append(f"z_t⁽ⁿ⁾ = {forget}z_t₋₁⁽ⁿ⁾ + {key}^⊗n")

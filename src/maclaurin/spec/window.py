@@ -1,4 +1,4 @@
-"""Exact keys beside a polynomial tail."""
+"""Exact keys beside a polynomial tail: the last ones, the first ones, and the most attended of the others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 class Window(Part):
     """The last `size` keys, the current one included, and the first `sinks` weigh e^(x − r + bias) exactly.
 
+    So do, with `kept` slots, the keys that have left the window and received most attention while they were
+    in it: a_s = Σ_{s≤u<s+size} p_us, p the softmax over window and sinks, mean over the queries of a
+    key-value head. Of equal ones the later is kept. A key that is not kept when it leaves, or that a better
+    one displaces later, never comes back: its rank can only fall, so that the rule is causal and memory
+    constant.
+
     The others, the tail, weigh κ(x), which stands for e^(x − r); both share numerator and denominator.
     With about=mean, r is the mean score over the keys in the tail.
     """
@@ -37,6 +43,16 @@ class Window(Part):
     def sinks(self) -> int:
         """How many of the first keys are exact."""
 
+    @property
+    def kept(self) -> int:
+        """How many of the keys that have left the window stay exact."""
+        return 0
+
+    @property
+    def slots(self) -> int:
+        """How many exact keys a state holds."""
+        return self.size + self.sinks + self.kept
+
     def log_bias(self, age: Tensor) -> Tensor | None:
         """What is added to the score of an exact key that came `age` tokens ago; None for nothing."""
         return None
@@ -48,17 +64,38 @@ class Window(Part):
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no bias, so that fused programs know the window."""
-        return self.bias_text == ""
+        """Whether there is no bias and no kept key, so that fused programs know the window."""
+        return self.bias_text == "" and self.kept == 0
 
     @property
     def text(self) -> str:
         """Which keys are exact."""
+        if not self.kept:
+            return self._near_text
+        return f"{self._near_text} and the {self.kept} with the largest score a of those before"
+
+    @property
+    def _near_text(self) -> str:
         first = f" and the first {self.sinks}" if self.sinks else ""
         return f"the last {self.size} keys{first}"
 
+    @property
+    def score_text(self) -> tuple[str, str]:
+        """What keys are kept by: a formula, and what it means in words."""
+        meaning = (
+            f"over the queries u with s in their window, p the softmax over {self._near_text}, "
+            "mean over the queries of a key-value head"
+        )
+        return "a_s = Σ_u p_us", meaning
+
     def check(self, spec: AttentionSpec) -> None:
         kernel = spec.kernel
+        if self.kept and self.bias_text:
+            raise SpecError(
+                f"{self} has a bias by the age of a key and keeps keys, whose age it does not know: "
+                "leave out one of the two.",
+                place=self,
+            )
         if kernel.expands_exp:
             return
         if kernel.is_exact_exp:
@@ -79,8 +116,9 @@ class Window(Part):
 @final
 @dataclass(frozen=True, slots=True)
 class SlidingWindow(Window):
-    """The last `size` keys and the first `sinks`, without a bias."""
+    """The last `size` keys, the first `sinks`, and `kept` of those between, without a bias."""
 
     notation: ClassVar[str] = "window"
     size: int = whole(at_least=1)  # type: ignore[assignment]
     sinks: int = whole(default=0, at_least=0)  # type: ignore[assignment]
+    kept: int = whole(default=0, at_least=0)  # type: ignore[assignment]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, final
 
 import torch
@@ -20,6 +20,7 @@ from maclaurin.errors import InputError, MaclaurinError, did_you_mean
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.spec.catalogue import catalogue, resolve
 from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.head_groups import specs_in, with_each_spec
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.find import OwnCode, parts_digest
 from maclaurin.study.run_record import Label, Run, RunRecord
@@ -79,7 +80,7 @@ class _at:
 def waiting(config: TrainConfig, code: Sequence[OwnCode] = ()) -> RunRecord:
     """The run of a resolved config before anything has happened to it."""
     version = ".".join(torch.__version__.split(".")[:2])
-    parts = parts_digest([resolve(text) for text in config.attention], code)
+    parts = parts_digest([spec for text in config.attention for spec in specs_in(text)], code)
     run = Run(config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts)
     order, state_bytes = attention_facts(config)
     return RunRecord(run=run, status="waiting", order=order, state_bytes=state_bytes)
@@ -110,6 +111,8 @@ def canonical_attention(text: str, *, strict: bool = True) -> str:
     without meaning is an error, or itself where the caller is not strict.
     """
     name = text.strip()
+    if ":" in name:
+        return with_each_spec(name, partial(canonical_attention, strict=strict))
     if name in catalogue and catalogue[name].extras != LayerExtras():
         return catalogue[name].name
     try:
@@ -264,13 +267,16 @@ class Sources:
 def attention_facts(config: TrainConfig) -> tuple[int | None, int | None]:
     """(order, bytes of state): the highest order and the sum over layers; None where a layer has none."""
     model = _model_config(config.attention, config.size, config.kv_heads, 2)
-    size = model.hidden_size // model.num_attention_heads
-    heads = model.num_key_value_heads or model.num_attention_heads
-    layers = model.layer_attention()
-    if not all(spec.has_finite_state for spec, _ in layers):
+    size, layers = model.head_size, model.layer_attention()
+    specs = [spec for layer in layers for spec in layer.specs]
+    if not all(spec.has_finite_state for spec in specs):
         return None, None
-    state = sum(4 * heads * spec.state_size(extras.feature_size or size, size) for spec, extras in layers)
-    return max(spec.highest_order for spec, _ in layers), state
+    state = sum(
+        4 * len(group.heads) * group.spec.state_size(layer.extras.feature_size or size, size)
+        for layer in layers
+        for group in layer.groups
+    )
+    return max(spec.highest_order for spec in specs), state
 
 
 @final

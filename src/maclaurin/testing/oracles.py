@@ -274,6 +274,10 @@ class Row:
             raise ValueError(f"this row has the gate {name}, and the case leaves it None")
         return values
 
+    def weights(self, case: Case, log_f: Array, t: int, h: int) -> list[float]:
+        """κ_ts of query t of head h for s ≤ t"""
+        return self.kernel(case.q[t, h], case.k[: t + 1, h // (case.q.shape[1] // case.k.shape[1])])
+
     def __call__(self, case: Case) -> Array:
         """y [T, H, e]"""
         T, H, _ = case.q.shape
@@ -288,7 +292,7 @@ class Row:
         for t in range(T):
             for h in range(H):
                 kv = h // (H // Hkv)
-                w = self.kernel(case.q[t, h], case.k[: t + 1, kv])
+                w = self.weights(case, log_f, t, h)
                 for s in range(t + 1):
                     w[s] *= math.exp(sum(log_f[r, kv] for r in range(s + 1, t + 1)))
                 for s in range(t + 1):
@@ -299,6 +303,56 @@ class Row:
             for h in range(H):
                 y[t, h] *= p[t, h]
         return y
+
+
+def near(t: int, width: int, sinks: int) -> list[int]:
+    """The last `width` keys and the first `sinks`, for query t"""
+    return [s for s in range(t + 1) if s < sinks or s > t - width]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRow(Row):
+    """Exact weights exp(x - shift) for the near keys and the kept ones, the tail's weights for the others.
+
+    a_s = Σ_u (1/G) Σ_h D_us exp(x_us) / Σ_{j near u} D_uj exp(x_uj) over the queries u that s is near to;
+    kept at t are the `slots` best by (a_s, s) of the keys that are no longer near.
+    """
+
+    tail: Tail = poly(0)
+    width: int = 1
+    sinks: int = 0
+    slots: int = 1
+
+    def received(self, case: Case, log_f: Array, kv: int) -> list[float]:
+        """a_s for every key of head kv"""
+        T, H, _ = case.q.shape
+        group = H // case.k.shape[1]
+        a = [0.0] * T
+        for u in range(T):
+            seen = near(u, self.width, self.sinks)
+            for h in range(kv * group, (kv + 1) * group):
+                weight = {
+                    s: math.exp(
+                        score(case.q[u, h], case.k[s, kv]) + sum(log_f[r, kv] for r in range(s + 1, u + 1))
+                    )
+                    for s in seen
+                }
+                for s in seen:
+                    a[s] += weight[s] / sum(weight.values()) / group
+        return a
+
+    def weights(self, case: Case, log_f: Array, t: int, h: int) -> list[float]:
+        """κ_ts of query t of head h for s ≤ t"""
+        kv = h // (case.q.shape[1] // case.k.shape[1])
+        exact = near(t, self.width, self.sinks)
+        a = self.received(case, log_f, kv)
+        gone = sorted((s for s in range(t + 1) if s not in exact), key=lambda s: (a[s], s), reverse=True)
+        exact = exact + gone[: self.slots]
+        far = [s for s in range(t + 1) if s not in exact]
+        x = [score(case.q[t, h], case.k[s, kv]) for s in range(t + 1)]
+        far_weights, shift = self.tail([x[s] for s in far])
+        in_tail = dict(zip(far, far_weights, strict=True))
+        return [in_tail[s] if s in in_tail else math.exp(x[s] - shift) for s in range(t + 1)]
 
 
 # Columns as in the catalogue: κ, denominator, gates, norm. In the formulas x = q·k/√d,
@@ -429,6 +483,16 @@ NOTATIONS: dict[str, Row] = {
     "poly(0)+window(4,sinks=1)/sum": Row(window(poly(0), 4, sinks=1), row_sum),
     # (Σ_exact exp(x - m - u/2) v + Σ_tail p v) / (the same without v)
     "hermite(2)+window(4,sinks=1)/sum": Row(window(hermite(2), 4, sinks=1), row_sum),
+    # the same with the most attended of the keys that have left the window
+    "poly(0)+window(3,sinks=1,kept=2)/sum": KeptRow(EXP, row_sum, width=3, sinks=1, slots=2),
+    "poly(0)+window(2,kept=1)/l2": KeptRow(EXP, one, (), L2, width=2, slots=1),
+    "taylor(2,about=mean)+window(2,sinks=1,kept=2)/sum": KeptRow(
+        EXP, row_sum, tail=taylor_about_mean(2), width=2, sinks=1, slots=2
+    ),
+    "taylor(2)+window(1,kept=3)/rms": KeptRow(EXP, one, (), RMS, tail=taylor_tail(2), width=1, slots=3),
+    "taylor(2)+window(2,sinks=1,kept=2)*in*forget/sum*out": KeptRow(
+        EXP, row_sum, (IN, FORGET, OUT), tail=taylor_tail(2), width=2, sinks=1, slots=2
+    ),
 }
 
 _ROWS = PAPER | FIELD_ROWS | NOTATIONS

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.room import state_bytes
 from maclaurin.spec import AttentionSpec
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import LOGITS_AT_ONCE
@@ -79,28 +80,27 @@ def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> f
     """
     lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - lookup
-    attention = sum(_attention_flops(spec, config, length) for spec, _ in config.layer_attention())
+    attention = sum(
+        _attention_flops(group.spec, len(group.heads), config, length)
+        for layer in config.layer_attention()
+        for group in layer.groups
+    )
     return 6.0 * matrices + 3.0 * attention
 
 
-def _attention_flops(spec: AttentionSpec, config: MaclaurinConfig, length: int) -> float:
-    """Per token and layer, forward: half a row of scores and values, or the state if that is less."""
-    size = config.head_dim or config.hidden_size // config.num_attention_heads
+def _attention_flops(spec: AttentionSpec, kv_heads: int, config: MaclaurinConfig, length: int) -> float:
+    """Per token, forward, of some heads: half a row of scores and values, or the state if that is less."""
+    size = config.head_size
     parallel = 2.0 * length * size
     if spec.has_finite_state:
         parallel = min(parallel, 4.0 * spec.features(size) * size)
-    return parallel * config.num_attention_heads
+    return parallel * kv_heads * (config.num_attention_heads // config.kv_heads)
 
 
 def _state_bytes(config: MaclaurinConfig) -> int | None:
-    size = config.head_dim or config.hidden_size // config.num_attention_heads
-    heads = config.num_key_value_heads or config.num_attention_heads
-    total = 0
-    for spec, extras in config.layer_attention():
-        if not spec.has_finite_state:
-            return None
-        total += 4 * heads * spec.state_size(extras.feature_size or size, size)
-    return total
+    if not all(spec.has_finite_state for layer in config.layer_attention() for spec in layer.specs):
+        return None
+    return state_bytes(config, 1, torch.float32)
 
 
 def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:

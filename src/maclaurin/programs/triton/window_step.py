@@ -36,7 +36,7 @@ KEYS = 32
 
 
 class Exact(NamedTuple):
-    """The last keys and values [B, K, w, …], the newest last, and the first ones [B, K, s, …]; fp32, contiguous."""
+    """The last keys and values [B, K, w, …], the newest last, and the first ones [B, K, s, …]; contiguous."""
 
     recent_k: Tensor
     recent_v: Tensor
@@ -51,7 +51,7 @@ def _keys(OLD, NEW, place, is_old, inside, d, SIZE: tl.constexpr):
         OLD + place[:, None] * SIZE + d[None, :],
         mask=(inside & is_old)[:, None] & (d < SIZE)[None, :],
         other=0.0,
-    )
+    ).to(tl.float32)
     new = tl.load(NEW + d, mask=d < SIZE, other=0.0).to(tl.float32)
     return tl.where(is_old[:, None], kept, new[None, :])
 

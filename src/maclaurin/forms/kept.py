@@ -1,0 +1,221 @@
+"""Exact slots for keys that leave the window, in constant memory.
+
+    candidates    the M keys in the slots, then the keys that leave the window one by one
+    kept at t     the M best of the candidates so far, by the attention they received (ranking.py)
+    tail at t     all others: a key enters it when it is displaced, or when it leaves and is not kept
+
+A text is read in pieces, each going on from the state after the one before. Within a piece every query has a
+mask over slots, line (window.py) and sinks; the tail is the ordinary polynomial form over displaced keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from maclaurin.forms.parallel import rows_beside_tail
+from maclaurin.forms.ranking import better, shares
+from maclaurin.forms.stream import Rows, Stream
+from maclaurin.forms.window import ExactKeys, Line, TailForm, take, window_rows
+from maclaurin.spec import AttentionSpec, Window
+
+
+def rows_beside_exact_keys(
+    spec: AttentionSpec,
+    stream: Stream,
+    count: Tensor,
+    moments: Tensor,
+    exact: ExactKeys,
+    tail_form: TailForm,
+    chunk: int,
+) -> tuple[Rows, Tensor, ExactKeys]:
+    """Rows, moments and exact keys after the stream's tokens, `count` [B] tokens having come before."""
+    assert spec.window is not None
+    if not spec.window.kept:
+        return window_rows(spec, stream, count, moments, exact, tail_form, chunk)
+    parts, tokens = [], stream.q.shape[-2]
+    again = torch.is_grad_enabled() and tokens > chunk
+    for start in range(0, tokens, chunk):
+        piece = stream.tokens(start, min(start + chunk, tokens))
+        arguments = (spec, piece, count, moments, exact, tail_form)
+        if again:
+            rows, moments, exact = checkpoint(_piece, *arguments, use_reentrant=False)
+        else:
+            rows, moments, exact = _piece(*arguments)
+        count = count + piece.lengths
+        parts.append(rows)
+    return Rows.concatenate(parts), moments, exact
+
+
+def _piece(
+    spec: AttentionSpec,
+    stream: Stream,
+    count: Tensor,
+    moments: Tensor,
+    exact: ExactKeys,
+    tail_form: TailForm,
+) -> tuple[Rows, Tensor, ExactKeys]:
+    window = spec.window
+    assert window is not None
+    line = Line.lay_out(window, stream, count, exact)
+    columns = _Columns.lay_out(window, line, exact)
+    near = columns.near(window)
+    logits = columns.logits()
+    score = _scores(window, line, exact, shares(logits, near[:, None, None]))
+    slots = _Slots.fill(window, line, exact, score)
+    tail, statistics, moments = tail_form(spec, _displaced(columns, slots), moments)
+    reference = spec.kernel.reference(statistics)
+    seen = near[:, None] | torch.nn.functional.pad(slots.kept, (0, near.shape[-1] - slots.kept.shape[-1]))
+    rows = rows_beside_tail(
+        tail,
+        logits - reference if isinstance(reference, Tensor) else logits,
+        seen[:, :, None],
+        columns.v,
+    )
+    after = _after(line, columns, slots, exact, score, line.exact_after(window, exact))
+    return rows, moments, after
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """All exact keys of a piece: M slots, the line of w + T, the sinks. The first M + T may be kept."""
+
+    line: Line
+    k: Tensor  # [B, K, M+w+T+s, d]
+    v: Tensor
+    log_decay: Tensor | None  # [B, K, M+w+T+s], what each has decayed by before the piece
+    since_start: Tensor | None  # [B, K, T], what every key decays by from there to each token
+
+    @staticmethod
+    def lay_out(window: Window, line: Line, exact: ExactKeys) -> _Columns:
+        kept_k, kept_v, _ = _slots_of(exact)
+        k = torch.cat([kept_k.to(line.k.dtype), line.k, line.sink_k], dim=-2)
+        v = torch.cat([kept_v.to(line.v.dtype), line.v, line.sink_v], dim=-2)
+        log_decay = since_start = None
+        if line.decayed is not None:
+            assert exact.kept_log_decay is not None
+            assert line.sink_decay is not None
+            start = line.decayed[..., window.size - 1 : window.size]
+            of_line = start - line.decayed
+            log_decay = torch.cat([exact.kept_log_decay.double(), of_line, line.sink_decay.double()], dim=-1)
+            since_start = line.decayed[..., window.size :] - start
+        return _Columns(line, k, v, log_decay, since_start)
+
+    def near(self, window: Window) -> Tensor:
+        """Which columns are in the window of each token, or sinks that have come, [B, T, M+w+T+s]."""
+        line, tokens = self.line, self.line.stream.q.shape[-2]
+        t = torch.arange(tokens, device=line.k.device)[:, None]
+        p = torch.arange(window.size + tokens, device=line.k.device)
+        in_window = (p > t) & (p <= t + window.size) & line.held[:, None]
+        first = line.sink_position[:, None] <= t + window.size
+        return torch.cat([torch.nn.functional.pad(in_window, (window.kept, 0)), first], dim=-1)
+
+    def logits(self) -> Tensor:
+        """x + ln D [B, K, G, T, columns]; where a column is not seen, anything."""
+        x = self.line.stream.q @ self.k[:, :, None].mT
+        if self.log_decay is None or self.since_start is None:
+            return x
+        decay = self.since_start[..., None] + self.log_decay[..., None, :]
+        return x + decay.to(x.dtype)[:, :, None]
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """Which of the M + T candidates are kept at each token, and which one is displaced there."""
+
+    kept: Tensor  # [B, K, T, M+T]
+    score: Tensor  # [B, K, M+T], −∞ for what is no candidate
+    displaces: Tensor  # [B, K, T], whether a key goes to the tail
+    displaced: Tensor  # [B, K, T], which candidate that is
+
+    @staticmethod
+    def fill(window: Window, line: Line, exact: ExactKeys, score: Tensor) -> _Slots:
+        """Every token lets one key leave the window, which is kept if fewer than M candidates are better."""
+        tokens = line.stream.q.shape[-2]
+        leaves = line.held[:, :tokens]
+        if line.stream.present is not None:
+            leaves = leaves & line.stream.present
+        before = _slots_of(exact)[2]
+        new = torch.where(leaves[:, None], score[..., :tokens], -torch.inf)
+        every = torch.cat([before, new], dim=-1)
+        beaten_by_new = better(new, every, window.kept) & leaves[:, None, :, None]
+        rank = _rank_among(before, every)[..., None, :] + beaten_by_new.cumsum(-2)  # [B, K, T, M+T]
+        t = torch.arange(tokens, device=score.device)
+        came = torch.cat([t.new_full((window.kept,), -1), t])  # when each became a candidate
+        valid = (every > -torch.inf)[..., None, :]
+        kept = valid & (came <= t[:, None]) & (rank < window.kept)
+        earlier = torch.cat([valid & (came < 0), kept[..., :-1, :]], dim=-2)
+        gone = (earlier | (valid & (came == t[:, None]))) & ~kept
+        return _Slots(kept, every, gone.any(-1), gone.to(torch.uint8).argmax(-1))
+
+
+def _rank_among(slots: Tensor, every: Tensor) -> Tensor:
+    """How many of the slots' scores [B, K, M], the first of `every`, are better than each of `every`."""
+    most = slots.shape[-1]
+    ascending, order = slots.sort(dim=-1, stable=True)  # of equal ones the later is the better
+    place = torch.arange(most, device=slots.device).expand_as(order)
+    own = most - 1 - torch.empty_like(order).scatter_(-1, order, place)
+    others = every[..., most:].contiguous()
+    return torch.cat([own, most - torch.searchsorted(ascending, others, right=True)], dim=-1)
+
+
+def _scores(window: Window, line: Line, exact: ExactKeys, share: Tensor) -> Tensor:
+    """The attention received so far by every position of the line, [B, K, w+T]."""
+    received = share[..., window.kept : window.kept + line.k.shape[-2]].mean(2)
+    if line.stream.present is not None:
+        received = torch.where(line.stream.present[:, None, :, None], received, 0.0)
+    assert exact.recent_score is not None
+    new = received.sum(-2).nan_to_num(0.0)
+    return new + torch.nn.functional.pad(exact.recent_score, (0, new.shape[-1] - window.size))
+
+
+def _displaced(columns: _Columns, slots: _Slots) -> Stream:
+    """The stream of the tail: with every token the key that it displaces, or nothing."""
+    stream, at = columns.line.stream, slots.displaced
+    there = slots.displaces[..., None]
+    mass = slots.displaces.to(columns.k.dtype)
+    if columns.log_decay is not None and columns.since_start is not None:
+        mass = mass * (columns.since_start + columns.log_decay.gather(-1, at)).exp().to(mass.dtype)
+    return dataclasses.replace(
+        stream,
+        k=torch.where(there, take(columns.k, at), 0.0),
+        v=torch.where(there, take(columns.v, at), 0.0),
+        present=None,
+        mass=mass,
+    )
+
+
+def _after(
+    line: Line, columns: _Columns, slots: _Slots, before: ExactKeys, score: Tensor, near: ExactKeys
+) -> ExactKeys:
+    """The exact keys after the piece: those near its end, and the kept ones, the older first."""
+    kept_k, kept_v, kept_score = _slots_of(before)
+    most, size = kept_k.shape[-2], near.recent_k.shape[-2]
+    last = slots.kept[..., -1, :]
+    number = torch.arange(last.shape[-1], device=last.device)
+    chosen = torch.where(last, number, -1).sort(dim=-1).values[..., -most:]
+    at, filled = chosen.clamp(min=0), chosen >= 0
+    kept_log_decay = None
+    if columns.log_decay is not None and columns.since_start is not None:
+        decay = columns.log_decay.gather(-1, at) + columns.since_start[..., -1:]
+        kept_log_decay = torch.where(filled, decay, 0.0).to(score.dtype)
+    first = line.stream.lengths[:, None] + torch.arange(size, device=score.device)
+    return dataclasses.replace(
+        near,
+        recent_score=score.gather(-1, first[:, None].expand(*score.shape[:2], -1)),
+        kept_score=torch.where(filled, slots.score.gather(-1, at), -torch.inf).to(kept_score.dtype),
+        kept_k=torch.where(filled[..., None], take(columns.k, at), 0.0).to(kept_k.dtype),
+        kept_v=torch.where(filled[..., None], take(columns.v, at), 0.0).to(kept_v.dtype),
+        kept_log_decay=kept_log_decay,
+    )
+
+
+def _slots_of(exact: ExactKeys) -> tuple[Tensor, Tensor, Tensor]:
+    assert exact.kept_k is not None
+    assert exact.kept_v is not None
+    assert exact.kept_score is not None
+    return exact.kept_k, exact.kept_v, exact.kept_score
