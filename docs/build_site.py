@@ -389,7 +389,7 @@ def laws_page() -> str:
             said = ast.get_docstring(node)
             lines += [f"### {node.name.removeprefix('test_').replace('_', ' ')} {{#{node.name}}}", ""]
             lines += [said, ""] if said else []
-            lines += ["```{.python .no-run}", *source, "```", ""]
+            lines += ["```python", *source, "```", ""]
     return "\n".join(lines) + "\n"
 
 

@@ -148,6 +148,14 @@ def test_the_row_follows_head_token_kernel_and_order(visit):
 
 
 @needs_browser
+def test_the_picture_at_the_top_adds_up(visit):
+    page = visit()
+    assert page.locator("#sum .summand").count() == 6
+    assert page.locator("#sum .summand rect").count() == 6 * 12
+    assert "SmolLM2-135M-Instruct (Q4_1)" in text(page, "#sum-says")
+
+
+@needs_browser
 def test_a_higher_order_is_nearer_to_softmax(visit):
     page = visit("#head=2&kernel=mean")
     errors = []

@@ -188,12 +188,16 @@ def test_one_row_of_scores(tmp_path):
     found = run_in_node(
         tmp_path,
         """
-        import { seriesOfRow } from "./maths.js";
-        const answer = ({ x, v }) =>
-          Object.fromEntries(["zero", "mean"].map((about) => [about, seriesOfRow(x, v, about, 16)]));
+        import { seriesOfRow, termsOfRow } from "./maths.js";
+        const answer = ({ x, v }) => ({
+          terms: termsOfRow(x, 40),
+          ...Object.fromEntries(["zero", "mean"].map((about) => [about, seriesOfRow(x, v, about, 16)])),
+        });
         """,
         {"x": x.tolist(), "v": v.tolist()},
     )
+    terms = torch.tensor(found.pop("terms"), dtype=torch.float64)
+    assert torch.allclose(terms.sum(0), x.softmax(-1), atol=TOLERANCE)
     exact = x.softmax(-1) @ v
     for about, row in found.items():
         centred = x - (x.mean() if about == "mean" else 0)

@@ -4,6 +4,7 @@ import { byId, h, saveFile, svgText } from "./draw.js";
 import { drawNetwork } from "./network.js";
 import { drawParts, notationOfSwitches } from "./parts.js";
 import { drawRow } from "./row.js";
+import { drawSum } from "./sum.js";
 import { MOST_WORDS, fromAddress, initialSettings, readCapture, readSetting, toAddress, wordsOf } from "./settings.js";
 
 const data = JSON.parse(byId("data").textContent);
@@ -187,6 +188,7 @@ function readAddress() {
   draw();
 }
 
+drawSum(data.captures.at(-1));
 listSources();
 listen();
 readAddress();

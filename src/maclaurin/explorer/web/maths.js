@@ -405,6 +405,15 @@ export function seriesOfRow(x, v, about, highest) {
   return { centre, reach: largestOf(c.map(Math.abs)), exact, orders };
 }
 
+/** The weights that each order adds about the mean, (x − x̄)ⁿ/n! over Σ e^(x − x̄): with all of them, softmax. */
+export function termsOfRow(x, count) {
+  const mean = sum(x) / x.length;
+  const total = sum(x.map((score) => Math.exp(score - mean)));
+  const terms = [x.map(() => 1 / total)];
+  for (let n = 1; n < count; n++) terms.push(terms[n - 1].map((w, i) => (w * (x[i] - mean)) / n));
+  return terms;
+}
+
 export function softmax(x) {
   const top = largestOf(x);
   const raised = x.map((score) => Math.exp(score - top));
