@@ -305,6 +305,19 @@ def test_the_whole_setting_is_in_the_address(visit, browser):
 
 
 @needs_browser
+def test_links_to_panels_keep_the_setting(visit):
+    page = visit("#order=9&head=1")
+    said = text(page, "#row-says")
+    page.locator("nav a", has_text="Parts").click()
+    page.wait_for_function("!location.hash.includes('parts')")
+    page.wait_for_function("scrollY > 1000")
+    assert text(page, "#row-says") == said
+    assert page.url.endswith("#head=1&order=9")
+    assert page.locator("#message").is_hidden()
+    visit("#network").wait_for_function("scrollY > 500")
+
+
+@needs_browser
 def test_bad_input_says_what_is_possible_and_keeps_what_was_there(visit, tmp_path):
     page = visit("#order=40&colour=red&step=three")
     for words in ("a whole number from 0 to 16", "“colour”, which is no setting", "“three” is not"):

@@ -17,6 +17,10 @@ const currentCapture = () => data.captures[Math.min(settings.capture, data.captu
 function act(changes) {
   settings = { ...settings, ...changes };
   draw();
+  writeAddress();
+}
+
+function writeAddress() {
   const address = toAddress(settings);
   history.replaceState(null, "", address ? `#${address}` : location.href.split("#")[0]);
 }
@@ -181,7 +185,15 @@ function showSource({ name, file, text }) {
   byId("source").showModal();
 }
 
+/** Settings from the address; one that names a panel, as the links at the top do, leads there and changes nothing. */
 function readAddress() {
+  const place = byId(location.hash.slice(1));
+  if (place) {
+    writeAddress();
+    draw();
+    place.scrollIntoView();
+    return;
+  }
   const read = fromAddress(location.hash);
   settings = read.settings;
   say(read.problems.length ? `From the address: ${read.problems.join(" ")} The rest was taken.` : "");
