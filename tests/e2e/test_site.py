@@ -132,8 +132,13 @@ def test_it_is_read_and_searched_in_a_browser(site):
             brightness = sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
             assert (brightness > 128) == (scheme == "light")
         tab.goto(home + "start/")
-        tab.keyboard.press("Control+k")
-        tab.keyboard.type("forget gate")
+        box = tab.get_by_role("combobox", name="Search")
+        for _ in range(40):  # until the page's script listens
+            tab.keyboard.press("Control+k")
+            tab.wait_for_timeout(250)
+            if box.is_visible():
+                break
+        box.fill("forget gate")
         found = tab.get_by_role("option")
         found.first.wait_for()
         assert found.count() > 5

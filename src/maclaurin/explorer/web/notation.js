@@ -696,7 +696,7 @@ function signChanges(series) {
       if (Math.sign(valueAt(series, middle)) === Math.sign(valueAt(series, a))) a = middle;
       else b = middle;
     }
-    return [Math.abs(a + b) < 1e-12 * bound ? 0 : (a + b) / 2];
+    return [Math.abs(a + b) < 1e-50 * bound ? 0 : (a + b) / 2];
   });
 }
 

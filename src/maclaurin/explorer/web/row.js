@@ -211,7 +211,7 @@ function sentences(settings, row, series, about, isExp) {
   const other = about === "mean" ? "zero" : "mean";
   const lines = [h("p", {}, h("b", {}, `Order ${settings.order} ${NAMES[about]}. `),
     `The output is off by ${percent(at.error)} of the largest value; ${NAMES[other]} it would be off by ${percent(series[other].orders[settings.order].error)}. `,
-    `Softmax gives ${word} a weight of ${percent(chosen.exact[top])}, the series ${shown(at.weights[top], 2)}.`)];
+    `Softmax gives ${word} a weight of ${percent(chosen.exact[top])}, the series ${at.weights[top] < 0 ? shown(at.weights[top], 2) : percent(at.weights[top])}.`)];
   const order = certifiedOrder(chosen.reach, CERTIFIED);
   const from = `Scores reach ${shown(chosen.reach, 2)} from the centre ${shown(chosen.centre, 2)}`;
   const promise = Number.isFinite(at.bound)
