@@ -150,7 +150,8 @@ class Formulas:
         from latex2mathml.converter import convert
 
         latex, kind = self.found[number]
-        return convert(latex, display=kind)
+        mathml = convert(latex, display=kind)
+        return f'<span class="formula">{mathml}</span>' if kind == "block" else mathml
 
 
 # ------------------------------------------------------------------------------------------ links
@@ -277,7 +278,7 @@ def catalogue_page() -> str:
         ]
         if entry.aliases:
             lines += [f"Also called {', '.join(f'`{alias}`' for alias in entry.aliases)}.", ""]
-        lines += [f"$${_broken(spec.latex)}$$", ""]
+        lines += _lines(spec.latex)
         lines += ["**As a recurrent network**", "", "```text", spec.recurrence, "```", ""]
         if spec.has_finite_state:
             numbers = [spec.state_size(d, d) for d in HEAD_SIZES]
@@ -303,12 +304,9 @@ def _anchor(name: str) -> str:
     return re.sub(r"[^a-z0-9-]", "-", name.lower())
 
 
-def _broken(latex: str) -> str:
-    """A formula with its conditions on lines of their own."""
-    first, *others = latex.split(r",\quad ")
-    if not others:
-        return latex
-    return r"\begin{gathered}" + r" \\ ".join([first, *others]) + r"\end{gathered}"
+def _lines(latex: str) -> list[str]:
+    """A formula and its conditions, each on a line of its own."""
+    return [line for formula in latex.split(r",\quad ") for line in (f"$${formula}$$", "")]
 
 
 def commands_page() -> str:
@@ -402,7 +400,7 @@ def decisions_page() -> str:
     return "# Decisions\n\nShort records of what a reader would question.\n\n" + "\n".join(rows) + "\n"
 
 
-_STYLE = """math[display="block"] { margin: 1.2em 0; overflow: auto hidden; font-size: 1.08em; }
+_STYLE = """.formula { display: block; overflow: auto hidden; padding: 0.4em 0; font-size: 1.08em; }
 """
 
 _API = """# Python
