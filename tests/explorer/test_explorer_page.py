@@ -256,6 +256,10 @@ def test_switches_and_notation_say_the_same(visit):
     page.locator("#part-window").check()
     page.fill("#part-size", "2")
     assert notation() == "taylor(4,about=mean)+window(2,sinks=1)*in*forget/sum/rms*out"
+    bars = heights(page)
+    page.fill("#part-kept", "3")
+    assert notation() == "taylor(4,about=mean)+window(2,sinks=1,kept=3)*in*forget/sum/rms*out"
+    assert heights(page) != bars
     assert "when k" in text(page, "#recurrence")
     assert "kB" in text(page, "#state-sizes")
 

@@ -38,7 +38,14 @@ ENDS = [
     "*out/rms",
     "/layer*out",
 ]
-WINDOWS = ["+window(1)", "+window(3)", "+window(2,sinks=1)", "+window(4,sinks=2)"]
+WINDOWS = [
+    "+window(1)",
+    "+window(3)",
+    "+window(2,sinks=1)",
+    "+window(4,sinks=2)",
+    "+window(2,kept=1)",
+    "+window(2,sinks=1,kept=3)",
+]
 
 
 def notations():

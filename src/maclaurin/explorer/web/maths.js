@@ -142,32 +142,54 @@ function streamOf(spec, inputs, head) {
   };
 }
 
-const isExact = (window, s, t) => window !== null && (s < window.sinks || s > t - window.size);
+const isNear = (window, s, t) => window !== null && (s < window.sinks || s > t - window.size);
+
+/**
+ * Which keys are exact for each query: those of the window, the sinks, and of the keys that have left the window
+ * the `kept` that received most attention in it; of equal ones the later.
+ */
+function exactKeys(spec, stream) {
+  const { window } = spec;
+  const near = stream.q.map((_, t) => range(t + 1).map((s) => isNear(window, s, t)));
+  if (!window?.kept) return near;
+  const received = stream.q.map(() => 0);
+  stream.q.forEach((query, t) => {
+    const keys = range(t + 1).filter((s) => near[t][s]);
+    const shares = softmax(keys.map((s) => dot(query, stream.k[s]) + stream.decayed[t] - stream.decayed[s]));
+    keys.forEach((s, i) => (received[s] += shares[i]));
+  });
+  return near.map((row) => {
+    const left = row.flatMap((isIn, s) => (isIn ? [] : [s]));
+    const kept = left.sort((a, b) => received[b] - received[a] || b - a).slice(0, window.kept);
+    return row.map((isIn, s) => isIn || kept.includes(s));
+  });
+}
 
 /** Σ_s w_s v_s and Σ_s w_s of every query, both times e^(−logScale), and the weights themselves. */
 export function parallelRows(spec, stream) {
+  const exact = exactKeys(spec, stream);
   return stream.q.map((query, t) => {
     const x = range(t + 1).map((s) => dot(query, stream.k[s]));
     const decay = range(t + 1).map((s) => stream.decayed[t] - stream.decayed[s]);
-    return rowOf(spec, x, decay, stream.v, t);
+    return rowOf(spec, x, decay, stream.v, exact[t]);
   });
 }
 
 /** One row from its scores and log decays. */
-function rowOf(spec, x, decay, v, t) {
+function rowOf(spec, x, decay, v, isExact) {
   const kernel = spec.kernel;
   if (kernel.name === "exp") {
     const logits = x.map((score, s) => (kernel.clamp === null ? score : Math.min(score, kernel.clamp)) + decay[s]);
     const logScale = largestOf(logits);
     return finishedRow(logits.map((logit) => Math.exp(logit - logScale)), v, logScale);
   }
-  const mass = x.map((_, s) => (isExact(spec.window, s, t) ? 0 : Math.exp(decay[s])));
+  const mass = x.map((_, s) => (isExact[s] ? 0 : Math.exp(decay[s])));
   const highest = Math.max(0, ...spec.orders);
   const moments = range(highest + 1).map((n) => sum(x.map((score, s) => (mass[s] ? mass[s] * score ** n : 0))));
   const statistics = statisticsOf(kernel, moments);
   const weights = x.map((score, s) => (mass[s] ? mass[s] * weightOf(kernel, score, statistics) : 0));
   if (!spec.window) return { ...finishedRow(weights, v, null), statistics };
-  const exact = x.flatMap((score, s) => (isExact(spec.window, s, t) ? [[s, score + decay[s] - referenceOf(kernel, statistics)]] : []));
+  const exact = x.flatMap((score, s) => (isExact[s] ? [[s, score + decay[s] - referenceOf(kernel, statistics)]] : []));
   const logScale = Math.max(0, largestOf(exact.map(([, logit]) => logit)));
   weights.forEach((w, s) => (weights[s] = w * Math.exp(-logScale)));
   for (const [s, logit] of exact) weights[s] = Math.exp(logit - logScale);
@@ -184,41 +206,39 @@ function finishedRow(weights, v, logScale) {
  * before the chunk, those of the chunk are weighed one by one; `steps` tells what happened at each token.
  */
 export function stateRows(spec, stream, chunk) {
-  const [orders, delay] = [spec.orders, spec.window?.size ?? 0];
+  const exact = exactKeys(spec, stream);
   const columns = (s) => [...stream.v[s], 1];
-  const state = new Map(orders.map((n) => [n, symmetricPower(stream.k[0], n).map(() => columns(0).map(() => 0))]));
-  const isTail = (s) => s >= 0 && !(spec.window && s < spec.window.sinks);
-  const write = (s, factor) => {
-    const added = new Map();
-    for (const [n, rows] of state) {
-      const key = symmetricPower(stream.k[s], n);
-      added.set(n, key.map((a) => columns(s).map((b) => factor * a * b)));
-      rows.forEach((row, i) => row.forEach((_, c) => (row[c] += added.get(n)[i][c])));
-    }
-    return added;
+  const decayTo = (t, s) => Math.exp(stream.decayed[t] - stream.decayed[s]);
+  const state = new Map(spec.orders.map((n) => [n, symmetricPower(stream.k[0], n).map(() => columns(0).map(() => 0))]));
+  const inState = new Set();
+  const entering = (t) => range(t + 1).filter((s) => !exact[t][s] && !inState.has(s)); // a key that is in the tail stays in it
+  const write = (s, t) => {
+    inState.add(s);
+    return new Map([...state].map(([n, rows]) => {
+      const added = symmetricPower(stream.k[s], n).map((a) => columns(s).map((b) => decayTo(t, s) * a * b));
+      rows.forEach((row, i) => row.forEach((_, c) => (row[c] += added[i][c])));
+      return [n, added];
+    }));
   };
   const steps = [];
+  const isStep = chunk === 1;
   for (let start = 0; start < stream.q.length; start += chunk) {
     const stop = Math.min(start + chunk, stream.q.length);
     const before = start ? stream.decayed[start - 1] : 0;
-    const isStep = chunk === 1;
     for (let t = start; t < stop; t++) {
       let written = null;
       if (isStep) {
         decayState(state, Math.exp(stream.decayed[t] - before));
-        if (isTail(t - delay)) written = write(t - delay, Math.exp(stream.decayed[t] - stream.decayed[t - delay]));
+        for (const s of entering(t)) written = write(s, t);
       }
       const fade = isStep ? 1 : Math.exp(stream.decayed[t] - before);
-      const sums = new Map(orders.map((n) => [n, readState(state.get(n), symmetricPower(stream.q[t], n), fade)]));
-      for (let s = isStep ? t + 1 : start - delay; s <= t - delay; s++)
-        if (isTail(s)) addKey(sums, dot(stream.q[t], stream.k[s]), Math.exp(stream.decayed[t] - stream.decayed[s]), columns(s));
-      const row = rowFromSums(spec, stream, sums, t);
-      steps.push({ ...row, written, state: isStep ? copyOf(state) : null });
+      const sums = new Map(spec.orders.map((n) => [n, readState(state.get(n), symmetricPower(stream.q[t], n), fade)]));
+      for (const s of entering(t)) addKey(sums, dot(stream.q[t], stream.k[s]), decayTo(t, s), columns(s));
+      steps.push({ ...rowFromSums(spec, stream, sums, t, exact[t]), written, state: isStep ? copyOf(state) : null });
     }
     if (isStep) continue;
     decayState(state, Math.exp(stream.decayed[stop - 1] - before));
-    for (let s = start - delay; s < stop - delay; s++)
-      if (isTail(s)) write(s, Math.exp(stream.decayed[stop - 1] - stream.decayed[s]));
+    for (const s of entering(stop - 1)) write(s, stop - 1);
   }
   return { steps, state };
 }
@@ -236,7 +256,7 @@ function addKey(sums, x, mass, columns) {
 }
 
 /** A row from Σ_s D xⁿ [v, 1] of its tail for every order, and the exact keys beside it. */
-function rowFromSums(spec, stream, sums, t) {
+function rowFromSums(spec, stream, sums, t, isExact) {
   const kernel = spec.kernel;
   const highest = Math.max(0, ...spec.orders);
   const moments = range(highest + 1).map((n) => sums.get(n)?.at(-1) ?? 0);
@@ -246,7 +266,7 @@ function rowFromSums(spec, stream, sums, t) {
   const total = [...stream.v[0], 1].map((_, c) => sum([...parts.values()].map((part) => part[c])));
   const row = { numerator: total.slice(0, -1), rowSum: total.at(-1), logScale: null, statistics, parts };
   if (!spec.window) return row;
-  const exact = range(t + 1).filter((s) => isExact(spec.window, s, t));
+  const exact = range(t + 1).filter((s) => isExact[s]);
   const logits = exact.map((s) => dot(stream.q[t], stream.k[s]) + stream.decayed[t] - stream.decayed[s] - referenceOf(kernel, statistics));
   const logScale = Math.max(0, largestOf(logits));
   const [shrink, weights] = [Math.exp(-logScale), logits.map((logit) => Math.exp(logit - logScale))];

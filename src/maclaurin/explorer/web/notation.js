@@ -244,8 +244,10 @@ export const PARTS = {
 
   window: {
     family: "window", mark: "+", stage: 1,
-    fields: [wholeNumber("size", { atLeast: 1 }), wholeNumber("sinks", { initial: 0 })],
-    text: (p) => `the last ${p.size} keys` + (p.sinks ? ` and the first ${p.sinks}` : ""),
+    fields: [wholeNumber("size", { atLeast: 1 }), wholeNumber("sinks", { initial: 0 }), wholeNumber("kept", { initial: 0 })],
+    near: (p) => `the last ${p.size} keys` + (p.sinks ? ` and the first ${p.sinks}` : ""),
+    text(p) { return this.near(p) + (p.kept ? ` and the ${p.kept} with the largest score a of those before` : ""); },
+    slots: (p) => p.size + p.sinks + p.kept,
     check(p, spec) {
       const kernel = PARTS[spec.kernel.name];
       if (kernel.expandsExp) return;
@@ -599,7 +601,8 @@ export class Spec {
 
   /** Numbers held per sequence and key-value head, as a BigInt. */
   stateSize(d, e) {
-    const exact = this.window ? BigInt((this.window.size + this.window.sinks) * (d + e)) : 0n;
+    const scores = this.window?.kept ? this.window.size + this.window.kept : 0;
+    const exact = this.window ? BigInt(PARTS.window.slots(this.window) * (d + e) + scores) : 0n;
     return this.features(d) * BigInt(e + (this.needsRowSum ? 1 : 0)) + exact;
   }
 
@@ -739,6 +742,10 @@ function where(spec, kernel) {
     const words = `for ${PARTS.window.text(spec.window)}, else`;
     lines.push(`w_ts = exp(x_ts − r_t) ${words} ${kernel.text(spec.kernel, "x_ts")}`);
     lines.push(`r_t = ${kernel.reference(spec.kernel)}`);
+    if (spec.window.kept)
+      lines.push(
+        `a_s = Σ_u p_us, over the queries u with s in their window, p the softmax over ${PARTS.window.near(spec.window)}, ` +
+          "mean over the queries of a key-value head");
   }
   if (spec.dependsOnRow) lines.push(`x̄ = mean of x_ts over ${spec.window ? "the tail" : "the visible keys"}`);
   if (spec.decayGates.length) lines.push(`D_ts = Π_s<r≤t ${spec.decayGates.map(() => "f_r").join(" ")}`);
@@ -754,7 +761,8 @@ function textRecurrence(spec) {
   const value = spec.valueGates.length ? `(${[...spec.valueGates.map(() => "i_t"), "v_t"].join(" ")})ᵀ` : "v_tᵀ";
   const feature = kernel.feature(spec.kernel);
   const key = feature === null || feature === "identity" ? "k_t" : `(${FEATURES[feature].text("k_t")})`;
-  const entering = spec.window ? "when k_t leaves the window: " : "";
+  const entering = !spec.window ? ""
+    : spec.window.kept ? "when k_t has left the window and is not kept, or no longer: " : "when k_t leaves the window: ";
   return [
     `${entering}S_t⁽ⁿ⁾ = ${forget}S_t₋₁⁽ⁿ⁾ + ${key}^⊗n ${value},   ${orders}`,
     ...(spec.needsRowSum ? [`z_t⁽ⁿ⁾ = ${forget}z_t₋₁⁽ⁿ⁾ + ${key}^⊗n`] : []),

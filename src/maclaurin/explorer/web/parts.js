@@ -86,7 +86,7 @@ function drawSwitches(spec, settings) {
   byId("part-after").checked = spec.gatesAfterNorm.length > 0;
   byId("part-after").disabled = spec.norm === null && !spec.gatesAfterNorm.length;
   byId("part-window").checked = spec.window !== null;
-  for (const field of ["size", "sinks"]) {
+  for (const field of ["size", "sinks", "kept"]) {
     const input = byId(`part-${field}`);
     input.disabled = spec.window === null;
     if (spec.window && document.activeElement !== input) input.value = spec.window[field];
@@ -111,8 +111,11 @@ const radio = (name) => document.querySelector(`input[name="${name}"]:checked`)?
 export function notationOfSwitches() {
   const order = byId("part-order").value.trim() || "2";
   const [divisor, norm] = [radio("part-denominator"), radio("part-norm")];
-  const sinks = byId("part-sinks").value.trim();
-  const window = `+window(${byId("part-size").value.trim() || "3"}${sinks && sinks !== "0" ? `,sinks=${sinks}` : ""})`;
+  const some = (name) => {
+    const number = byId(`part-${name}`).value.trim();
+    return number && number !== "0" ? `,${name}=${number}` : "";
+  };
+  const window = `+window(${byId("part-size").value.trim() || "3"}${some("sinks")}${some("kept")})`;
   return [
     KERNELS[byId("part-kernel").value](order),
     byId("part-window").checked ? window : "",
