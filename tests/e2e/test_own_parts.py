@@ -34,9 +34,10 @@ def folder(tmp_path, monkeypatch):
     """With a file that defines the part `evenexp`, which no test leaves behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("maclaurin.spec.part._registry", {k: dict(v) for k, v in _registry.items()})
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
     (tmp_path / "even.py").write_text(PART.format(cls="EvenExp", name="evenexp"), encoding="utf-8")
-    return tmp_path
+    yield tmp_path
+    for name in ("even", "maclaurin_own_even", "maclaurin_own_broken"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(
