@@ -20,7 +20,7 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 #: methods by their class in kvpress
 METHODS = (
@@ -77,7 +77,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     import maclaurin
     from maclaurin.conversion.measure import having
     from maclaurin.conversion.run import loaded
-    from maclaurin.models import MaclaurinCache
+    from maclaurin.models import MaclaurinCache, MaclaurinConfig
 
     model, _ = loaded(options.model, options.device)
     attention = json.loads(options.attention.read_text())["attention"]
@@ -85,7 +85,7 @@ def ask_ours(options: argparse.Namespace) -> None:
 
     @torch.no_grad()
     def logits(row: dict[str, Any]) -> list[float]:
-        cache = MaclaurinCache(model.config)
+        cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
         device = model.device
         model(
             input_ids=torch.tensor([row["context"]], device=device), past_key_values=cache, logits_to_keep=1
@@ -103,7 +103,7 @@ def ask_ours(options: argparse.Namespace) -> None:
 
 def ask_kvpress(options: argparse.Namespace) -> None:
     """Each method at the compression that leaves so large a share of the keys."""
-    import kvpress
+    import kvpress  # pyright: ignore[reportMissingImports]
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
 
