@@ -415,6 +415,8 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.state.State
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
+::: maclaurin.conversion.run.convert
+::: maclaurin.conversion.press.press
 ::: maclaurin.programs.series.SeriesNotice
 ::: maclaurin.spec.catalogue.Catalogue
 ::: maclaurin.spec.catalogue.Entry

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 from maclaurin import SeriesNotice
+from maclaurin.spec import part
 
 settings.register_profile("steady", derandomize=True, database=None)
 settings.load_profile("steady")
@@ -19,6 +20,16 @@ def _quiet_and_seeded():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeriesNotice)
         yield
+
+
+@pytest.fixture
+def built_in_parts(monkeypatch):
+    """The library's own parts alone, whatever other tests have registered."""
+    own = {
+        family: {name: known for name, known in parts.items() if known.__module__.startswith("maclaurin.")}
+        for family, parts in part._registry.items()
+    }
+    monkeypatch.setattr(part, "_registry", own)
 
 
 def pytest_collection_modifyitems(config, items):

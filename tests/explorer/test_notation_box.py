@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from maclaurin import NotationError, catalogue, resolve
 from tests.explorer.node import needs_node, run_in_node
 
+pytestmark = pytest.mark.usefixtures("built_in_parts")
 GOLDEN = Path(__file__).parents[1] / "golden" / "notation.json"
 
 ANSWERS = """

@@ -55,7 +55,7 @@ def test_formulas(same_as_golden):
     assert same_as_golden("formulas.json", as_json(rows)), MEANT
 
 
-def test_notations(same_as_golden):
+def test_notations(same_as_golden, built_in_parts):
     """What is accepted and what is refused, in which words; the explorer's parser answers the same."""
     texts = [*(HERE / "notations.txt").read_text().splitlines(), "", *(e.notation for e in catalogue)]
     answers = {text: answer_to(text) for text in dict.fromkeys(texts)}

@@ -201,6 +201,8 @@ class SpecLaws:
         for form in [*_forms(spec, case), *blocked]:
             options = {"form": form, "chunk_size": data.draw(chunk_sizes)}
             y = case.output(**options)[:, :cut]
+            if not y.isfinite().all():
+                continue  # high powers leave the range of the dtype by themselves
             after = case.with_tensors(**{n: larger(case.tensors[n]) for n in "qkv"}).output(**options)
             assert_same(after[:, :cut], y, form, 1e-6 if dtype is torch.float32 else 4e-3)
             if after.isfinite().all():

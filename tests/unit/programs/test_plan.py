@@ -33,7 +33,7 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("taylor(2)/sum", 1, {"state": True}, "state step"),
         ("power(2)*forget/sum", 1, {"state": True}, "state step"),
         (WINDOW, 1, {"state": True}, "window step"),
-        ("taylor(2)/l2", 1, {"state": True}, "token step"),
+        ("taylor(2)/l2", 1, {"state": True}, "state step"),
         ("hermite(2)/len", 4096, {}, "plain chunked"),
     ],
 )
