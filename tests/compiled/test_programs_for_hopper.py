@@ -61,7 +61,7 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
         assert any(program.matrix_instructions for program in found)
 
 
-@pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.parametrize("order", [2, more(4)])
 @pytest.mark.parametrize(
     ("d", "dtype"),
     [more(16, torch.bfloat16), (64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float16)],
@@ -75,6 +75,7 @@ def test_quadratic(order, d, dtype):
     assert_good(found)
 
 
+@pytest.mark.exhaustive
 def test_quadratic_with_a_decay_gate():
     q, k, v = tensors(64, 64)
     call = polynomial_quadratic.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
@@ -173,8 +174,8 @@ def test_linear_with_everything_per_row():
     "call",
     [
         exp_modified.Call(0.125, True, clamp=5.0),
-        exp_modified.Call(0.125, True),
-        exp_modified.Call(0.125, True, window=64, sinks=1),
+        more(exp_modified.Call(0.125, True)),
+        more(exp_modified.Call(0.125, True, window=64, sinks=1)),
     ],
 )
 def test_softmax_of_a_changed_score(d, call):
@@ -220,6 +221,7 @@ def test_a_step():
 
 
 @pytest.mark.parametrize(("order", "d"), [(2, 64), more(3, 16)])
+@pytest.mark.exhaustive
 def test_linear_from_one_state_to_another(order, d):
     q, k, v = tensors(d, 64)
     call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)

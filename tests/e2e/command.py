@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -52,17 +53,26 @@ def start(*arguments, cwd=None, env=None, input=None):
     return Process([str(a) for a in arguments], str(cwd or Path.cwd()), env or dict(os.environ), input)
 
 
+def run_script(file, cwd):
+    """A Python file as a program of its own, with what it imports already loaded."""
+    process = Process([str(file)], str(cwd), dict(os.environ), None, is_script=True)
+    out, err = process.communicate(280)
+    return SimpleNamespace(stdout=out, stderr=err, returncode=process.returncode)
+
+
 class Process:
     """The part of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments, cwd, env, text):
+    def __init__(self, arguments, cwd, env, text, *, is_script=False):
         self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
         if text is not None:
             self._files[0].write(text.encode())
             self._files[0].seek(0)
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(_server())
-        request = json.dumps({"arguments": arguments, "cwd": cwd, "env": env}).encode()
+        request = json.dumps(
+            {"arguments": arguments, "cwd": cwd, "env": env, "is_script": is_script}
+        ).encode()
         descriptors = array.array("i", [file.fileno() for file in self._files])
         header = len(request).to_bytes(8, "big")
         self._connection.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
@@ -190,11 +200,14 @@ def _become(request, descriptors):
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     sys.argv = ["maclaurin", *request["arguments"]]
     sys.modules["__main__"].__package__ = ""  # help texts name the command by it
-    from maclaurin.cli.main import main
-
     code = 1
     try:
-        main()
+        if request["is_script"]:
+            runpy.run_path(request["arguments"][0], run_name="__main__")
+        else:
+            from maclaurin.cli.main import main
+
+            main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1

@@ -9,19 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.e2e.command import run
 from tests.e2e.in_process import maclaurin
 
 COMMAND = Path(sys.executable).with_name("maclaurin")
 
 
-def run(*arguments, expect=0, **options):
-    result = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=300, **options)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result
-
-
 def test_version():
-    assert run("--version").stdout.startswith("maclaurin 0.")
+    result = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("maclaurin 0.")
 
 
 def test_without_a_command_it_shows_its_help():

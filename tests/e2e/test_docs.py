@@ -4,12 +4,10 @@ import re
 import shlex
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
-from maclaurin import SeriesNotice
 from tests.e2e import command
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +25,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     code = "\n".join(blocks(page, "python")).replace("class TestCosh", "class _TestCosh")
     source = tmp_path / "page.py"
     source.write_text(code)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SeriesNotice)
-        result = subprocess.run([sys.executable, str(source)], capture_output=True, text=True, check=False)
+    result = command.run_script(source, tmp_path)
     assert result.returncode == 0, result.stderr
 
 

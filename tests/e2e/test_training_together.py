@@ -40,6 +40,7 @@ def test_accumulated_parts_have_the_losses_of_the_whole_batch(tmp_path, alone):
     assert_same_losses(tmp_path / "run", alone)
 
 
+@pytest.mark.exhaustive
 def test_a_sharded_checkpoint_goes_on_in_one_process(tmp_path, alone):
     import shutil
 
@@ -112,6 +113,7 @@ data.open_source = open_slowly
 """
 
 
+@pytest.mark.exhaustive
 def test_processes_wait_as_long_as_the_data_take(tmp_path):
     """Longer than the timeout of collective calls, here four seconds."""
     result = run_patched(tmp_path, SLOW_DATA, *arguments(tmp_path / "run", steps=1))

