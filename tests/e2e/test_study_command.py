@@ -116,8 +116,11 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
     pool = tmp_path / "runs" / "pool"
 
     process = start(tmp_path, *arguments)
+    with_checkpoints = lambda: (  # noqa: E731
+        Pool(pool).entry(folder.parent.parent.name) for folder in pool.glob("*/checkpoints/step-*")
+    )
     in_the_middle = lambda: any(  # noqa: E731
-        Pool(pool).entry(folder.parent.name).is_busy() for folder in pool.glob("*/checkpoints")
+        entry.record() is None and entry.is_busy() for entry in with_checkpoints()
     )
     wait_for(lambda: stamps(tmp_path) and in_the_middle(), process)
     process.send_signal(signal.SIGINT)
