@@ -125,7 +125,8 @@ def _exactly(connection, size):
 def _server():
     """The address of this process's server, which ends with it."""
     address = str(Path(tempfile.mkdtemp(prefix="maclaurin-")) / "commands")
-    process = subprocess.Popen([sys.executable, "-m", "tests.e2e.command", address], stdin=subprocess.PIPE)
+    command = [sys.executable, "-m", "tests.e2e.command", address]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2])
     atexit.register(process.kill)
     end = time.monotonic() + 240
     while not Path(address).exists():
