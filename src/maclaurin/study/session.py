@@ -150,6 +150,7 @@ class _State:
                 self._results[result.key] = result.record
             elif result.problem is None or stopping:
                 self._stopped.add(result.key)
+                self.progress.pop(result.key, None)  # its last report is in the pool
             else:
                 self._results[result.key] = self._crashed(result.key, result.problem)
         return bool(results)

@@ -61,6 +61,25 @@ def train(tmp_path, plan, script, **options):
     return found, executor, seen
 
 
+def test_a_stopped_run_is_as_far_as_its_last_report_in_the_pool_says(tmp_path):
+    """Not as far as the study saw it last, which may be before its first step."""
+    run, pool = make_record("waiting", seed=0), Pool(tmp_path / "pool")
+
+    class SeenAtItsStart(Scripted):
+        def progress(self):
+            return {key: RunProgress(0, 20, None, 0.0, None) for key in self._running}
+
+    def script(key):
+        pool.entry(key).path.mkdir(parents=True, exist_ok=True)
+        write_progress(pool.entry(key).progress, RunProgress(7, 20, 1.5, 2.0, 8.0))
+        return Result(key)
+
+    executor = SeenAtItsStart(script, empty_polls=1)
+    with Session(executor, Workplace(pool=str(pool.root)), Silent()) as session:
+        found = session.train(plan_of(run), {"e": "loss"}, lambda records: None)
+    assert (found[run.key].status, found[run.key].step) == ("stopped", 7)
+
+
 def test_a_run_that_crashes_has_a_record_and_the_others_go_on(tmp_path):
     good, bad = make_record("waiting", seed=0), make_record("waiting", seed=1)
 
