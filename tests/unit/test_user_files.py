@@ -80,10 +80,14 @@ def no_network(monkeypatch):
         if name.lower().endswith("_proxy") or name == "HF_HUB_OFFLINE":
             monkeypatch.delenv(name)
 
-    def resolve(*_):
+    looked_up = []
+
+    def resolve(host, *_):
+        looked_up.append(host)
         raise socket.gaierror("no such host")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return looked_up
 
 
 def test_local_models_and_packages_are_not_looked_up(tmp_path, monkeypatch, no_network):
@@ -91,6 +95,7 @@ def test_local_models_and_packages_are_not_looked_up(tmp_path, monkeypatch, no_n
     monkeypatch.chdir(tmp_path)
     for name in ("runs/softmax", "./runs/softmax", str(tmp_path / "runs"), "pypi:anything"):
         require_model(name)
+    assert no_network == []
 
 
 @pytest.mark.parametrize(
@@ -117,8 +122,10 @@ def test_models_that_do_not_exist(tmp_path, monkeypatch, no_network, name, words
 
 def test_a_name_on_the_hub_is_left_to_the_hub(tmp_path, monkeypatch, no_network):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    looked_up = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_: looked_up.append(host) or [])
     require_model("owner/name")
+    assert looked_up == ["huggingface.co"]
 
 
 def test_a_cached_model_needs_no_network(tmp_path, monkeypatch, no_network):

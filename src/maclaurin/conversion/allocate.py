@@ -196,7 +196,7 @@ def _mixtures(config: MaclaurinConfig, budget: MemoryBudget, heads: int) -> Iter
                     yield top, of_top, of_others
 
 
-def _filling(room: float, size: int, near: float, tail: str | None = None) -> str | None:
+def _filling(budget: float, size: int, near: float, tail: str | None = None) -> str | None:
     """The attention whose state takes so many bytes; None where that is less than sinks and a window."""
 
     def taken(slots: int) -> int:
@@ -204,14 +204,14 @@ def _filling(room: float, size: int, near: float, tail: str | None = None) -> st
         return spec.state_bytes(size, size, own=COUNTED_IN.itemsize, working=4) + 8  # and a count
 
     least = SMALLEST_WINDOW + SINKS
-    if taken(least) > room:
+    if taken(least) > budget:
         return None
     most = least
-    while taken(2 * most) <= room:
+    while taken(2 * most) <= budget:
         most *= 2
     step = most
     while step:
-        most, step = (most + step if taken(most + step) <= room else most), step // 2
+        most, step = (most + step if taken(most + step) <= budget else most), step // 2
     return _exact_keys(most, near, tail)
 
 

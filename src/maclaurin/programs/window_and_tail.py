@@ -60,7 +60,7 @@ class WindowAndTail(Program):
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         spec, inputs, state = call.spec, call.inputs, call.state
-        line = inputs if state is None else _behind_kept_keys(inputs, state)
+        line = inputs if state is None else behind_exact_keys(inputs, state)
         with torch.autocast(call.device.type, enabled=False):
             o, moments = _rows(call, line)
             y = finish_rows(spec, o[:, -call.queries :], inputs.gates, inputs.q.dtype)
@@ -68,7 +68,7 @@ class WindowAndTail(Program):
             return y, None
         k = inputs.k
         before = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
-        exact = _kept_keys(_window(spec), line)
+        exact = exact_keys_of(_window(spec), line)
         return y, State(spec, moments, before + call.keys, exact=exact, is_full=True)
 
 
@@ -108,6 +108,11 @@ def _refuse_state(call: Call) -> str | None:
         return None if call.queries > first else "the text is shorter than window and sinks"
     if state.moments.dtype != torch.float32:
         return "it keeps states in fp32"
+    return refuse_unfilled(state, first)
+
+
+def refuse_unfilled(state: State, first: int) -> str | None:
+    """Why the tail may not have begun: the state holds fewer keys than window and sinks, or nobody knows."""
     if state.is_full:
         return None
     if is_tracing() or state.count.is_meta or bool((state.count < first).any()):
@@ -115,7 +120,7 @@ def _refuse_state(call: Call) -> str | None:
     return None
 
 
-def _behind_kept_keys(inputs: Inputs, state: State) -> Inputs:
+def behind_exact_keys(inputs: Inputs, state: State) -> Inputs:
     """The text behind sinks and window of the state, with queries of zeros there, whose rows are dropped."""
     exact = state.exact
     assert exact is not None
@@ -128,7 +133,7 @@ def _behind_kept_keys(inputs: Inputs, state: State) -> Inputs:
     return Inputs(torch.cat([idle, inputs.q], dim=1), k, kept(exact.sink_v, exact.recent_v, inputs.v))
 
 
-def _kept_keys(window: Window, line: Inputs) -> ExactKeys:
+def exact_keys_of(window: Window, line: Inputs) -> ExactKeys:
     """The last w and the first keys and values of the line, as a state keeps them."""
     k, v = (u.transpose(1, 2) for u in (line.k, line.v))
     size, sinks = window.size, window.sinks

@@ -802,7 +802,7 @@ def _join_segments(
     *,
     reverse: bool,
 ) -> None:
-    """From the total of each segment the states between segments, and that of the text where there is room for it."""
+    """The states between segments from the total of each; and the state of the whole text, if a tensor for it is given."""
     if not plan.joined:
         return
     block = 256
