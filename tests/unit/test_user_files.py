@@ -77,7 +77,7 @@ def test_files_and_folders_are_told_apart(tmp_path):
 @pytest.fixture
 def no_network(monkeypatch):
     for name in list(os.environ):
-        if name.lower().endswith("_proxy") or name == "HF_HUB_OFFLINE":
+        if name.lower().endswith("_proxy") or name in ("HF_HUB_OFFLINE", "HF_ENDPOINT"):
             monkeypatch.delenv(name)
 
     looked_up = []
