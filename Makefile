@@ -20,11 +20,11 @@ $(READY): pyproject.toml constraints.txt
 study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
 	$(BIN)/maclaurin study mini
 
-test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, under 10 minutes)
+test: $(READY)  ## laws, units, golden files and commands as a user types them (CPU, minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels
 
-quick: $(READY)  ## the tests for the edit loop (under a minute)
+quick: $(READY)  ## the short tests, for the edit loop
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not exhaustive and not slow' \
 		tests/unit tests/golden tests/laws/test_identities.py
 
