@@ -1,6 +1,7 @@
 """Recall at equal bytes, beside the methods of kvpress: the same questions, the same model.
 
-    # in our environment: questions as tokens, and what we reach on them
+    # in our environment: an ordinary Llama folder, questions as tokens, and what we reach on them
+    python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER
     python benchmarks/kvpress_comparison.py questions MODEL questions.json --distance 1024 --number 200
     python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
     # in an environment of its own with kvpress and transformers: what its methods reach
@@ -8,8 +9,7 @@
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
-conversion.json of `maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama
-folder of the same weights.
+conversion.json of `maclaurin convert --memory`, whose attention is used.
 
 The half for kvpress imports nothing of ours.
 """
@@ -29,9 +29,12 @@ METHODS = (
 
 
 def main() -> None:
-    """Run one of the three steps."""
+    """Run one of the four steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     steps = parser.add_subparsers(dest="step", required=True)
+    folder = steps.add_parser("folder")
+    folder.add_argument("model", help="a GGUF file or a folder that transformers loads")
+    folder.add_argument("out", type=Path)
     asked = steps.add_parser("questions")
     asked.add_argument("model")
     asked.add_argument("out", type=Path)
@@ -48,7 +51,23 @@ def main() -> None:
         else:
             step.add_argument("--share", type=float, default=0.25, help="of the keys of the whole prompt")
     options = parser.parse_args()
-    {"questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}[options.step](options)
+    run = {"folder": write_folder, "questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}
+    run[options.step](options)
+
+
+def write_folder(options: argparse.Namespace) -> None:
+    """The model in fp32, as transformers saves one; a GGUF file's weights are dequantized."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    given = Path(options.model)
+    place, more = (given.parent, {"gguf_file": given.name}) if given.suffix == ".gguf" else (given, {})
+    model: Any = AutoModelForCausalLM.from_pretrained(str(place), dtype="float32", **more)
+    settings = model.config.to_dict()
+    settings.pop("quantization_config", None)  # a dequantized model is not saved as long as it is there
+    plain = LlamaForCausalLM(LlamaConfig(**settings)).float()
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(options.out)
+    AutoTokenizer.from_pretrained(str(place), **more).save_pretrained(options.out)
 
 
 def write_questions(options: argparse.Namespace) -> None:
