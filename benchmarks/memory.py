@@ -288,9 +288,13 @@ class Bench:
         if name in found:
             return
         with self.clock.step(label, guess) as go:
-            if go:
+            if not go:
+                return
+            try:
                 found[name] = work()
-                self.results.keep("arms", self.results.found["arms"])
+            except torch.OutOfMemoryError as problem:  # the other measures go on
+                print(f"{label}: {problem}", flush=True)
+            self.results.keep("arms", self.results.found["arms"])
 
     def _recall(self, distance: int) -> Callable[[], dict[str, Any]]:
         def work() -> dict[str, Any]:
@@ -388,6 +392,7 @@ class Bench:
         masters = [p.detach().float().clone().requires_grad_() for p in own]
         optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.95))
         begin, losses, done = time.monotonic(), [], 0
+        at_once = tokens_at_once(model.device)
         model.train()
         for batch in _batches(self.tokens, _questions(self.tokens, "training"), self.options.train_length):
             warm = min(1.0, (done + 1) / 10)
@@ -395,11 +400,7 @@ class Bench:
             share = done / steps if steps else elapsed
             for group in optimizer.param_groups:
                 group["lr"] = LEARNING_RATE * warm * max(0.05, 1 - share)
-            total = 0.0
-            for some in batch.parts(tokens_at_once(model.device)):
-                loss = some.loss(model, len(batch.tokens))
-                loss.backward()
-                total += float(loss.detach())
+            total, at_once = _backward(model, batch, at_once)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
             for master, gradient in zip(masters, gradients, strict=True):
                 master.grad = gradient.float()
@@ -536,6 +537,26 @@ class Rows:
             answers = summed_cross_entropy(hidden[more, -1], weight, ids[more, -1])
             every = every + (ANSWER_WEIGHT - 1) * answers
         return every / (of * (ids.shape[1] - 1))
+
+
+def _backward(model: Any, batch: Rows, at_once: int) -> tuple[float, int]:
+    """The loss of a batch, and how many tokens at once fit into the memory; gradients are in place."""
+    while True:
+        total = 0.0
+        try:
+            for some in batch.parts(at_once):
+                loss = some.loss(model, len(batch.tokens))
+                loss.backward()
+                total += float(loss.detach())
+        except torch.OutOfMemoryError:
+            if at_once <= batch.tokens.shape[1]:
+                raise
+            at_once //= 2
+        else:
+            return total, at_once
+        model.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        print(f"out of memory: {at_once:,} tokens at once from here on", flush=True)
 
 
 def _batches(tokens: dict[str, np.ndarray], questions: list[Question], length: int) -> Iterator[Rows]:

@@ -183,9 +183,11 @@ def bytes_of(config: MaclaurinConfig, attention: Sequence[str], tokens: int) -> 
 
 
 def memories_to_try(longest: int) -> list[str]:
-    """The memories whose damage decides how bytes are shared, for texts of so many tokens."""
-    sizes = [slots for slots in LADDER if slots <= max(longest, LADDER[0])]
-    return list(dict.fromkeys(exact_keys(s, near) for s in sizes for near in (WINDOW_ALONE, MOSTLY_KEPT)))
+    """The memories whose damage decides how bytes are shared, for texts of so many tokens.
+
+    A window alone does more damage than one with kept keys at every size but the smallest (docs/LOG.md).
+    """
+    return [exact_keys(slots, MOSTLY_KEPT) for slots in LADDER if slots <= max(longest, LADDER[0])]
 
 
 def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) -> str:
@@ -254,7 +256,11 @@ def _slots(memory: str) -> int:
 
 def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDamage) -> list[str] | None:
     """A memory for each of these heads: every step goes to the head whose damage falls most per byte."""
-    best = {place: _best_by_size(place, size, damage) for place in others}
+    by_size = sorted(damage.of, key=_slots)
+    best = {
+        place: [(_taken(memory, size), damage(memory, *place), memory) for memory in by_size]
+        for place in others
+    }
     chosen = dict.fromkeys(others, 0)
     left = budget - sum(best[place][0][0] for place in others)
     if left < 0:
@@ -283,17 +289,6 @@ def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDa
     return _using_up(memories, left, size)
 
 
-def _best_by_size(place: Place, size: int, damage: TextDamage) -> list[tuple[int, float, str]]:
-    """(bytes, damage, memory), the least harmful memory of each size, the smaller first."""
-    found: dict[int, tuple[int, float, str]] = {}
-    for memory in damage.of:
-        harm, needed = damage(memory, *place), _taken(memory, size)
-        slots = _slots(memory)
-        if slots not in found or (harm, needed) < (found[slots][1], found[slots][0]):
-            found[slots] = (needed, harm, memory)
-    return [found[slots] for slots in sorted(found)]
-
-
 def _using_up(memories: list[str], left: float, size: int) -> list[str]:
     """The same with what is left of the budget shared out equally."""
     more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key has a score, too
@@ -305,12 +300,10 @@ def _using_up(memories: list[str], left: float, size: int) -> list[str]:
 
 
 def _grown(memory: str, slots: int) -> str:
-    """So many more slots: kept ones where there are any, else a longer window."""
+    """So many more kept keys."""
     window = parse(memory).window
     assert window is not None
-    size, kept = (window.size, window.kept + slots) if window.kept else (window.size + slots, 0)
-    also = f",kept={kept}" if kept else ""
-    return f"poly(0)+window({size},sinks={window.sinks}{also})/sum"
+    return f"poly(0)+window({window.size},sinks={window.sinks},kept={window.kept + slots})/sum"
 
 
 @cache
