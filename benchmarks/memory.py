@@ -82,8 +82,11 @@ GOALS = (
 def main() -> None:
     """Everything that is not known yet and fits into the time."""
     options = _options()
-    clock = Clock(options.seconds)
     results = Results.open(options.out, options.resume)
+    if options.draw is not None:
+        draw(results.found, options)
+        return
+    clock = Clock(options.seconds)
     with clock.step("load", 25) as go:
         if not go:
             return
@@ -102,12 +105,27 @@ def main() -> None:
     bench.summary()
 
 
+def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
+    """A page for each goal with a memory, as `maclaurin convert` writes one."""
+    from maclaurin.conversion.memory_page import page_of_bench
+
+    kvpress = None if options.kvpress is None else json.loads(options.kvpress.read_text())
+    options.draw.mkdir(parents=True, exist_ok=True)
+    for goal in found["chosen"]:
+        page = page_of_bench(found, goal, kvpress=kvpress, source=options.out.name)
+        (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--carry", type=Path, default=Path("runs/carry"), help="what carry_memory.py wrote")
     parser.add_argument("--model", help="another model than the carried one")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--resume", type=Path, help="a results file of before to go on from")
+    parser.add_argument("--draw", type=Path, help="only write the pages of known results into this folder")
+    parser.add_argument(
+        "--kvpress", type=Path, help="with --draw: methods of benchmarks/results/kvpress.json"
+    )
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--train-seconds", type=float, default=45.0, help="of the first trained goal")
     parser.add_argument("--train-length", type=int, default=2048, help="tokens of a training row")

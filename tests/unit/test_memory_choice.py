@@ -14,6 +14,7 @@ from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_head
 from maclaurin.conversion.measure import having
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.memory_page import method_of, page_of_bench
 from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.inspection.trials import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
@@ -283,6 +284,9 @@ def test_a_model_is_converted_to_its_budget(saved):
     assert written["chosen"]["budget"]["bytes"] == chosen.budget.bytes
     assert written["attention"] == list(conversion.choice.attention)
     assert sorted(p.name for p in saved.iterdir()) == ["model", "small", "text.txt"]
+    page = (saved / "small" / "memory.html").read_text()
+    assert "Which heads remember" in page
+    assert str(chosen.decision.best.plan.name.split(",")[0]) in page
     generated = small.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=3, do_sample=False)
     assert generated.shape == (1, 8)
 
@@ -333,3 +337,59 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
     (saved / "small").mkdir()
     with pytest.raises(InputError, match="exists already"):
         convert(saved)
+
+
+# --------------------------------------------------------------------------------------------- pages
+
+
+def bench_results():
+    """What benchmarks/memory.py writes, for a model of one layer with two heads."""
+    recall = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "log_odds_less_prior": 1.0}
+    return {
+        "chosen": {
+            "30% at 4k": {
+                "attention": ["0: exp/sum; 1: poly(0)+window(16,sinks=4,kept=48)/sum"],
+                "budget": {"bytes": 300, "at": 4096, "constant": False, "original": 1000},
+                "plan": {"name": "1 heads exp/sum, others 68 exact keys", "bytes": 299, "cost": 0.1},
+                "heads": {"score": [[0.9, 0.1]]},
+            }
+        },
+        "arms": {
+            "original": {"recall 4096": recall, "perplexity 8192": 50.0},
+            "30% at 4k": {"recall 4096": recall, "perplexity 8192": 51.0},
+            "30% at 4k: window": {"bytes": 298, "perplexity 8192": 80.0},
+            "10% at 8k, trained": {"perplexity 8192": 49.0},
+        },
+        "summary": ["original  4096: 0.5", "10% at 8k, trained"],
+    }
+
+
+def test_a_bench_is_drawn_by_the_same_page():
+    pressed = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0}
+    page = page_of_bench(bench_results(), "30% at 4k", kvpress={"KeyDiffPress 0.25": pressed})
+    assert {(p.method, p.bytes) for p in page.points} == {
+        ("full softmax", 1000), ("whole heads", 299), ("window", 298), ("kvpress", 250)
+    }  # fmt: skip
+    assert page.findings == ("original  4096: 0.5",)
+    assert page.memories == [["exp/sum", "poly(0)+window(16,sinks=4,kept=48)/sum"]]
+    html = page.html()
+    assert "after the whole prompt was read" in html
+    assert "<svg" in html
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("20 heads exp/sum, others poly(0)+window(64,sinks=4,kept=256)/sum", "whole heads"),
+        (
+            "9 heads poly(0)+window(900,sinks=4)/sum, others 20 to 68 exact keys",
+            "long windows for some heads",
+        ),
+        ("taylor(2,about=mean)+window(64,sinks=4)/sum", "tail"),
+        ("poly(0)+window(64,sinks=4,kept=256)/sum", "window + kept"),
+        ("window and tail", "tail"),
+        ("whole layers", "whole layers"),
+    ],
+)
+def test_plans_are_sorted_into_kinds(name, method):
+    assert method_of(name) == method

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from maclaurin.conversion.measure import (
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.text import rows_of
 from maclaurin.errors import InputError
-from maclaurin.files import new_folder, write_json
+from maclaurin.files import new_folder, write_file, write_json
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.user_files import require_writable_folder
@@ -148,9 +149,14 @@ def save(
     out: Path,
     measured_on: dict[str, Any] | None = None,
 ) -> None:
-    """Write the model folder atomically."""
+    """Write the model folder atomically, with the page of a chosen memory where pages can be made."""
     with new_folder(out) as folder:
         save_quietly(model, folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        write_json(folder / "conversion.json", {**conversion.to_json(), "measured_on": measured_on})
+        written = {**conversion.to_json(), "measured_on": measured_on}
+        write_json(folder / "conversion.json", written)
+        if conversion.chosen is not None and importlib.util.find_spec("jinja2") is not None:
+            from maclaurin.conversion.memory_page import PAGE, page_of_conversion
+
+            write_file(folder / PAGE, page_of_conversion(written).html())

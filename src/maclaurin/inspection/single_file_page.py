@@ -120,8 +120,9 @@ def embedded(data: Any) -> Markup:
 
 
 def render(package: str, template: str, **values: Any) -> str:
-    """A template in the folder `assets` of a package."""
-    loader = jinja2.PackageLoader(package, "assets")
+    """A template in the folder `assets` of a package; style, script and macros may be those beside us."""
+    folders = dict.fromkeys((package, "maclaurin.inspection"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(folder, "assets") for folder in folders])
     environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
