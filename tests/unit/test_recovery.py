@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 
+from maclaurin.conversion.mixed_text import write_mixed
+from maclaurin.conversion.recover import Recovery
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
@@ -176,3 +178,34 @@ def test_equal_predictions_do_not_diverge(teacher):
     found = MatchLogits(other, model)(tokens, tokens, None)
     p, q = (m(input_ids=tokens).logits.double().log_softmax(-1) for m in (model, other))
     assert float(found) == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+
+
+def test_recall_and_copying_are_mixed_into_text(tmp_path):
+    text = tmp_path / "text.jsonl"
+    plain = [f"Document {n} says much about many things. " * 40 for n in range(30)]
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in plain))
+    write_mixed(str(text), tmp_path / "mixed.jsonl", 0.4, 10**6, 512)
+    found = [json.loads(line)["text"] for line in (tmp_path / "mixed.jsonl").read_text().splitlines()]
+    assert [each for each in found if each in plain] == plain
+    facts = [each for each in found if "The password of" in each]
+    copies = [each for each in found if each not in plain and each not in facts]
+    assert len(facts) == len(copies) > 3
+    others = sum(map(len, facts + copies))
+    assert 0.3 < others / (others + sum(map(len, plain))) < 0.5
+    for each in facts:
+        *_, first, second, third, fourth = each.splitlines()
+        assert all(line in each.replace(line, "", 1) for line in (first, second, third, fourth))  # as told
+    for each in copies:
+        one, two = each.split("\n")
+        assert one == two
+    for wrong, why in ((("mqar", 0.4), "is a task"), ((str(text), 1.0), "below 1")):
+        with pytest.raises(InputError, match=why):
+            write_mixed(wrong[0], tmp_path / "x", wrong[1], 100, 64)
+
+
+def test_a_recovery_with_recall_in_its_text_reads_that(tmp_path):
+    recovery = Recovery(0, 3, "somewhere", mix=0.2, length=64, kl_steps=2, batch_size=2)
+    stages = recovery.stages(tmp_path, "teacher")
+    assert [name for name, _ in stages] == ["match-logits", "next-token"]
+    assert {config.data for _, config in stages} == {str(tmp_path / "recovery" / "mixed.jsonl")}
+    assert recovery.tokens > 3 * 2 * 64

@@ -75,6 +75,9 @@ def convert(
     ] = 0,
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
+    mix: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Recovery: share of recall and copying in the text.")
+    ] = 0.0,
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
@@ -126,7 +129,7 @@ def convert(
             return
         recovery = Recovery(
             match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device,
-            kl_steps=kl_steps,
+            kl_steps=kl_steps, mix=mix,
         )  # fmt: skip
         recovery.stages(out, model)  # checks the settings before any work
         if resume and (attention is not None or out.exists()):

@@ -11,9 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.conversion.mixed_text import write_mixed
 from maclaurin.files import write_json
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
+
+MIXED = "mixed.jsonl"
+#: tokens that a stage may hold out
+MOST_HELD_OUT = 100_000
 
 
 @final
@@ -33,11 +38,20 @@ class Recovery:
     device: str = "auto"
     seed: int = 0
     kl_steps: int = 0
+    #: of the text, recall and copying (mixed_text.py)
+    mix: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest stage; what is held out of the text comes on top."""
+        steps = max(self.match_steps, self.kl_steps, self.text_steps)
+        return round(1.1 * steps * self.batch_size * self.length) + MOST_HELD_OUT
 
     def stages(self, model: Path, teacher: str) -> list[tuple[str, TrainConfig]]:
         """The runs, in order; each starts from what the one before left."""
+        mixed = model / "recovery" / MIXED
         common: dict[str, Any] = {
-            "data": self.data,
+            "data": str(mixed) if self.mix else self.data,
             "tokenizer": f"hf:{model}",
             "length": self.length,
             "batch_size": self.batch_size,
@@ -77,6 +91,9 @@ class Recovery:
 
 def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
     """Run what is not done yet, then put the last weights in the model's place."""
+    mixed = model / "recovery" / MIXED
+    if recovery.mix and not mixed.is_file():
+        write_mixed(recovery.data, mixed, recovery.mix, recovery.tokens, recovery.length)
     outcomes = []
     last = None
     for name, config in recovery.stages(model, teacher):

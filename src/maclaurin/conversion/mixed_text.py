@@ -1,0 +1,74 @@
+"""Training text with recall and copying in it: plain text rarely asks for what lies far back.
+
+    every n-th document     four facts inside running text and a question for each, with its answer
+                            (evaluation/needles.py, from a seed that nothing else uses)
+    and the one after it    a stretch of the text before, twice
+
+n follows from the share of documents that are not plain text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from maclaurin.data.cache_folder import Cache
+from maclaurin.data.corpus import Corpus
+from maclaurin.data.named import is_task, open_corpus
+from maclaurin.errors import InputError
+from maclaurin.evaluation.needles import MultiQuery
+from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose
+from maclaurin.files import write_file
+
+SEED = 77
+
+
+def write_mixed(data: str, file: Path, share: float, tokens: int, length: int) -> None:
+    """About so many tokens of the text called `data`, with the others among it, as one JSON line each.
+
+    share    of the characters that are recall or copying
+    length   tokens of a row: facts and questions, and both copies, fit into one
+    """
+    if not 0 < share < 1:
+        raise InputError(f"the share of recall and copying must be above 0 and below 1; got {share:g}.")
+    if is_task(data):
+        raise InputError(
+            f"{data} is a task, and recall and copying are mixed into text: name a text (--data)."
+        )
+    corpus = open_corpus(data, limit=None, notes=Cache.at(None).notes, progress=False)
+    lines = (json.dumps({"text": text}) for text in _mixed(corpus, share, tokens, length))
+    write_file(file, "\n".join(lines) + "\n")
+
+
+def _mixed(corpus: Corpus, share: float, tokens: int, length: int) -> Iterator[str]:
+    left = tokens * CHARACTERS_PER_TOKEN
+    plain = other = 0
+    facts = recall_texts(length)
+    for document in corpus.documents():
+        yield document.text
+        plain += len(document.text)
+        while other < share / (1 - share) * plain:
+            for text in (next(facts), twice(document.text, length)):
+                yield text
+                other += len(text)
+        if plain + other > left:
+            return
+
+
+def recall_texts(length: int, seed: int = SEED) -> Iterator[str]:
+    """Facts in running text and all questions with their answers, in fewer than `length` tokens."""
+    longest = max(MultiQuery.smallest, round(0.8 * length))
+    sizes = [size for size in (MultiQuery.smallest, 2 * MultiQuery.smallest, longest) if size <= longest]
+    items = [MultiQuery(size).items(Prose.embedded(), seed + size) for size in sizes]
+    while True:
+        for source in items:
+            item = next(source)
+            asked = (f"{query.prompt} {query.answers[0]}." for query in item.queries)
+            yield item.context + "\n".join(asked)
+
+
+def twice(text: str, length: int) -> str:
+    """The beginning of a text and the same again, in about `length` tokens."""
+    part = text[: round(0.4 * length * CHARACTERS_PER_TOKEN)].rpartition(" ")[0] or text[:1]
+    return f"{part}\n{part}"
