@@ -28,6 +28,8 @@ def model_of(attention, dtype=torch.float32):
         "2mamba",
         "simple-gla",
         "poly(0)+window(4,sinks=2)/sum",
+        "poly(0)+window(4,sinks=2,kept=6)/sum",
+        "0: poly(0)+window(20,sinks=1)/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
     ],
 )
 @torch.no_grad()

@@ -380,6 +380,8 @@ COMPILED = [
     "taylor(2,about=mean)+window(4,sinks=1)/sum",
     "linear(elu1)*in/running(floor=1)",
     "power(2)/sum(eps=0.5)",
+    "poly(0)+window(4,sinks=1,kept=3)/sum",
+    "taylor(2,about=mean)+window(4,kept=3)/sum",
 ]
 
 
@@ -427,6 +429,7 @@ def test_compiles_with_state_padding_and_packing(layout):
         "power(2)*forget/sum",
         "linear(elu1)*in/running(floor=1)",
         "taylor(2,about=mean)+window(4,sinks=1)/l2*out",
+        "poly(0)+window(4,sinks=1,kept=3)/sum",
     ],
 )
 @pytest.mark.slow

@@ -344,7 +344,13 @@ def again(work):
     return work
 
 
-@pytest.mark.parametrize("attention", [*FINITE, ["taylor(2)/sum", "2mamba"]], ids=str)
+CONSTANT_BY_HEADS = [
+    "0: poly(0)+window(9,sinks=1)/sum; 1: poly(0)+window(3,sinks=1,kept=4)/sum",
+    "0: taylor(2)/sum; 1: poly(0)+window(2,sinks=1,kept=3)/sum",
+]
+
+
+@pytest.mark.parametrize("attention", [*FINITE, ["taylor(2)/sum", "2mamba"], CONSTANT_BY_HEADS], ids=str)
 def test_recorded_steps_leave_the_cache_as_steps_do(attention):
     model, ids = model_of(attention), tokens(2, 40)
     expected = whole(model, ids)

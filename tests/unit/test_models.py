@@ -128,7 +128,15 @@ def test_gradient_checkpointing_changes_nothing():
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("attention", ["taylor(2)/sum", "power(2)*forget/sum", "exp(clamp=5)/len"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "taylor(2)/sum",
+        "power(2)*forget/sum",
+        "exp(clamp=5)/len",
+        "0: exp/sum; *: poly(0)+window(3,sinks=1,kept=2)/sum",
+    ],
+)
 @pytest.mark.slow
 def test_compiled_it_is_the_same_with_all_gradients(attention, checkpointing):
     model, twin = tiny(attention), tiny(attention)
