@@ -72,7 +72,7 @@ def main() -> None:
     for name, asked in questions.items():
         arrays |= packed(name, asked)
     with lzma.open(two / "tokens.npz.xz", "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     carry_package("gguf", two)
     for file in sorted(options.out.glob("*/*")):
         print(f"{file}  {file.stat().st_size:,}" if file.is_file() else f"{file}/")

@@ -220,8 +220,8 @@ def ask_kvpress(options: argparse.Namespace) -> None:
     with torch.no_grad():
         asked = answers(given["questions"], "prompt")
         _write(options.out, {name: _summary(given["questions"], asked[name], []) for name in asked})
-        read = answers(given["texts"], "continuation")
-    _write(options.out, {name: _summary(given["questions"], asked[name], read[name]) for name in asked})
+        losses = answers(given["texts"], "continuation")
+    _write(options.out, {name: _summary(given["questions"], asked[name], losses[name]) for name in asked})
 
 
 # --------------------------------------------------------------------------------------- both of them
