@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig
 
 from maclaurin.conversion.fact_questions import Question, fact_questions, without_facts
 from maclaurin.models.loading import load_model
@@ -62,6 +63,7 @@ def main() -> None:
     (one / "model.gguf.1").write_bytes(data[:half])
     (two / "model.gguf.2").write_bytes(data[half:])
     _, tokenizer = load_model(options.model)
+    (two / "config.json").write_text(json.dumps(llama_config(options.model)))
     arrays = {kind: rows(tokenizer, options.prose, kind) for kind in ROWS}
     questions = {
         "choosing": fact_questions(tokenizer, DISTANCES["choosing"], NUMBER["choosing"], CHOOSING),
@@ -76,6 +78,17 @@ def main() -> None:
     carry_package("gguf", two)
     for file in sorted(options.out.glob("*/*")):
         print(f"{file}  {file.stat().st_size:,}" if file.is_file() else f"{file}/")
+
+
+def llama_config(file: Path) -> dict[str, Any]:
+    """The settings of the model as transformers' LlamaConfig takes them."""
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
+        "rope_parameters",
+    )  # fmt: skip
+    written = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name).to_dict()
+    return {name: written[name] for name in names if written.get(name) is not None}
 
 
 def rows(tokenizer: Any, prose: Path, kind: str) -> np.ndarray:

@@ -148,13 +148,48 @@ def _options() -> argparse.Namespace:
 def _model(options: argparse.Namespace) -> Any:
     name = options.model
     if name is None:
-        name = options.carry / "model.gguf"
-        if not name.is_file():
-            halves = (options.carry / "one" / "model.gguf.1", options.carry / "two" / "model.gguf.2")
-            name.write_bytes(b"".join(half.read_bytes() for half in halves))
+        name = options.carry / "model"
+        if not (name / "config.json").is_file():
+            _unpack(options.carry, name)
     model, _ = load_model(name)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     return model.to(options.device, dtype).eval()  # type: ignore[arg-type]
+
+
+#: names of Llama's weights in GGUF files
+_GGUF_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+
+
+def _unpack(carry: Path, folder: Path) -> None:
+    """A Llama folder from the halves of a GGUF file; transformers would ask for accelerate to read it."""
+    import gguf
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    file = carry / "model.gguf"
+    halves = (carry / "one" / "model.gguf.1", carry / "two" / "model.gguf.2")
+    file.write_bytes(b"".join(half.read_bytes() for half in halves))
+    config = LlamaConfig(**json.loads((carry / "two" / "config.json").read_text()))
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    weights = {}
+    for tensor in gguf.GGUFReader(file).tensors:
+        found = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        kind = tensor.name.split(".")
+        if kind[0] == "blk":
+            if kind[2] in heads:  # GGUF has the pairs that rotate together side by side
+                pairs = found.unflatten(0, (heads[kind[2]], -1, 2))
+                found = pairs.transpose(1, 2).reshape(found.shape)
+            weights[f"model.layers.{kind[1]}.{_GGUF_NAMES[kind[2]]}.weight"] = found
+        else:
+            named = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+            weights[f"{named[kind[0]]}.weight"] = found
+    model = LlamaForCausalLM(config).float()
+    missing = set(model.load_state_dict(weights, strict=False).missing_keys) - {"lm_head.weight"}
+    assert not missing, missing
+    model.save_pretrained(folder)
 
 
 def _tokens(carry: Path) -> dict[str, np.ndarray]:
