@@ -6,6 +6,8 @@
     python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
     # in an environment of its own with kvpress and transformers: what its methods reach
     python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25 0.125
+    # both together, for benchmarks/results and for the page (benchmarks/memory.py --draw)
+    python benchmarks/kvpress_comparison.py together questions.json kvpress.json ours.json --out together.json
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
@@ -58,8 +60,18 @@ def main() -> None:
             step.add_argument("--attention", type=Path, nargs="+", required=True)
         else:
             step.add_argument("--share", type=float, nargs="+", default=[0.25, 0.125], help="of the keys")
+    both = steps.add_parser("together")
+    both.add_argument("questions", type=Path)
+    both.add_argument("results", type=Path, nargs="+")
+    both.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    run = {"folder": write_folder, "questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}
+    run = {
+        "together": put_together,
+        "folder": write_folder,
+        "questions": write_questions,
+        "ours": ask_ours,
+        "kvpress": ask_kvpress,
+    }
     run[options.step](options)
 
 
@@ -225,6 +237,43 @@ def ask_kvpress(options: argparse.Namespace) -> None:
 
 
 # --------------------------------------------------------------------------------------- both of them
+
+
+def put_together(options: argparse.Namespace) -> None:
+    """One file with what both halves found, and what share of the bytes each method keeps."""
+    from importlib.metadata import version
+
+    given = json.loads(options.questions.read_text())
+    methods: dict[str, Any] = {}
+    for file in options.results:
+        for name, row in json.loads(file.read_text()).items():
+            methods[name] = {**row, "share": _share(name), "kind": _kind(name)}
+    written = {
+        "model": "SmolLM2-135M-Instruct, Q4_1 weights in fp32",
+        "machine": f"torch {version('torch')} on a CPU",
+        "distance": given["distance"],
+        "questions": len(given["questions"]),
+        "texts": len(given["texts"]),
+        "tokens": CONTEXT,
+        "bytes": 90 * CONTEXT * 2 * 64 * 2,  # 30 layers of 3 key-value heads of size 64, in bf16
+        "methods": methods,
+    }
+    options.out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _share(name: str) -> float:
+    """KnormPress 0.25 → 0.25; Maclaurin 25%: … → 0.25; the original keeps everything."""
+    if name == "original":
+        return 1.0
+    if name.startswith("Maclaurin"):
+        return float(name.partition("%")[0].rpartition(" ")[2]) / 100
+    return float(name.rpartition(" ")[2])
+
+
+def _kind(name: str) -> str:
+    if name == "original":
+        return "full softmax"
+    return "whole heads" if name.startswith("Maclaurin") else "kvpress"
 
 
 def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:

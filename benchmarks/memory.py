@@ -106,14 +106,16 @@ def main() -> None:
 
 
 def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
-    """A page for each goal with a memory, as `maclaurin convert` writes one."""
-    from maclaurin.conversion.memory_page import page_of_bench
+    """A page for each goal with a memory, as `maclaurin convert` writes one, and one for kvpress."""
+    from maclaurin.conversion.memory_page import page_of_bench, page_of_presses
 
-    kvpress = None if options.kvpress is None else json.loads(options.kvpress.read_text())
     options.draw.mkdir(parents=True, exist_ok=True)
-    for goal in found["chosen"]:
-        page = page_of_bench(found, goal, kvpress=kvpress, source=options.out.name)
+    for goal in found.get("chosen", {}):
+        page = page_of_bench(found, goal, source=options.out.name)
         (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
+    if options.kvpress is not None:
+        page = page_of_presses(json.loads(options.kvpress.read_text()), options.kvpress.name)
+        (options.draw / "kvpress.html").write_text(page.html())
 
 
 def _options() -> argparse.Namespace:
@@ -123,9 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--resume", type=Path, help="a results file of before to go on from")
     parser.add_argument("--draw", type=Path, help="only write the pages of known results into this folder")
-    parser.add_argument(
-        "--kvpress", type=Path, help="with --draw: methods of benchmarks/results/kvpress.json"
-    )
+    parser.add_argument("--kvpress", type=Path, help="with --draw: benchmarks/results/kvpress.json")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--train-seconds", type=float, default=45.0, help="of the first trained goal")
     parser.add_argument("--train-length", type=int, default=2048, help="tokens of a training row")

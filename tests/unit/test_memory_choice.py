@@ -14,7 +14,7 @@ from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_head
 from maclaurin.conversion.measure import having
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
-from maclaurin.conversion.memory_page import method_of, page_of_bench
+from maclaurin.conversion.memory_page import method_of, page_of_bench, page_of_presses
 from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.inspection.trials import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
@@ -365,16 +365,26 @@ def bench_results():
 
 
 def test_a_bench_is_drawn_by_the_same_page():
-    pressed = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0}
-    page = page_of_bench(bench_results(), "30% at 4k", kvpress={"KeyDiffPress 0.25": pressed})
+    page = page_of_bench(bench_results(), "30% at 4k")
     assert {(p.method, p.bytes) for p in page.points} == {
-        ("full softmax", 1000), ("whole heads", 299), ("window", 298), ("kvpress", 250)
+        ("full softmax", 1000), ("whole heads", 299), ("window", 298)
     }  # fmt: skip
     assert page.findings == ("original  4096: 0.5",)
     assert page.memories == [["exp/sum", "poly(0)+window(16,sinks=4,kept=48)/sum"]]
     html = page.html()
-    assert "after the whole prompt was read" in html
+    assert "after the whole prompt was read" not in html
     assert "<svg" in html
+
+
+def test_presses_are_drawn_at_their_bytes():
+    row = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0, "share": 0.25}
+    methods = {"KeyDiffPress": {**row, "kind": "kvpress"}, "ours, pressed": {**row, "kind": "whole heads"}}
+    page = page_of_presses(
+        {"bytes": 1000, "questions": 60, "tokens": 1280, "distance": 1024, "methods": methods}
+    )
+    assert [p.bytes for p in page.points] == [250, 250]
+    assert "KeyDiffPress: 0.400" in page.findings[0]
+    assert "after the whole prompt was read" in page.html()
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,6 @@ def page_of_bench(
     found: Mapping[str, Any],
     goal: str,
     *,
-    kvpress: Mapping[str, Any] | None = None,
     distance: int = 4096,
     length: int = 8192,
     source: str = "memory.json",
@@ -154,19 +153,6 @@ def page_of_bench(
                 recall.get("high"),
             )
         )
-    for name, row in (kvpress or {}).items():
-        share = float(name.rpartition(" ")[2])
-        points.append(
-            Point(
-                "kvpress",
-                name,
-                round(share * budget["original"]),
-                row["perplexity"],
-                row["accuracy"],
-                row["low"],
-                row["high"],
-            )
-        )
     findings = tuple(line for line in found.get("summary", ()) if line.startswith((goal, "original")))
     return MemoryPage(
         title=f"SmolLM2-135M, {goal}",
@@ -178,6 +164,33 @@ def page_of_bench(
         source=source,
         scores=chosen["heads"]["score"],
         memories=_memories(chosen["attention"], len(chosen["heads"]["score"][0])),
+    )
+
+
+def page_of_presses(written: Mapping[str, Any], source: str = "kvpress.json") -> MemoryPage:
+    """The results of benchmarks/kvpress_comparison.py: methods of kvpress and ours at the same bytes."""
+    whole = written["bytes"]
+    points = [
+        Point(
+            row["kind"],
+            name,
+            round(row["share"] * whole),
+            row["perplexity"],
+            row["accuracy"],
+            row["low"],
+            row["high"],
+        )
+        for name, row in written["methods"].items()
+    ]
+    best = max((p for p in points if p.method == "kvpress"), key=lambda p: p.recall or 0.0)
+    return MemoryPage(
+        title="SmolLM2-135M beside kvpress",
+        facts=f"{written['questions']} questions after {written['tokens']:,} tokens, and perplexity of "
+        "what follows so much of a novel.",
+        findings=(f"The best method of kvpress in recall is {best.name}: {best.recall:.3f}.",),
+        points=tuple(points),
+        recall_title=f"recall from {written['distance']:,} tokens ago",
+        source=source,
     )
 
 
