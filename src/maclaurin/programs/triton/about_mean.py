@@ -51,19 +51,19 @@ from maclaurin.programs.triton.tiles import (
 
 #: tiles by pass for heads up to 64 and up to 128, where every pair is formed and where chunks are
 TILES = {
-    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
-    "queries": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
-    "keys": (Tile(64, 64, 4, 3), Tile(32, 64, 8, 2)),
-    "forward far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
-    "queries far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
-    "keys far": (Tile(32, 64, 4, 3), Tile(64, 32, 8, 2)),
+    "forward": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 2)),
+    "forward far": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 2)),
+    "queries far": (Tile(64, 32, 4, 3), Tile(128, 32, 8, 2)),
+    "keys far": (Tile(32, 64, 4, 3), Tile(32, 128, 8, 2)),
 }
 #: whether row sums of bf16 weights are products with ones
 SUMS_BY_PRODUCTS = True
 #: what the numbers of rows are padded to
 _LARGEST_TILE = 128
 _TILE = tl.constexpr(TILE)
-_LOG2E = tl.constexpr(math.log2(math.e))
+_LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 
 
 # --------------------------------------------------------------------------------- what tiles have in common
@@ -184,19 +184,24 @@ def _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SI
 
 @triton.jit
 def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of keys of exact weight into running maximum, sum and rows."""
+               ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of keys of exact weight into running maximum, sum and rows; scores and c in units of ln 2."""
     k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
     v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - c[:, None]
     x = tl.where(seen, x, float("-inf"))
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
-    shrink = tl.exp(largest - safe)
-    p = tl.exp(x - safe[:, None]).to(v.dtype)
-    z = z * shrink + tl.sum(p.to(tl.float32), 1)
+    shrink = tl.exp2(largest - safe)
+    p = tl.exp2(x - safe[:, None]).to(OPERAND)
+    z = _add_sum(_shrunk(z, shrink, ONES), p, ONES)
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, z, new
+
+
+@triton.jit
+def _shrunk(z, shrink, ONES: tl.constexpr):
+    return z * shrink[:, None] if ONES else z * shrink
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -231,27 +236,7 @@ def _forward(
         c = _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SINKS, D, BM, BN, STARTED,
                          OPERAND, PRECISION)  # fmt: skip
     acc = tl.zeros((BM, BE), tl.float32)
-    z = tl.zeros((BM,), tl.float32)
-    unit = tl.zeros((BM,), tl.float32)  # ln of what all weights are multiplied with
-    if WINDOW > 0:
-        largest = tl.full((BM,), float("-inf"), tl.float32)
-        if SINKS > 0:
-            s = tl.arange(0, SB)
-            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
-            acc, z, largest = _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
-                                         OPERAND, PRECISION)  # fmt: skip
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            acc, z, largest = _add_exact(acc, z, largest, q, c, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
-                                         scale, D, E, OPERAND, PRECISION)  # fmt: skip
-        if STARTED:
-            unit = tl.maximum(largest, 0.0)
-        else:  # rows without a tail may have small weights only
-            unit = tl.where(i0 + i >= 0, tl.maximum(largest, 0.0), largest)
-        unit = tl.where(unit == float("-inf"), 0.0, unit)
-        shrink = tl.exp(largest - unit)
-        acc, z = acc * shrink[:, None], z * shrink
-    of_tail = tl.exp(-unit)
+    of_past = tl.zeros((BM,), tl.float32)
     begin = 0
     if FAR:
         chunk = tl.maximum(i0, 0) // CHUNK
@@ -260,32 +245,45 @@ def _forward(
         past = row * chunks + chunk
         small = SMALL + past * (D * E + E + D * D + D + 1)
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
-        far = tl.zeros((BM, BE), tl.float32)
         if len(C) > 2:
             at = S2 + past * BLOCKS * D * E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
             for a in range(D * there):
                 block = block_of(at, a, d, e, D, E, BD, 1)
-                far = add_block(far, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
-            far *= a2[:, None]
+                acc = add_block(acc, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            acc *= a2[:, None]
         one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        far += a1[:, None] * one + a0[:, None] * zero[None, :]
+        acc += a1[:, None] * one + a0[:, None] * zero[None, :]
         at = small + D * E + E
         line = a1[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
         if len(C) > 2:
             line += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-        z += of_tail * (tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D))
-        acc += of_tail[:, None] * far
-    of_near = _no_sums(BM, ONES)
+        of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D)
+    z = _no_sums(BM, ONES)
     p0 = _point_of_mean(c, SQUARE)
     for start in range(begin, i0, BN):
-        acc, of_near = _add_tail(acc, of_near, q, p0, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE,
-                                 SINKS, WINDOW, False, ONES, OPERAND, PRECISION)  # fmt: skip
+        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
+                           ONES, OPERAND, PRECISION)  # fmt: skip
     for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
-        acc, of_near = _add_tail(acc, of_near, q, p0, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE,
-                                 SINKS, WINDOW, True, ONES, OPERAND, PRECISION)  # fmt: skip
-    z += _sums(of_near, ONES)
+        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, True,
+                           ONES, OPERAND, PRECISION)  # fmt: skip
+    unit = tl.zeros((BM,), tl.float32)  # log2 of what all weights are divided by
+    if WINDOW > 0:
+        if not STARTED:  # rows without a tail may have small weights only
+            unit = tl.where(i0 + i >= 0, 0.0, float("-inf"))
+        c2 = c * _LOG2E
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
+                                      scale, D, E, ONES, OPERAND, PRECISION)  # fmt: skip
+        if SINKS > 0:
+            s = tl.arange(0, SB)
+            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
+                                      ONES, OPERAND, PRECISION)  # fmt: skip
+        unit = tl.where(unit == float("-inf"), 0.0, unit)
+    z = of_past * tl.exp2(-unit) + _sums(z, ONES)
     if not BY_SUM:
         z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
@@ -293,7 +291,7 @@ def _forward(
     at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < E)[None, :], NARROW)
     rows = (b * H + h) * T
-    tl.store(LOG + rows + t, unit + tl.log(z), mask=there_rows)
+    tl.store(LOG + rows + t, unit * _LN2 + tl.log(z), mask=there_rows)
     if ABOUT_MEAN:
         tl.store(MEAN + rows + t, c, mask=there_rows)
 
@@ -324,15 +322,12 @@ def _entry(x_at, x_t, a, i, row, T):
 
 
 @triton.jit
-def _add_tail(acc, z, q, p0, of_tail, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-              C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr,
-              OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+              C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys of the tail into the sums of a tile of queries."""
     k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
     v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
     w = _weight(_point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE), C, SQUARE)
-    if WINDOW > 0:
-        w *= of_tail[:, None]
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
@@ -361,7 +356,7 @@ def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e,
 
 @triton.jit
 def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
-                     E: tl.constexpr, STEEPNESS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                     E: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The same for a tile of keys of exact weight; also weights and score gradients, and the keys and values."""
     k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
     v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
@@ -369,7 +364,7 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
     p = tl.exp2(tl.where(seen, x, float("-inf")))
     grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
     dx = (p * grad * (1 / STEEPNESS)).to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), r + tl.sum(dx.to(tl.float32), 1), p, dx
+    return tl.dot(dx, k, dq, input_precision=PRECISION), _add_sum(r, dx, ONES), p, dx
 
 
 @launched
@@ -433,26 +428,23 @@ def _backward_queries(
         at = small + D * E + E
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
         share = inverse / (scale * STEEPNESS)
-        one = tl.dot(
-            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
-        )
-        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        second = tl.zeros((BM, BD), tl.float32)
         if len(C) > 2:
-            second = tl.zeros((BM, BD), tl.float32)
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
             at2 = S2 + past * BLOCKS * D * E
             for a in range(D * there):
                 block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
                 second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-            # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
-            r = share * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
-            dq = share[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
-        else:
-            r = share * a1 * sums
-            dq = (share * a1)[:, None] * one
+        one = tl.dot(
+            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
+        )
+        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
+        r = share * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
+        dq = share[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
         offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
         dq += r[:, None] * offset[None, :]
         of_tail = there_rows & (i0 + i >= 0)
@@ -461,16 +453,16 @@ def _backward_queries(
         tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
         tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
         tl.store(OMEGA + at, -delta, mask=of_tail)
+    of_near = _no_sums(BM, ONES)
     if WINDOW > 0:
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            dq, r, _, _ = _add_exact_pairs(dq, r, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
-                                           scale, D, E, STEEPNESS, OPERAND, PRECISION)  # fmt: skip
         if SINKS > 0:
             part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
-            dq, r = _add_sinks(dq, r, q, dy, delta, log2, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
-                               D, E, SB, SINKS, STEEPNESS, OPERAND, PRECISION)  # fmt: skip
-    of_near = _no_sums(BM, ONES)
+            dq, of_near = _add_sinks(dq, of_near, q, dy, delta, log2, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
+                               D, E, SB, SINKS, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            dq, of_near, _, _ = _add_exact_pairs(dq, of_near, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + SINKS,
+                                                 n, d, e, T, scale, D, E, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
     for start in range(begin, i0, BN):
         dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
                                  D, E, C, SQUARE, SINKS, False, ONES, OPERAND, PRECISION)  # fmt: skip
@@ -496,12 +488,12 @@ def _backward_queries(
 
 @triton.jit
 def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               SB: tl.constexpr, SINKS: tl.constexpr, STEEPNESS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+               SB: tl.constexpr, SINKS: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
     s = tl.arange(0, SB)
     seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
     dq, r, p, dx = _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E, STEEPNESS,
-                                    OPERAND, PRECISION)  # fmt: skip
+                                    ONES, OPERAND, PRECISION)  # fmt: skip
     dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * (scale * STEEPNESS)
     dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
     at = PARTS + s[:, None] * (D + E)
@@ -918,10 +910,11 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
 
 def _tile(kind: str, q: Tensor, v: Tensor, call: Call) -> dict[str, int]:
     """Products of fp32 take more registers, also those of fp16, which are made in fp32 in part."""
-    options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, q.shape[1])
+    options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, call.chunk or q.shape[1])
     if q.dtype != torch.bfloat16:
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         options |= {"BM": min(queries, options["BM"]), "BN": min(keys, options["BN"]), "num_warps": 8}
+        options.pop("maxnreg", None)
     if kind != "keys":  # tiles of keys divide those of queries, as both begin with the tail
         options["BN"] = min(options["BN"], options["BM"])
     return options

@@ -105,12 +105,16 @@ def operand_options(like: Tensor) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead."""
+    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead.
+
+    Few registers per thread let more programs run side by side; 0 leaves their number to the compiler.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
@@ -127,6 +131,7 @@ def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) ->
         "BN": min(keys, width(tokens)),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **({"maxnreg": tile.registers} if tile.registers else {}),
     }
 
 
