@@ -80,10 +80,10 @@ def _rows(X, x_t, first, i, column, T, SIZE: tl.constexpr, BEFORE: tl.constexpr,
         inside = (first + i < T)[:, None]
         if BEFORE:
             inside = inside & (first + i >= 0)[:, None]
-        if SIZE != column.shape[0]:
+        if column.shape[0] != SIZE:
             inside = inside & (column < SIZE)[None, :]
         x = tl.load(at, mask=inside, other=0.0)
-    elif SIZE != column.shape[0]:
+    elif column.shape[0] != SIZE:
         x = tl.load(at, mask=(column < SIZE)[None, :], other=0.0)
     else:
         x = tl.load(at)
@@ -327,7 +327,9 @@ def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.
     """One tile of keys of the tail into the sums of a tile of queries."""
     k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
     v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
-    w = _weight(_point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE), C, SQUARE)
+    w = _weight(
+        _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE), C, SQUARE
+    )
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
@@ -545,7 +547,10 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
     numbers += start + AHEAD
     i = start + m
     seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + WINDOW)
-    x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E) - tl.load(numbers + 3 * all_padded + m)[None, :]
+    x = (
+        tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
+        - tl.load(numbers + 3 * all_padded + m)[None, :]
+    )
     p = tl.exp2(tl.where(seen, x, float("-inf")))
     dv = tl.dot(p.to(OPERAND), dy, dv, input_precision=PRECISION)
     grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) * (1 / STEEPNESS)
