@@ -37,7 +37,7 @@ from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
-from maclaurin.programs.triton import about_mean, first_order
+from maclaurin.programs.triton import about_mean, first_order, polynomial_quadratic
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
 
@@ -116,6 +116,7 @@ OF_64_ROWS = tiles(forward=Tile(64, 64, 4, 3), queries=Tile(64, 64, 4, 2), keys=
 FAR_OF_64_KEYS = tiles(
     forward_far=Tile(64, 64, 4, 3), queries_far=Tile(64, 64, 4, 3), keys_far=Tile(64, 64, 4, 3)
 )
+PRODUCTS = lambda: settings(polynomial_quadratic, SUMS_BY_PRODUCTS=True)  # noqa: E731
 PLAIN_SUMS = lambda: settings(about_mean, SUMS_BY_PRODUCTS=False)  # noqa: E731
 HALF_THE_WALKERS = lambda: settings(first_order, WALKERS=512)  # noqa: E731
 GROUPS: dict[str, list[Subject]] = {
@@ -149,6 +150,8 @@ GROUPS: dict[str, list[Subject]] = {
     ],
     "forget": [
         Subject("power(2)*forget, pairs", "power(2)*forget/sum", QuadraticPolynomial(), SHORT),
+        Subject("forget, sums by products", "power(2)*forget/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
+        Subject("taylor(2), sums by products", "taylor(2)/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
         Subject("power(2)*forget, chunks", "power(2)*forget/sum", LinearTime(), LONG, checked=False),
     ],
 }

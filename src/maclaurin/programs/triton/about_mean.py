@@ -39,12 +39,15 @@ from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
+    add_sum,
     cdiv,
     empty_rows,
+    no_sums,
     operand,
     operand_options,
     power_of_2,
     store_rows,
+    sums_of,
     tile_options,
     width,
 )
@@ -134,26 +137,6 @@ def _slope(p, C: tl.constexpr, SQUARE: tl.constexpr):
 
 
 @triton.jit
-def _add_sum(z, w, ONES: tl.constexpr):
-    """Row sums of weights that are multiplied in bf16, by a product: to take them back to fp32 would cost as much time."""
-    if ONES:
-        z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, w.dtype), z)
-    else:
-        z += tl.sum(w.to(tl.float32), 1)
-    return z
-
-
-@triton.jit
-def _no_sums(BM: tl.constexpr, ONES: tl.constexpr):
-    return tl.zeros((BM, 16), tl.float32) if ONES else tl.zeros((BM,), tl.float32)
-
-
-@triton.jit
-def _sums(z, ONES: tl.constexpr):
-    return tl.sum(z, 1) * 0.0625 if ONES else z
-
-
-@triton.jit
 def _inverse_count(COUNT, row, i, STARTED: tl.constexpr):
     """1/n of each row's tail, 0 where it is empty."""
     count = tl.maximum(i + 1, 0).to(tl.float32)
@@ -194,7 +177,7 @@ def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, s
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink = tl.exp2(largest - safe)
     p = tl.exp2(x - safe[:, None]).to(OPERAND)
-    z = _add_sum(_shrunk(z, shrink, ONES), p, ONES)
+    z = add_sum(_shrunk(z, shrink, ONES), p, ONES)
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, z, new
 
@@ -260,7 +243,7 @@ def _forward(
         if len(C) > 2:
             line += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D)
-    z = _no_sums(BM, ONES)
+    z = no_sums(BM, ONES)
     p0 = _point_of_mean(c, SQUARE)
     for start in range(begin, i0, BN):
         acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
@@ -283,7 +266,7 @@ def _forward(
             acc, z, unit = _add_exact(acc, z, unit, q, c2, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
                                       ONES, OPERAND, PRECISION)  # fmt: skip
         unit = tl.where(unit == float("-inf"), 0.0, unit)
-    z = of_past * tl.exp2(-unit) + _sums(z, ONES)
+    z = of_past * tl.exp2(-unit) + sums_of(z, ONES)
     if not BY_SUM:
         z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
@@ -333,7 +316,7 @@ def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
-    z = _add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
@@ -353,7 +336,7 @@ def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e,
     if MASKED:
         dx = tl.where((start + n)[None, :] <= i[:, None], dx, 0.0)
     dx = dx.to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), _add_sum(r, dx, ONES)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES)
 
 
 @triton.jit
@@ -366,7 +349,7 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
     p = tl.exp2(tl.where(seen, x, float("-inf")))
     grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
     dx = (p * grad * (1 / STEEPNESS)).to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), _add_sum(r, dx, ONES), p, dx
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES), p, dx
 
 
 @launched
@@ -455,7 +438,7 @@ def _backward_queries(
         tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
         tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
         tl.store(OMEGA + at, -delta, mask=of_tail)
-    of_near = _no_sums(BM, ONES)
+    of_near = no_sums(BM, ONES)
     if WINDOW > 0:
         if SINKS > 0:
             part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
@@ -472,7 +455,7 @@ def _backward_queries(
         dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
                                  D, E, C, SQUARE, SINKS, True, ONES, OPERAND, PRECISION)  # fmt: skip
     if ABOUT_MEAN:
-        edge = -(r + _sums(of_near, ONES)) * _inverse_count(COUNT, row, i0 + i, STARTED)
+        edge = -(r + sums_of(of_near, ONES)) * _inverse_count(COUNT, row, i0 + i, STARTED)
         tl.store(numbers + 2 * all_padded, edge)
         if FAR:
             at = (b * H + h) * tail_tokens + i0 + i

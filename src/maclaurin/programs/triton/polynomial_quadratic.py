@@ -29,12 +29,15 @@ from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
+    add_sum,
     cdiv,
     divisor_of,
     empty_rows,
     load_rows,
+    no_sums,
     operand_options,
     store_rows,
+    sums_of,
     tile_options,
     width,
 )
@@ -42,9 +45,11 @@ from maclaurin.programs.triton.tiles import (
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    "queries": (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
+#: whether row sums of bf16 weights are products with ones
+SUMS_BY_PRODUCTS = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ def _decay_factors(TOTALS, KEYS, QUERIES, T, padded, BK: tl.constexpr, BQ: tl.co
 
 @triton.jit
 def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr,
-              MASKED: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+              MASKED: tl.constexpr, CAUSAL: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the sums of a tile of queries."""
     w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, SIGMOID, DECAY, PURE)
     if MASKED:
@@ -160,7 +165,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.const
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
     w = w.to(OPERAND)
-    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
@@ -172,7 +177,7 @@ def _forward(
     T, H, padded, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, NARROW: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -185,7 +190,7 @@ def _forward(
     totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
     of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
-    z = tl.zeros((BM,), tl.float32)
+    z = no_sums(BM, ONES)
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
@@ -195,21 +200,21 @@ def _forward(
             lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), C, DECAY, PURE
         )
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_line[None, :], C, SIGMOID, DECAY, PURE, False, CAUSAL, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_line[None, :], C, SIGMOID, DECAY, PURE, False, CAUSAL, ONES, OPERAND, PRECISION
         )  # fmt: skip
     if DECAY:
         kept = _kept(of_query, origin)
-        acc, z = acc * kept[:, None], z * kept
+        acc, z = acc * kept[:, None], z * (kept[:, None] if ONES else kept)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         of_key = _totals(TOTALS, totals, n, T, DECAY)
         of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], C, DECAY, PURE)
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_pair, C, SIGMOID, DECAY, PURE, True, CAUSAL, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_pair, C, SIGMOID, DECAY, PURE, True, CAUSAL, ONES, OPERAND, PRECISION
         )  # fmt: skip
     seen = m + 1 if CAUSAL else m * 0 + T
-    divisor = divisor_of(z, seen, eps, BY_SUM, BY_COUNT)
+    divisor = divisor_of(sums_of(z, ONES), seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
@@ -412,6 +417,7 @@ def forward(
         **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
         BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal,
         DECAY=totals is not None, PURE=_is_pure(call, totals), NARROW=call.narrow,
+        ONES=SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
     )  # fmt: skip
     return y, rest, z
 
@@ -467,6 +473,7 @@ def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
     options = tile_options(TILES[kind], q, v, tokens)
     if q.dtype == torch.bfloat16:
         return options
+    options.pop("maxnreg", None)
     return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
 
 

@@ -49,6 +49,31 @@ def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
 
 
 @triton.jit
+def no_sums(ROWS: tl.constexpr, ONES: tl.constexpr):
+    """Where `add_sum` begins."""
+    return tl.zeros((ROWS, 16), tl.float32) if ONES else tl.zeros((ROWS,), tl.float32)
+
+
+@triton.jit
+def add_sum(z, w, ONES: tl.constexpr):
+    """Sums over the rows of weights as they are multiplied.
+
+    Those of bf16 by a product with ones: to take them back to fp32 costs more time than the matrix units need.
+    """
+    if ONES:
+        z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, w.dtype), z)
+    else:
+        z += tl.sum(w.to(tl.float32), 1)
+    return z
+
+
+@triton.jit
+def sums_of(z, ONES: tl.constexpr):
+    """One number per row."""
+    return tl.sum(z, 1) * 0.0625 if ONES else z
+
+
+@triton.jit
 def row_offsets(row, N, M, s_b, s_n, s_m):
     """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through; in 64 bits."""
     row = row.to(tl.int64)
