@@ -61,7 +61,7 @@ def add_sum(z, w, ONES: tl.constexpr):
     Those of bf16 by a product with ones: to take them back to fp32 costs more time than the matrix units need.
     """
     if ONES:
-        z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, w.dtype), z)
+        z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, tl.float32).to(w.dtype), z)
     else:
         z += tl.sum(w.to(tl.float32), 1)
     return z
