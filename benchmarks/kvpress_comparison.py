@@ -1,15 +1,15 @@
 """Recall at equal bytes, beside the methods of kvpress: the same questions, the same model.
 
-    # in our environment: questions as tokens, and what we reach on them
-    python benchmarks/kvpress_comparison.py questions MODEL questions.json --distance 1024 --number 200
+    # in our environment: an ordinary Llama folder, questions as tokens, and what we reach on them
+    python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER
+    python benchmarks/kvpress_comparison.py questions MODEL questions.json --number 200 --tokens tokens.npz.xz
     python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
     # in an environment of its own with kvpress and transformers: what its methods reach
-    python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25
+    python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25 0.125
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
-conversion.json of `maclaurin convert --memory`, whose attention is used. HF_FOLDER is an ordinary Llama
-folder of the same weights.
+conversion.json of `maclaurin convert --memory`, whose attention is used.
 
 The half for kvpress imports nothing of ours.
 """
@@ -17,8 +17,10 @@ The half for kvpress imports nothing of ours.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,17 +28,26 @@ from typing import Any, cast
 METHODS = (
     "StreamingLLMPress", "KnormPress", "SnapKVPress", "ExpectedAttentionPress", "TOVAPress", "KeyDiffPress",
 )  # fmt: skip
+#: tokens that are read, and that are predicted from what is kept of them
+CONTEXT, CONTINUATION = 1280, 128
 
 
 def main() -> None:
-    """Run one of the three steps."""
+    """Run one of the four steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     steps = parser.add_subparsers(dest="step", required=True)
+    folder = steps.add_parser("folder")
+    folder.add_argument("model", help="a GGUF file or a folder that transformers loads")
+    folder.add_argument("out", type=Path)
     asked = steps.add_parser("questions")
     asked.add_argument("model")
     asked.add_argument("out", type=Path)
     asked.add_argument("--distance", type=int, default=1024)
     asked.add_argument("--number", type=int, default=200)
+    asked.add_argument("--seed", type=int, default=0, help="another than memories are chosen by")
+    asked.add_argument(
+        "--tokens", type=Path, help="tokens.npz.xz of carry_memory.py, for texts to go on with"
+    )
     for name in ("ours", "kvpress"):
         step = steps.add_parser(name)
         step.add_argument("model")
@@ -44,11 +55,27 @@ def main() -> None:
         step.add_argument("out", type=Path)
         step.add_argument("--device", default="cpu")
         if name == "ours":
-            step.add_argument("--attention", type=Path, required=True)
+            step.add_argument("--attention", type=Path, nargs="+", required=True)
         else:
-            step.add_argument("--share", type=float, default=0.25, help="of the keys of the whole prompt")
+            step.add_argument("--share", type=float, nargs="+", default=[0.25, 0.125], help="of the keys")
     options = parser.parse_args()
-    {"questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}[options.step](options)
+    run = {"folder": write_folder, "questions": write_questions, "ours": ask_ours, "kvpress": ask_kvpress}
+    run[options.step](options)
+
+
+def write_folder(options: argparse.Namespace) -> None:
+    """The model in fp32, as transformers saves one; a GGUF file's weights are dequantized."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    given = Path(options.model)
+    place, more = (given.parent, {"gguf_file": given.name}) if given.suffix == ".gguf" else (given, {})
+    model: Any = AutoModelForCausalLM.from_pretrained(str(place), dtype="float32", **more)
+    settings = model.config.to_dict()
+    settings.pop("quantization_config", None)  # a dequantized model is not saved as long as it is there
+    plain = LlamaForCausalLM(LlamaConfig(**settings)).float()
+    plain.load_state_dict(model.state_dict())
+    plain.save_pretrained(options.out)
+    AutoTokenizer.from_pretrained(str(place), **more).save_pretrained(options.out)
 
 
 def write_questions(options: argparse.Namespace) -> None:
@@ -57,7 +84,7 @@ def write_questions(options: argparse.Namespace) -> None:
     from maclaurin.conversion.run import loaded
 
     _, tokenizer = loaded(options.model, "cpu")
-    questions = fact_questions(tokenizer, [options.distance], options.number)
+    questions = fact_questions(tokenizer, [options.distance], options.number, options.seed)
     rows = [
         {
             "context": q.context[0].tolist(),
@@ -67,11 +94,30 @@ def write_questions(options: argparse.Namespace) -> None:
         }
         for q in questions
     ]
-    options.out.write_text(json.dumps({"distance": options.distance, "questions": rows}) + "\n")
+    texts = [] if options.tokens is None else _texts(options.tokens)
+    written = {"distance": options.distance, "questions": rows, "texts": texts}
+    options.out.write_text(json.dumps(written) + "\n")
+
+
+def _texts(tokens: Path) -> list[dict[str, list[int]]]:
+    """Texts to go on with, from the evaluation rows of benchmarks/carry_memory.py."""
+    import lzma
+
+    import numpy as np
+
+    with lzma.open(tokens) as file, np.load(io.BytesIO(file.read())) as found:
+        rows = found["evaluation"].astype(int)
+    return [
+        {"context": row[:CONTEXT].tolist(), "continuation": row[CONTEXT : CONTEXT + CONTINUATION].tolist()}
+        for row in rows
+    ]
+
+
+# -------------------------------------------------------------------------------------------- ours
 
 
 def ask_ours(options: argparse.Namespace) -> None:
-    """The original, the plan while reading, and the plan after the prompt was read in full."""
+    """The original, and each attention while reading and after the prompt was read in full."""
     import torch
 
     import maclaurin
@@ -80,85 +126,149 @@ def ask_ours(options: argparse.Namespace) -> None:
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
 
     model, _ = loaded(options.model, options.device)
-    attention = json.loads(options.attention.read_text())["attention"]
-    rows = json.loads(options.questions.read_text())["questions"]
+    given = json.loads(options.questions.read_text())
+    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
 
     @torch.no_grad()
-    def logits(row: dict[str, Any]) -> list[float]:
-        cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
-        device = model.device
-        model(
-            input_ids=torch.tensor([row["context"]], device=device), past_key_values=cache, logits_to_keep=1
-        )
-        out = model(input_ids=torch.tensor([row["prompt"]], device=device), past_key_values=cache)
-        return out.logits[0, -1, row["choices"]].double().tolist()
+    def answers(rows: list[dict[str, Any]], part: str) -> Iterator[Any]:
+        for row in rows:
+            cache = MaclaurinCache(cast("MaclaurinConfig", model.config))
+            context, more = (torch.tensor([row[name]], device=model.device) for name in ("context", part))
+            model(input_ids=context, past_key_values=cache, logits_to_keep=1)
+            logits = model(input_ids=more, past_key_values=cache).logits[0]
+            yield _kept_of(row, logits)
 
-    found = {"original": _summary(rows, [logits(row) for row in rows])}
-    with having(model, attention):
-        found["limited while reading"] = _summary(rows, [logits(row) for row in rows])
-    with maclaurin.press(model, attention):
-        found["pressed after reading"] = _summary(rows, [logits(row) for row in rows])
-    _write(options.out, found)
+    def measure(name: str) -> None:
+        if name in found:
+            return
+        rows, texts = given["questions"], given["texts"]
+        found[name] = _summary(rows, list(answers(rows, "prompt")), list(answers(texts, "continuation")))
+        _write(options.out, found)
+
+    measure("original")
+    for file in options.attention:
+        written = json.loads(file.read_text())
+        attention, name = written["attention"], written.get("name", file.stem)
+        with maclaurin.press(model, attention):
+            measure(f"{name}, pressed after reading")
+        with having(model, attention):
+            measure(f"{name}, limited while reading")
+
+
+# ----------------------------------------------------------------------------------------- kvpress
 
 
 def ask_kvpress(options: argparse.Namespace) -> None:
-    """Each method at the compression that leaves so large a share of the keys."""
+    """Each method at the compression that leaves so large a share of the keys.
+
+    A press changes the cache after a layer was computed and nothing else while the prompt is read. So every
+    context is read once, and each press makes a cache of its own from what was read.
+    """
     import kvpress  # pyright: ignore[reportMissingImports]
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    model = AutoModelForCausalLM.from_pretrained(options.model).to(options.device).eval()
-    rows = json.loads(options.questions.read_text())["questions"]
-    found = {}
-    for method in METHODS:
-        press = getattr(kvpress, method)(compression_ratio=1 - options.share)
-        answers = []
-        for row in rows:
-            cache = DynamicCache()
-            with torch.no_grad():
-                with press(model):
-                    model(torch.tensor([row["context"]], device=model.device), past_key_values=cache)
-                # positions go on where the whole context ended, however many keys are left
-                first = len(row["context"])
-                positions = torch.arange(first, first + len(row["prompt"]), device=model.device)[None]
-                out = model(
-                    torch.tensor([row["prompt"]], device=model.device),
-                    past_key_values=cache,
-                    position_ids=positions,
+    model: Any = AutoModelForCausalLM.from_pretrained(options.model).to(options.device).eval()
+    for layer in model.model.layers:
+        layer.self_attn.rotary_emb = model.model.rotary_emb  # as a press does it
+    given = json.loads(options.questions.read_text())
+    presses = {
+        f"{method} {share:g}": getattr(kvpress, method)(compression_ratio=1 - share)
+        for share in options.share
+        for method in METHODS
+    }
+    for press in presses.values():
+        press.post_init_from_model(model)
+
+    def read(context: list[int]) -> dict[str, Any]:
+        """A cache by press, and the whole one."""
+        caches: dict[str, Any] = {name: DynamicCache() for name in presses}
+
+        def compress(module: Any, _: Any, named: dict[str, Any], output: Any) -> None:
+            layer = named["past_key_values"].layers[module.layer_idx]
+            for name, press in presses.items():
+                kept = press.compress(
+                    module, named["hidden_states"], layer.keys, layer.values, output[1], named
                 )
-            answers.append(out.logits[0, -1, row["choices"]].double().tolist())
-        found[method] = _summary(rows, answers)
-    _write(options.out, found)
+                caches[name].update(*kept, module.layer_idx)
+
+        hooks = [
+            layer.self_attn.register_forward_hook(compress, with_kwargs=True) for layer in model.model.layers
+        ]
+        whole = DynamicCache()
+        try:
+            ids = torch.tensor([context], device=model.device)
+            model(ids, past_key_values=whole, logits_to_keep=1)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {"original": whole, **caches}
+
+    def answers(rows: list[dict[str, Any]], part: str) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {name: [] for name in ("original", *presses)}
+        for number, row in enumerate(rows):
+            first, more = len(row["context"]), row[part]
+            positions = torch.arange(first, first + len(more), device=model.device)[None]
+            for name, cache in read(row["context"]).items():
+                ids = torch.tensor([more], device=model.device)
+                # positions go on where the whole context ended, however many keys are left
+                out = model(ids, past_key_values=cache, position_ids=positions)
+                found[name].append(_kept_of(row, out.logits[0]))
+            print(f"{part} {number + 1} of {len(rows)}", flush=True)
+        return found
+
+    with torch.no_grad():
+        asked = answers(given["questions"], "prompt")
+        _write(options.out, {name: _summary(given["questions"], asked[name], []) for name in asked})
+        read = answers(given["texts"], "continuation")
+    _write(options.out, {name: _summary(given["questions"], asked[name], read[name]) for name in asked})
 
 
-def _summary(rows: list[dict[str, Any]], answers: list[list[float]]) -> dict[str, float]:
-    """Accuracy with Wilson's 95 % interval, and mean log-odds of the right answer against the others."""
-    right = sum(
-        max(range(len(a)), key=a.__getitem__) == row["right"] for row, a in zip(rows, answers, strict=True)
-    )
+# --------------------------------------------------------------------------------------- both of them
+
+
+def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:
+    """Of logits [n, vocabulary]: those of a question's choices at the end, or −ln p of a text's tokens."""
+    if "choices" in row:
+        return logits[-1, row["choices"]].double().tolist()
+    predicted = logits[:-1].double().log_softmax(-1)
+    return [-float(predicted[n, token]) for n, token in enumerate(row["continuation"][1:])]
+
+
+def _summary(
+    rows: list[dict[str, Any]], answers: list[list[float]], losses: list[list[float]]
+) -> dict[str, Any]:
+    """Accuracy with Wilson's 95 % interval, mean log-odds of the right answer, perplexity of what follows."""
     odds = []
-    for row, a in zip(rows, answers, strict=True):
-        others = [x for n, x in enumerate(a) if n != row["right"]]
+    for row, found in zip(rows, answers, strict=True):
+        others = [x for n, x in enumerate(found) if n != row["right"]]
         top = max(others)
-        odds.append(a[row["right"]] - top - math.log(sum(math.exp(x - top) for x in others)))
+        total = top + math.log(sum(math.exp(x - top) for x in others))
+        odds.append((found[row["right"]] > top, found[row["right"]] - total))
     number, z = len(rows), 1.96
-    share = right / number
+    share = sum(right for right, _ in odds) / number
     centre = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     spread = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    every = [loss for text in losses for loss in text]
     return {
         "accuracy": share,
         "low": centre - spread,
         "high": centre + spread,
-        "log_odds": sum(odds) / number,
+        "log_odds": sum(x for _, x in odds) / number,
         "questions": number,
+        "perplexity": math.exp(sum(every) / len(every)) if every else None,
+        "log_odds_of_each": [round(x, 4) for _, x in odds],
     }
 
 
-def _write(out: Path, found: dict[str, dict[str, float]]) -> None:
+def _write(out: Path, found: dict[str, Any]) -> None:
     out.write_text(json.dumps(found, indent=1) + "\n")
     for name, row in found.items():
+        ppl = "" if row["perplexity"] is None else f"  {row['perplexity']:.2f}"
         print(
-            f"{name:26} {row['accuracy']:.3f} [{row['low']:.3f}, {row['high']:.3f}]  {row['log_odds']:+.2f}"
+            f"{name:40} {row['accuracy']:.3f} [{row['low']:.3f}, {row['high']:.3f}]  "
+            f"{row['log_odds']:+.2f}{ppl}",
+            flush=True,
         )
 
 

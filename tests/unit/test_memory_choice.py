@@ -8,14 +8,18 @@ import torch
 import maclaurin
 from maclaurin import InputError
 from maclaurin.conversion import head_measures
-from maclaurin.conversion.allocate import attention_of, bytes_of, decide, plans_for
-from maclaurin.conversion.fact_questions import fact_questions
+from maclaurin.conversion.allocate import attention_of, bytes_of, decide, memories_to_try, plans_for
+from maclaurin.conversion.fact_questions import answers_together, fact_questions
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
+from maclaurin.conversion.measure import having
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.inspection.trials import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.spec import parse
+from maclaurin.spec.head_groups import LayerAttention
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 90
 
@@ -70,11 +74,23 @@ def test_budgets_are_shares_or_bytes(model):
 RANKING = [(1, 0), (0, 1), (0, 0), (1, 1)]
 
 
+def harm(memory, layer, head):
+    """Head (1, 1) needs far keys most; kept ones are worth twice those of a window."""
+    window = parse(memory).window
+    return (1 + 9 * (layer == head == 1)) / (window.size + 2 * window.kept)
+
+
+DAMAGE = TextDamage(
+    {memory: [[harm(memory, n, h) for h in range(2)] for n in range(2)] for memory in memories_to_try(1000)}
+)
+
+
+@pytest.mark.parametrize("damage", [None, DAMAGE], ids=["equal", "by damage"])
 @pytest.mark.parametrize("wish", [{"memory": "30%"}, {"memory": "90%"}, {"constant": "30kB"}])
-def test_plans_fill_the_budget_and_never_exceed_it(model, wish):
+def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
     budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
-    plans = plans_for(model.config, budget, RANKING)
-    assert len(plans) > 4
+    plans = plans_for(model.config, budget, RANKING, damage)
+    assert len(plans) > 2
     assert len({plan.attention for plan in plans}) == len(plans)
     for plan in plans:
         assert 0.9 * budget.bytes < plan.bytes <= budget.bytes, plan.name
@@ -86,8 +102,60 @@ def test_plans_fill_the_budget_and_never_exceed_it(model, wish):
         assert cache.is_constant or not budget.constant
 
 
+def test_bytes_go_to_the_heads_that_suffer_most_without(model):
+    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    plan = next(p for p in plans_for(model.config, budget, RANKING, DAMAGE) if "to" in p.of_others)
+    assert plan.top == 0
+    memories = {
+        (n, h): group.spec.window
+        for n, text in enumerate(plan.attention)
+        for group in LayerAttention.read(text, 2).groups
+        for h in group.heads
+    }
+    sizes = {place: window.size + window.kept for place, window in memories.items()}
+    assert sizes[1, 1] > max(size for place, size in sizes.items() if place != (1, 1))
+    assert all(window.kept for window in memories.values())  # they are worth more here
+
+
+def test_damage_is_the_second_order_rise_of_the_divergence():
+    """A head whose attention is unchanged does no damage; a smaller window does more than a larger one."""
+    model = model_of()
+    for block in model.model.layers:
+        block.self_attn.o_proj.weight.data *= 0.1  # small changes, so that the second order is all there is
+    rows = torch.randint(0, 256, (6, 60))
+    windows = [f"poly(0)+window({size},sinks=1)/sum" for size in (4, 16, 60)]
+    found = measure_damage(model, rows, windows, MeasureFile(None, {}))
+    small, large, whole = (torch.tensor(found.of[window]) for window in windows)
+    assert whole.max() < 1e-9
+    assert (small > large).all()
+    assert (large > 0).all()
+    one = head_change(model, rows, windows[1])
+    assert 0.4 * one < large[0, 1].item() < 2.5 * one  # next tokens are drawn, and only once
+
+
+def head_change(model, rows, memory):
+    """The divergence per token when head (0, 1) alone has this memory."""
+    with torch.no_grad():
+        before = model(input_ids=rows).logits.log_softmax(-1)
+        with having(model, [f"0: exp/sum; 1: {memory}", "exp/sum"]):
+            after = model(input_ids=rows).logits.log_softmax(-1)
+    return float((before.exp() * (before - after)).sum(-1).mean())
+
+
+def test_questions_asked_together_are_answered_as_one_by_one(model, tokenizer):
+    questions = fact_questions(tokenizer, [40, 90], 3)
+    found = answers_together(model, questions, 3000)
+    for question, together in zip(questions, found, strict=True):
+        (alone,) = answers_together(model, [question], 1)
+        assert alone.log_odds == pytest.approx(
+            float(question.log_odds(model, question.read(model))), abs=1e-4
+        )
+        assert abs(together.log_odds - alone.log_odds) < 0.3  # some text before the facts is cut off
+
+
 def test_the_heads_that_remember_keep_more(model):
-    assert attention_of(model.config, RANKING[:1], "exp/sum", "poly(0)+window(9)/sum") == (
+    memories = dict.fromkeys(RANKING, "poly(0)+window(9)/sum") | {RANKING[0]: "exp/sum"}
+    assert attention_of(model.config, memories) == (
         "poly(0)+window(9)/sum",
         "0: exp/sum; 1: poly(0)+window(9)/sum",
     )
@@ -171,8 +239,8 @@ def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, mon
     monkeypatch.setattr(head_measures, "_ask", counted)
     path, identity = tmp_path / "measured.json", {"weights": "a"}
     with pytest.raises(KeyboardInterrupt):
-        measure_heads(model, tokenizer, questions, MeasureFile.open(path, identity, resume=False))
-    found = measure_heads(model, tokenizer, questions, MeasureFile.open(path, identity, resume=True))
+        measure_heads(model, questions, MeasureFile.open(path, identity, resume=False))
+    found = measure_heads(model, questions, MeasureFile.open(path, identity, resume=True))
     assert asked == [0, 1, 2, 2]
     assert len(found.asked) == 3
     with pytest.raises(InputError, match="measured with weights a, and now it is b"):

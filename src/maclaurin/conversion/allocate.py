@@ -1,10 +1,10 @@
 """Which heads get which memory: plans that fill a budget, measured on calibration text and questions.
 
-    plan    the heads that remember most keep every key (or, where memory must not grow, more slots than the
-            others); all others get sinks, a window and kept keys, and a polynomial tail where one fits
+    plan    the heads that remember most keep every key (or, where memory must not grow, a long window); the
+            others get sinks, a window and kept keys: each as much as its damage on text asks for
+            (text_damage.py), or all the same, with a polynomial tail where one fits
 
-Plans differ in how much of the budget goes to the heads that remember, how the slots of a head are shared
-between window and kept keys, and whether there is a tail. What each buys is measured, not assumed:
+Plans differ in how much of the budget goes to the heads that remember. What each buys is measured:
 
     cost = increase of the loss per token + RECALL_WEIGHT · fall of the log-odds of right answers
 """
@@ -12,33 +12,41 @@ between window and kept keys, and whether there is a tail. What each buys is mea
 from __future__ import annotations
 
 import copy
+import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast, final
 
 from torch import Tensor
 
-from maclaurin.conversion.fact_questions import Question
+from maclaurin.conversion.fact_questions import Question, answers_together
 from maclaurin.conversion.measure import Perplexity, having, measured_with
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
+from maclaurin.conversion.text_damage import TextDamage
 from maclaurin.errors import InputError
+from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache_size import cache_bytes
-from maclaurin.spec import AttentionSpec, parse
+from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 
 SINKS, SMALLEST_WINDOW = 4, 16
 #: nats per token that a fall of the log-odds by 1 is worth: 0.1 is a hundredth of perplexity for a tenth
 RECALL_WEIGHT = 0.1
 #: shares of the budget that go to the heads that remember most
-SHARES_OF_TOP = (0.0, 0.4, 0.6, 0.8)
+SHARES_OF_TOP = (0.0, 0.5, 0.7, 0.85)
+#: where memory must not grow: shares of the heads that count as remembering, and of the budget for them
+CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
 #: shares of a head's slots that are its window; the others are kept keys
-SHARES_OF_WINDOW = (0.25, 0.5, 1.0)
-#: where memory must not grow, how many heads count as remembering
-TOP_HEADS = 0.2
+WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
+#: keys a head may keep, sinks included, where its damage decides
+LADDER = (20, 36, 68, 132, 260, 516, 1028, 2052, 4100)
 WHOLE, TAIL = "exp/sum", "taylor(2,about=mean)"
+
+Place = tuple[int, int]  # (layer, key-value head)
 
 
 @final
@@ -48,7 +56,7 @@ class Plan:
 
     top: int  # how many of the heads that remember most have `of_top`
     of_top: str
-    of_others: str
+    of_others: str  # their attention, or a range of them
     attention: tuple[str, ...]
     bytes: int
 
@@ -111,7 +119,10 @@ def decide(
         if name not in file.found:
             loss = math.log(measured_with(model, attention, text))
             with having(model, attention):
-                odds = [float(question.log_odds(model, question.read(model))) for question in questions]
+                odds = [
+                    answer.log_odds
+                    for answer in answers_together(model, questions, tokens_at_once(model.device))
+                ]
             file.keep(name, [loss, sum(odds) / len(odds)])
         loss, odds = file.found[name]
         return loss, odds
@@ -132,33 +143,34 @@ def decide(
 
 
 def plans_for(
-    config: MaclaurinConfig, budget: MemoryBudget, ranking: Sequence[tuple[int, int]]
+    config: MaclaurinConfig,
+    budget: MemoryBudget,
+    ranking: Sequence[Place],
+    damage: TextDamage | None = None,
 ) -> list[Plan]:
     """Plans that fill the budget, for heads in the order of how much they remember."""
     found: dict[tuple[str, ...], Plan] = {}
-    for top, of_top, of_others in _mixtures(config, budget, len(ranking)):
-        attention = attention_of(config, ranking[:top], of_top, of_others)
+    for top, of_top, others in _mixtures(config, budget, ranking, damage):
+        memories = dict.fromkeys(ranking[:top], of_top) | dict(zip(ranking[top:], others, strict=True))
+        attention = attention_of(config, memories)
         size = bytes_of(config, attention, budget.at)
         if size <= budget.bytes:
-            found.setdefault(attention, Plan(top, of_top, of_others, attention, size))
+            plan = Plan(top, of_top, _in_words(others), attention, size)
+            found.setdefault(attention, plan)
     if not found:
-        heads = len(ranking)
-        smallest = attention_of(config, (), WHOLE, _exact_keys(SMALLEST_WINDOW + SINKS, 1.0))
+        smallest = attention_of(config, dict.fromkeys(ranking, exact_keys(SMALLEST_WINDOW + SINKS)))
         needed = bytes_of(config, smallest, budget.at)
         raise InputError(
-            f"a budget of {budget} is too small: {heads} key-value heads with {SINKS} sinks and a window of "
-            f"{SMALLEST_WINDOW} take {needed:,} bytes. Give that or more."
+            f"a budget of {budget} is too small: {len(ranking)} key-value heads with {SINKS} sinks and a "
+            f"window of {SMALLEST_WINDOW} take {needed:,} bytes. Give that or more."
         )
     return list(found.values())
 
 
-def attention_of(
-    config: MaclaurinConfig, top: Sequence[tuple[int, int]], of_top: str, of_others: str
-) -> tuple[str, ...]:
-    """The notation of every layer, with `of_top` for those (layer, head)."""
-    chosen, specs = set(top), (parse(of_top), parse(of_others))
+def attention_of(config: MaclaurinConfig, memories: dict[Place, str]) -> tuple[str, ...]:
+    """The notation of every layer, from that of every head."""
     return tuple(
-        str(LayerAttention.of_heads([specs[(layer, head) not in chosen] for head in range(config.kv_heads)]))
+        str(LayerAttention.of_heads([parse(memories[layer, head]) for head in range(config.kv_heads)]))
         for layer in range(config.num_hidden_layers)
     )
 
@@ -170,54 +182,153 @@ def bytes_of(config: MaclaurinConfig, attention: Sequence[str], tokens: int) -> 
     return cache_bytes(other, 1, tokens, COUNTED_IN)
 
 
-def _mixtures(config: MaclaurinConfig, budget: MemoryBudget, heads: int) -> Iterator[tuple[int, str, str]]:
-    """(number of top heads, their attention, that of the others)"""
-    size = config.head_size
-    key = 2 * size * COUNTED_IN.itemsize  # of one key and value
-    for share in SHARES_OF_TOP:
-        if budget.constant:
-            top = round(TOP_HEADS * heads) if share else 0
-        else:
-            top = min(heads, int(share * budget.bytes / (budget.at * key)))
-        if share and not top:
-            continue
-        left = budget.bytes * (1 - share) if budget.constant else budget.bytes - top * budget.at * key
-        if top == heads:
-            yield top, WHOLE, WHOLE
-            continue
-        for near in SHARES_OF_WINDOW:
-            grows = not budget.constant or not top
-            of_top = WHOLE if grows else _filling(share * budget.bytes / top, size, near)
-            if of_top is None:
-                continue
-            for tail in (None, TAIL):
-                of_others = _filling(left / (heads - top), size, near, tail)
-                if of_others is not None:
-                    yield top, of_top, of_others
+def memories_to_try(longest: int) -> list[str]:
+    """The memories whose damage decides how bytes are shared, for texts of so many tokens."""
+    sizes = [slots for slots in LADDER if slots <= max(longest, LADDER[0])]
+    return list(dict.fromkeys(exact_keys(s, near) for s in sizes for near in (WINDOW_ALONE, MOSTLY_KEPT)))
 
 
-def _filling(budget: float, size: int, near: float, tail: str | None = None) -> str | None:
-    """The attention whose state takes so many bytes; None where that is less than sinks and a window."""
-
-    def taken(slots: int) -> int:
-        spec: AttentionSpec = parse(_exact_keys(slots, near, tail))
-        return spec.state_bytes(size, size, own=COUNTED_IN.itemsize, working=4) + 8  # and a count
-
-    least = SMALLEST_WINDOW + SINKS
-    if taken(least) > budget:
-        return None
-    most = least
-    while taken(2 * most) <= budget:
-        most *= 2
-    step = most
-    while step:
-        most, step = (most + step if taken(most + step) <= budget else most), step // 2
-    return _exact_keys(most, near, tail)
-
-
-def _exact_keys(slots: int, near: float, tail: str | None = None) -> str:
+def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) -> str:
     """Sinks, and a window with kept keys behind it, in so many slots."""
     window = min(slots - SINKS, max(SMALLEST_WINDOW, round(near * (slots - SINKS))))
     kept = slots - SINKS - window
     also = f",kept={kept}" if kept else ""
     return f"{tail or 'poly(0)'}+window({window},sinks={SINKS}{also})/sum"
+
+
+def _mixtures(
+    config: MaclaurinConfig, budget: MemoryBudget, ranking: Sequence[Place], damage: TextDamage | None
+) -> Iterator[tuple[int, str, list[str]]]:
+    """(number of top heads, their memory, that of each other head)"""
+    size = config.head_size
+    tops = list(_tops(budget, len(ranking), size))
+    for number, (top, of_top, left) in enumerate(tops):
+        others = ranking[top:]
+        if not others:
+            yield top, of_top, []
+            continue
+        shared = None if damage is None else _by_damage(others, left, size, damage)
+        if shared is not None:
+            yield top, of_top, shared
+        if damage is None or number in (0, len(tops) - 1):
+            for tail in (None, TAIL):
+                same = filling(left / len(others), size, MOSTLY_KEPT, tail)
+                if same is not None:
+                    yield top, of_top, [same] * len(others)
+
+
+def _tops(budget: MemoryBudget, heads: int, size: int) -> Iterator[tuple[int, str, float]]:
+    """(number of top heads, their memory, bytes left for the others)"""
+    key = 2 * size * COUNTED_IN.itemsize  # of one key and value
+    if not budget.constant:
+        tops = {min(heads, int(share * budget.bytes / (budget.at * key))) for share in SHARES_OF_TOP}
+        for top in sorted(tops):
+            yield top, WHOLE, budget.bytes - top * budget.at * key
+        return
+    for share_of_heads, share in CONSTANT_TOPS:
+        top = round(share_of_heads * heads)
+        if not top:
+            yield 0, WHOLE, budget.bytes
+            continue
+        for near in (WINDOW_ALONE, MOSTLY_KEPT):
+            of_top = filling(share * budget.bytes / top, size, near)
+            if of_top is not None:
+                yield top, of_top, budget.bytes * (1 - share)
+
+
+def _in_words(memories: Sequence[str]) -> str:
+    """The memory that all have, or the least and the most."""
+    by_size = sorted(set(memories), key=_slots)
+    if len(by_size) < 2:
+        return by_size[0] if by_size else "none"
+    return f"{_slots(by_size[0]):,} to {_slots(by_size[-1]):,} exact keys by their damage on text"
+
+
+def _slots(memory: str) -> int:
+    window = parse(memory).window
+    return 0 if window is None else window.size + window.sinks + window.kept
+
+
+# ----------------------------------------------------------------------------------- sharing bytes
+
+
+def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDamage) -> list[str] | None:
+    """A memory for each of these heads: every step goes to the head whose damage falls most per byte."""
+    best = {place: _best_by_size(place, size, damage) for place in others}
+    chosen = dict.fromkeys(others, 0)
+    left = budget - sum(best[place][0][0] for place in others)
+    if left < 0:
+        return None
+    waiting: list[tuple[float, Place, int]] = []
+
+    def offer(place: Place) -> None:
+        bytes_now, damage_now, _ = best[place][chosen[place]]
+        steps = [
+            ((after - damage_now) / (needed - bytes_now), place, step)
+            for step, (needed, after, _) in enumerate(best[place])
+            if step > chosen[place] and needed - bytes_now <= left
+        ]
+        if steps and min(steps)[0] < 0:
+            heapq.heappush(waiting, min(steps))
+
+    for place in others:
+        offer(place)
+    while waiting:
+        _, place, step = heapq.heappop(waiting)
+        more = best[place][step][0] - best[place][chosen[place]][0]
+        if more <= left:
+            chosen[place], left = step, left - more
+        offer(place)
+    memories = [best[place][chosen[place]][2] for place in others]
+    return _using_up(memories, left, size)
+
+
+def _best_by_size(place: Place, size: int, damage: TextDamage) -> list[tuple[int, float, str]]:
+    """(bytes, damage, memory), the least harmful memory of each size, the smaller first."""
+    found: dict[int, tuple[int, float, str]] = {}
+    for memory in damage.of:
+        harm, needed = damage(memory, *place), _taken(memory, size)
+        slots = _slots(memory)
+        if slots not in found or (harm, needed) < (found[slots][1], found[slots][0]):
+            found[slots] = (needed, harm, memory)
+    return [found[slots] for slots in sorted(found)]
+
+
+def _using_up(memories: list[str], left: float, size: int) -> list[str]:
+    """The same with what is left of the budget shared out equally."""
+    more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key has a score, too
+    if more < 1:
+        return memories
+    grown = [_grown(memory, more) for memory in memories]
+    extra = sum(_taken(g, size) - _taken(m, size) for g, m in zip(grown, memories, strict=True))
+    return grown if extra <= left else memories
+
+
+def _grown(memory: str, slots: int) -> str:
+    """So many more slots: kept ones where there are any, else a longer window."""
+    window = parse(memory).window
+    assert window is not None
+    size, kept = (window.size, window.kept + slots) if window.kept else (window.size + slots, 0)
+    also = f",kept={kept}" if kept else ""
+    return f"poly(0)+window({size},sinks={window.sinks}{also})/sum"
+
+
+@cache
+def _taken(memory: str, size: int) -> int:
+    """Bytes of one head's state."""
+    return parse(memory).state_bytes(size, size, own=COUNTED_IN.itemsize, working=4) + 8  # and a count
+
+
+def filling(budget: float, size: int, near: float, tail: str | None = None) -> str | None:
+    """The memory whose state takes so many bytes; None where that is less than sinks and a window."""
+    least = SMALLEST_WINDOW + SINKS
+    if _taken(exact_keys(least, near, tail), size) > budget:
+        return None
+    most = least
+    while _taken(exact_keys(2 * most, near, tail), size) <= budget:
+        most *= 2
+    step = most
+    while step:
+        fits = _taken(exact_keys(most + step, near, tail), size) <= budget
+        most, step = (most + step if fits else most), step // 2
+    return exact_keys(most, near, tail)

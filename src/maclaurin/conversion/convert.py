@@ -33,7 +33,7 @@ from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.user_files import require_writable_folder
 
-CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 512
+CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
 
 
 @final

@@ -6,10 +6,11 @@ not chosen by the questions it is judged by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from maclaurin.evaluation.prose import Prose
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 
 SEED = 1018
+#: which questions are asked without facts; the facts are the same at every distance
+WITHOUT_DISTANCE = 256
+
+
+class Answer(NamedTuple):
+    """How sure a model is of the right answer, ln p(right) − ln p(the others), and whether it is its best."""
+
+    log_odds: float
+    is_right: bool
 
 
 @final
@@ -57,21 +67,64 @@ class Question:
         prompt = self.prompt.to(model.device).expand(cache.batch_size, -1)
         out = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
         assert out.logits is not None
-        found = out.logits[:, -1, list(self.choices)].double().cpu()  # the others' share cancels
+        return self.odds(out.logits[:, -1].double().cpu())
+
+    def answer(self, logits: Tensor) -> Answer:
+        """The answer by the logits [vocabulary] after the prompt."""
+        best = int(logits[list(self.choices)].argmax())
+        return Answer(float(self.odds(logits[None])), best == self.right)
+
+    def odds(self, logits: Tensor) -> Tensor:
+        """The log-odds [B] by the logits [B, vocabulary] after the prompt."""
+        found = logits[:, list(self.choices)]  # the share of other words cancels
         others = torch.cat([found[:, : self.right], found[:, self.right + 1 :]], dim=-1)
         return found[:, self.right] - others.logsumexp(-1)
 
 
-def fact_questions(tokenizer: Any, distances: Sequence[int], number: int) -> list[Question]:
+def fact_questions(tokenizer: Any, distances: Sequence[int], number: int, seed: int = SEED) -> list[Question]:
     """So many at each distance, those with the same number next to each other."""
     if not distances or min(distances) < 16 or number < 1:
         raise InputError("heads are measured by one question at least, at distances of 16 tokens or more.")
     prose = Prose.embedded()
-    items = {d: list(islice(Recall(d).items(prose, SEED), number)) for d in distances}
+    items = {d: list(islice(Recall(d).items(prose, seed), number)) for d in distances}
     return [_question(items[d][n], tokenizer, d, n) for n in range(number) for d in distances]
 
 
-def _question(item: Item, tokenizer: Any, distance: int, number: int) -> Question:
+def without_facts(tokenizer: Any, number: int, seed: int = SEED) -> list[Question]:
+    """The same questions after a text without the facts: what a model answers that knows none of them."""
+    items = islice(Recall(WITHOUT_DISTANCE).items(Prose.embedded(), seed), number)
+    bare = (dataclasses.replace(item, context=item.without or "\n") for item in items)
+    return [_question(item, tokenizer, 0, n, facts=False) for n, item in enumerate(bare)]
+
+
+@torch.no_grad()
+def answers_together(
+    model: MaclaurinForCausalLM,
+    questions: Sequence[Question],
+    tokens_at_once: int,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> list[Answer]:
+    """The answers to questions, those of about the same length read in one batch.
+
+    Rows of a batch are cut at the front to the length of the shortest, where there is running text only.
+    """
+    found: dict[int, Answer] = {}
+    left = sorted(range(len(questions)), key=lambda n: questions[n].tokens)
+    while left:
+        rows = max(1, tokens_at_once // questions[left[0]].tokens)
+        batch, left = left[:rows], left[rows:]
+        asked = [questions[n] for n in batch]
+        length = asked[0].tokens
+        ids = torch.stack([torch.cat([q.context[0], q.prompt[0]])[-length:] for q in asked])
+        out = model(input_ids=ids.to(model.device), use_cache=False, logits_to_keep=1)
+        assert out.logits is not None
+        logits = out.logits[:, -1].double().cpu()
+        found |= {n: q.answer(row) for n, q, row in zip(batch, asked, logits, strict=True)}
+        report(ids.numel())
+    return [found[n] for n in range(len(questions))]
+
+
+def _question(item: Item, tokenizer: Any, distance: int, number: int, *, facts: bool = True) -> Question:
     (query,) = item.queries
 
     def tokens(text: str) -> list[int]:
@@ -85,8 +138,8 @@ def _question(item: Item, tokenizer: Any, distance: int, number: int) -> Questio
     fact = f"{question(name)} {query.choices[query.right[0]]}."
     until = query.known_until
     assert until is not None
-    begin = len(tokens(item.context[: max(0, until - len(fact))]))
-    end = max(begin + 1, len(tokens(item.context[:until])))
+    begin = len(tokens(item.context[: max(0, until - len(fact))])) if facts else 0
+    end = max(begin + 1, len(tokens(item.context[:until]))) if facts else 0
     cut = min(len(tokens(item.context)), stem - 1)
     return Question(
         distance,

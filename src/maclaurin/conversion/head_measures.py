@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import cast, final
 
 import torch
 from torch import Tensor
@@ -86,7 +86,6 @@ class HeadMeasures:
 
 def measure_heads(
     model: MaclaurinForCausalLM,
-    tokenizer: Any,
     questions: Sequence[Question],
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from maclaurin.conversion.allocate import Decision, decide, plans_for
+from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
 from maclaurin.conversion.choose import Choice
 from maclaurin.conversion.convert import (
     CALIBRATION_LENGTH,
@@ -24,13 +24,14 @@ from maclaurin.conversion.convert import (
     save,
 )
 from maclaurin.conversion.convert import convert as convert_model
-from maclaurin.conversion.fact_questions import fact_questions
+from maclaurin.conversion.fact_questions import Question, fact_questions
 from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
 from maclaurin.conversion.measure import windows_alone
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
 from maclaurin.conversion.recall import recall_over
 from maclaurin.conversion.text import rows_of, tokens_of
+from maclaurin.conversion.text_damage import measure_damage
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -41,6 +42,8 @@ from maclaurin.user_files import require_writable_folder
 
 #: calibration text shorter than this decides nothing
 FEWEST_TOKENS = 256
+#: texts that heads and plans are measured on, and tokens of each at most
+CHOICE_ROWS, CHOICE_LENGTH = 2, 2048
 
 
 @final
@@ -194,20 +197,40 @@ def choose_memory(
             f"{FEWEST_TOKENS} at least (half of the text is kept to measure on): give a longer --text."
         )
     questions = fact_questions(tokenizer, wish.distances, wish.questions)
-    identity = {
-        "weights": weights_fingerprint(model.base_model),  # type: ignore[arg-type]
-        "distances": list(wish.distances),
-        "text": hashlib.sha256(str(calibration.tolist()).encode()).hexdigest()[:16],
-    }
+    rows = rows_of(calibration, min(CHOICE_LENGTH, wish.at, calibration.numel()), CHOICE_ROWS)
     path = None if out is None else MeasureFile.beside(out)
-    file = MeasureFile.open(path, identity, resume=resume)
-    with report_progress("measuring heads", progress) as report:
-        found = measure_heads(model, tokenizer, questions, file, report)
-    plans = plans_for(config, budget, found.ranking)
-    rows = rows_of(calibration, min(1024, calibration.numel()), CALIBRATION_ROWS)
+    file = MeasureFile.open(path, measured_with(model, rows, questions), resume=resume)
+    return choose_by(model, budget, questions, rows, file, progress=progress), file
+
+
+def measured_with(model: MaclaurinForCausalLM, rows: Tensor, questions: Sequence[Question]) -> dict[str, Any]:
+    """What measures of heads and plans depend on, for their file."""
+    return {
+        "weights": weights_fingerprint(model.base_model),  # type: ignore[arg-type]
+        "distances": list(dict.fromkeys(question.distance for question in questions)),
+        "text": hashlib.sha256(str(rows.tolist()).encode()).hexdigest()[:16],
+    }
+
+
+def choose_by(
+    model: MaclaurinForCausalLM,
+    budget: MemoryBudget,
+    questions: Sequence[Question],
+    rows: Tensor,
+    file: MeasureFile,
+    *,
+    progress: bool = True,
+) -> Chosen:
+    """A memory by these questions and calibration texts [B, T]."""
+    config = cast("MaclaurinConfig", model.config)
+    with report_progress("measuring heads by questions", progress) as report:
+        heads = measure_heads(model, questions, file, report)
+    with report_progress("measuring heads by text", progress) as report:
+        damage = measure_damage(model, rows, memories_to_try(rows.shape[1]), file, report)
+    plans = plans_for(config, budget, heads.ranking, damage)
     with report_progress(f"measuring {len(plans)} plans", progress) as report:
         decision = decide(model, plans, rows, questions, file, report)
-    return Chosen(budget, found, decision), file
+    return Chosen(budget, heads, decision)
 
 
 def write_chosen(

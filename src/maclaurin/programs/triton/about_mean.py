@@ -200,7 +200,7 @@ def _shrunk(z, shrink, ONES: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
     Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    q_strides, k_strides, v_strides, y_strides,
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
@@ -208,6 +208,10 @@ def _forward(
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    y_b, y_t, y_h = y_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
         SHIFT + BM - 1
@@ -362,7 +366,7 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
     Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, dq_b, dq_t, dq_h, n_b, n_t, n_h,
+    q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
@@ -370,6 +374,13 @@ def _backward_queries(
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; dy/Σw and numbers per row for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    o_b, o_t, o_h = o_strides
+    y_b, y_t, y_h = y_strides
+    dq_b, dq_t, dq_h = dq_strides
+    n_b, n_t, n_h = n_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -551,7 +562,7 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
     Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, n_b, n_t, n_h, c_b, c_t, c_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
@@ -559,6 +570,14 @@ def _backward_keys(
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys behind the sinks, for one key-value head."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    o_b, o_t, o_h = o_strides
+    n_b, n_t, n_h = n_strides
+    c_b, c_t, c_h = c_strides
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     j0 = tl.program_id(0) * BN
     heads = H // GROUP
@@ -603,7 +622,8 @@ def _backward_keys(
         h = g * GROUP + member
         q_at, numbers = Q + b * q_b + h * q_h, NUMBERS + (b * H + h) * padded
         if WINDOW > 0:
-            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, j0 + BN, BM):
+            last = tl.minimum(j0 + BN, T - SHIFT)  # behind the text there are no numbers
+            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, last, BM):
                 dk, dv = _add_exact_queries(dk, dv, k, v, j, q_at, DY + b * o_b + h * o_h, numbers, all_padded, q_t, o_t, start,
                                             m, d, e, T, scale, D, E, STEEPNESS, WINDOW, SHIFT, AHEAD, OPERAND, PRECISION)  # fmt: skip
         dn_at = DN + b * n_b + h * n_h
@@ -625,10 +645,12 @@ def _backward_keys(
 @launched
 @triton.jit(do_not_specialize=["parts"])
 def _sink_gradients(
-    PARTS, DK, DV, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, heads, parts,
+    PARTS, DK, DV, dk_strides, dv_strides, heads, parts,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one sink of one key-value head, from the parts of all tiles of its queries."""
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
     p, w = tl.arange(0, BP), tl.arange(0, BW)
@@ -747,7 +769,7 @@ def forward(
     second = past.high[2] if 2 in past.high else _nothing(q)
     _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
         q, k, v, prefix, count, offset, past.small, second, y, rest, mean, log,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, _tiles(prefix), _chunks(past), call.scale,
         **_sizes(q, k, v, call, start), **tile, NARROW=call.narrow,
     )  # fmt: skip
@@ -793,7 +815,7 @@ def backward(
     tile = _tile("queries", q, v, call)
     parts = _tiles_of_rows(tokens, call, tile["BM"])
     sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3])
     sizes = _sizes(q, k, v, call, start)
     padded = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE
     of_keys = _tile("keys", q, v, call)
@@ -804,7 +826,7 @@ def backward(
     _backward_queries[(parts, batch * heads)](
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.prefix, count, offset, rows.small, rows.second,
         dq, dn, numbers, weights, omega, extra, sink_parts,
-        *strides, *y.stride()[:3], *dq.stride()[:3], *dn.stride()[:3],
+        *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
         call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
@@ -820,14 +842,14 @@ def backward(
     sizes = {n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}
     _backward_keys[(cdiv(max(tokens - call.sinks, 0), of_keys["BN"]), batch * kv_heads)](
         q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv,
-        *strides, *dn.stride()[:3], *centred.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+        *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
         tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
         **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     if call.window and call.sinks:
         sinks = min(call.sinks, tokens)
         _sink_gradients[(batch * kv_heads, sinks)](
-            sink_parts, dk, dv, *dk.stride()[:3], *dv.stride()[:3], kv_heads, parts,
+            sink_parts, dk, dv, dk.stride()[:3], dv.stride()[:3], kv_heads, parts,
             GROUP=heads // kv_heads, D=d, E=e, BW=power_of_2(d + e), BP=16, SINKS=call.sinks, num_warps=4,
         )  # fmt: skip
     return Gradients(dq, dk, dv, before)

