@@ -10,14 +10,20 @@ nothing. With g = dy·v − dy·y (g = dy·v over t) and w′ the slope of the p
     dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
 
 where n_t is the size of the tail. c_t needs the sum of the keys up to t: sums before each tile (key_sums.py) and the
-keys of the row's own tile, whose product with a triangle of ones adds no rounding.
+scores with the row's own tile.
+
+A series of order 2 is a square and a constant, (r (x − c + h))² + f: two multiplications per pair with its slope, and
+no large numbers that cancel. Programs call r (x − c + h) the point p; slopes are p times the STEEPNESS 2r, by which
+gradients are multiplied at the end. Other series are taken by Horner's rule, p = x − c and STEEPNESS 1.
 
 Without FAR every pair of the tail is formed. With FAR the tail is cut into chunks, and a query meets those before its own
 through moments (moments.py) of the keys less an offset, about which large mean scores do not cancel. The offset
 is the mean of the first chunk (or of the text before), which only later queries read: no key reaches an earlier row.
 
 Positions: s and t count tokens; j = s − sinks and i = t − window − sinks count within the tail, where a query sees j ≤ i.
-Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w.
+Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The gradients of queries leave dy/Σw and
+NUMBERS per row to those of keys: −dy·y/Σw, what p takes off, dc/n; beside a window also log₂ e^{c} Σw and dy·y. Rows
+are counted from AHEAD of the first that has a tail and padded, so that all are read without a mask.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ dz = −Σ dn∘y (0 where D is no row sum; rows.py):
 
 With a decay gate w is multiplied by e^{L_t − L_s}, L the running total of ln f (fp64). Between different tiles of
 queries and keys it is e^{L_t − L_o} e^{L_o − L_s} with o between the two, so neither factor exceeds one: one number per
-row and one per column. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
+row and one per column. That of a column is what is kept to the edge of its tile (made once, `_decay_factors`) times what
+is kept from there to o. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 """
