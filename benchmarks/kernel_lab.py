@@ -37,7 +37,7 @@ from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
-from maclaurin.programs.triton import about_mean, first_order
+from maclaurin.programs.triton import about_mean, first_order, polynomial_quadratic
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
 
@@ -110,7 +110,14 @@ def elu1(name: str, variant: Callable[[], Any], *, checked: bool = False) -> Sub
 LINEAR, PAIRS, CHUNKS = LinearAttention(), PairsAboutMean(), TailInChunks()
 MEAN, BESIDE = "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(64,sinks=1)/sum"
 EIGHT_WARPS = {n: ((8, stages), large) for n, ((_, stages), large) in first_order.WARPS.items()}
-OF_32_KEYS = tiles(forward=Tile(64, 32, 4, 3), queries=Tile(64, 32, 4, 3), keys=Tile(32, 64, 4, 3))
+FEW_REGISTERS = tiles(forward=Tile(64, 64, 4, 2, 128), queries=Tile(64, 64, 4, 3), keys=Tile(64, 64, 4, 2))
+OF_128_ROWS = tiles(forward=Tile(128, 64, 8, 3), queries=Tile(128, 64, 8, 3), keys=Tile(64, 128, 8, 2))
+OF_64_ROWS = tiles(forward=Tile(64, 64, 4, 3), queries=Tile(64, 64, 4, 2), keys=Tile(64, 64, 4, 2))
+FAR_OF_64_KEYS = tiles(
+    forward_far=Tile(64, 64, 4, 3), queries_far=Tile(64, 64, 4, 3), keys_far=Tile(64, 64, 4, 3)
+)
+PRODUCTS = lambda: settings(polynomial_quadratic, SUMS_BY_PRODUCTS=True)  # noqa: E731
+PLAIN_SUMS = lambda: settings(about_mean, SUMS_BY_PRODUCTS=False)  # noqa: E731
 HALF_THE_WALKERS = lambda: settings(first_order, WALKERS=512)  # noqa: E731
 GROUPS: dict[str, list[Subject]] = {
     "base": [
@@ -135,11 +142,16 @@ GROUPS: dict[str, list[Subject]] = {
         Subject("beside, chunks", BESIDE, CHUNKS, LONG),
         Subject("beside, pairs d128", BESIDE, PAIRS, WIDE[:1]),
         Subject("beside, chunks d128", BESIDE, CHUNKS, WIDE),
-        Subject("mean, pairs, keys 8 warps", MEAN, PAIRS, SHORT, tiles(keys=Tile(64, 64, 8, 3)), False),
-        Subject("mean, pairs, of 32", MEAN, PAIRS, SHORT, OF_32_KEYS, False),
+        Subject("mean, pairs, 4 of 128 regs", MEAN, PAIRS, SHORT, FEW_REGISTERS, False),
+        Subject("mean, pairs, of 128", MEAN, PAIRS, SHORT, OF_128_ROWS, False),
+        Subject("mean, pairs, plain sums", MEAN, PAIRS, SHORT, PLAIN_SUMS, False),
+        Subject("beside, pairs d128, of 64", BESIDE, PAIRS, WIDE[:1], OF_64_ROWS, False),
+        Subject("beside, chunks, of 64 keys", BESIDE, CHUNKS, LONG[1:2], FAR_OF_64_KEYS, False),
     ],
     "forget": [
         Subject("power(2)*forget, pairs", "power(2)*forget/sum", QuadraticPolynomial(), SHORT),
+        Subject("forget, sums by products", "power(2)*forget/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
+        Subject("taylor(2), sums by products", "taylor(2)/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
         Subject("power(2)*forget, chunks", "power(2)*forget/sum", LinearTime(), LONG, checked=False),
     ],
 }

@@ -37,6 +37,9 @@ SMALL_SHAPES = [
     ("test_row_gain.py", "every_length and bfloat16 and (1] or 63 or 65)"),
     ("test_state_step.py", "token_by_token and [9- and (linear or hermite or l2)"),
     ("test_state_step.py", "two_launches or other or half"),
+    ("test_taylor_attention.py", "every_pair and dtype2"),
+    ("test_taylor_attention.py", "test_chunks or in_pieces"),
+    ("test_polynomial_quadratic.py", "every_kind and bfloat16 and forget"),
     ("test_window_tail.py", "long_as and bfloat16"),
     ("test_window_tail.py", "goes_on_from and float32 and window"),
 ]

@@ -34,7 +34,7 @@ SPILLS_OF_FP16 = 64
 #: what they spill today (benchmarks/tiles.py searches tiles)
 SPILLS_OF_GATED_ORDER_1 = {torch.bfloat16: 140, torch.float16: 420}
 SPILLS_OF_COSINE = 170
-SPILLS_OF_WINDOW = 120
+SPILLS_OF_WINDOW = 80
 #: programs whose matrix products may wait for each other: a small part of the time, or too many registers in
 #: some versions of the compiler
 MAY_WAIT = {"_small", "backward_keys"}
@@ -118,6 +118,7 @@ def test_linear_attention(d, dtype, gated, call):
         more(64, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, chunk=1024, narrow=True)),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, narrow=True)),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), chunk=1024, narrow=True)),
+        more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, chunk=1024, narrow=True)),
     ],
 )
 def test_about_the_mean(d, call):
@@ -125,8 +126,7 @@ def test_about_the_mean(d, call):
     with compiled_for(HOPPER) as found:
         y, rest, rows, offset, _ = about_mean.forward(q, k, v, call)
         about_mean.backward(y, q, k, v, y, rest, rows, offset, call)
-    may_wait = {*MAY_WAIT, "_forward", "_backward_keys", "_backward_queries"}  # a window rescales its rows
-    assert_good(found, spills=SPILLS_OF_WINDOW if call.window else SPILLS, may_wait=may_wait)
+    assert_good(found, spills=SPILLS_OF_WINDOW if call.window else SPILLS)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from maclaurin import InputError
 from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.spec import parse
 from maclaurin.spec.part import _registry
+from tests.e2e.command import run
 from tests.e2e.in_process import maclaurin
 
 PART = """
@@ -97,3 +98,13 @@ def _forget(notation):
         known.pop(notation, None)
     for forget in part._after_registration:
         forget()
+
+
+def test_a_resumed_run_names_the_file_its_parts_are_in(folder):
+    settings = ["--size", "pico", "--eval-every", "0", "--eval-rows", "4", "--out", "run"]
+    run(
+        "train", "--import", "even.py", "--attention", "evenexp(2)/sum", "--steps", "2", *settings, cwd=folder
+    )
+    resumed = run("train", "--resume", "--steps", "3", "--out", "run", cwd=folder, expect=2)
+    assert "there is no kernel 'evenexp'" in resumed.stderr
+    assert "add --import even.py" in resumed.stderr

@@ -103,9 +103,13 @@ def laid_out(tensor, layout):
 
 def slack(spec, shape):
     """Stock programs take values with their gate rounded, and δ from rounded outputs, which few keys do not
-    average out; a window beside a tail hands the row's gradient to two programs, rounded for each. Each of
-    these may cost a third more: exp*in/l2 in five tokens, which has two of them, takes 2.5 on an H200."""
-    reasons = (bool(spec.value_gates), shape.tokens < 8, spec.window is not None and spec.orders)
+    average out; a window beside a tail hands the row's gradient to two programs, rounded for each; weights
+    without a constant term are small where scores are, so that rounding them and their gradients counts for
+    more (power(2)/sum with bf16 roundings and nothing else wrong takes 1.65). Each of these may cost a third
+    more: exp*in/l2 in five tokens, which has two of them, takes 2.5 on an H200."""
+    vanishing = bool(spec.orders) and min(spec.orders) > 0
+    beside = spec.window is not None and bool(spec.orders)
+    reasons = (bool(spec.value_gates), shape.tokens < 8, beside, vanishing)
     return SLACK * ROUNDED_ROWS ** sum(map(bool, reasons))
 
 

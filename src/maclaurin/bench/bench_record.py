@@ -25,22 +25,32 @@ Status = Literal["measured", "wrong", "failed"]
 @final
 @dataclass(frozen=True)
 class Size:
-    """B sequences of T tokens, H heads with keys of size d and values of size e."""
+    """B sequences of T tokens, H heads with keys of size d and values of size e.
+
+    `key_heads` of them have keys and values of their own; 0 stands for all.
+    """
 
     batch: int
     heads: int
     tokens: int
     d: int
     e: int
+    key_heads: int = 0
 
     @staticmethod
-    def of(batch: int, heads: int, tokens: int, d: int, e: int | None = None) -> Size:
+    def of(batch: int, heads: int, tokens: int, d: int, e: int | None = None, *, key_heads: int = 0) -> Size:
         """Values have the size of keys unless `e` is given."""
-        return Size(batch, heads, tokens, d, d if e is None else e)
+        return Size(batch, heads, tokens, d, d if e is None else e, key_heads)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key_heads or self.heads
 
     def __str__(self) -> str:
         per_head = f"D{self.d}" if self.d == self.e else f"d{self.d} e{self.e}"
-        return f"B{self.batch} H{self.heads} T{self.tokens} {per_head}"
+        heads = f"{self.heads}/{self.key_heads}" if self.key_heads else f"{self.heads}"
+        return f"B{self.batch} H{heads} T{self.tokens} {per_head}"
 
     def small(self) -> Size:
         """The same heads, fewer of them, over shorter texts: for machines without a GPU."""

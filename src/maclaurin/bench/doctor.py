@@ -6,7 +6,10 @@ few specs that it takes, at a length that fills no tile, in each dtype that it t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import final
 
@@ -80,6 +83,11 @@ class Trial:
     device: torch.device
     is_step: bool
 
+    @property
+    def title(self) -> str:
+        """The program and what it is tried on."""
+        return f"{self.program.name}, {self.spec}"
+
     def run(self) -> Finding:
         """Compare it with float64; an exception is a finding too."""
         named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."))
@@ -111,6 +119,41 @@ class Trial:
         _, state = attention(q, k, v, self.spec, return_state=True, gates=named)
         y, _ = self.program.run(_call(token)._replace(state=state, return_state=True))
         return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1]), None
+
+
+#: processes on a GPU: most of the time goes to compiling, and each keeps half a gigabyte of its memory
+MOST_PROCESSES = 12
+#: what torch says when a program has broken the GPU's context, and with it everything after it in a process
+BROKEN = "CUDA error"
+
+
+def examine(device: torch.device, report: Callable[[float, str], None]) -> list[Finding]:
+    """Run all trials; on a GPU side by side, in processes that one bad program cannot spoil for others."""
+    planned = list(trials(device))
+    if device.type != "cuda":
+        found = []
+        for number, trial in enumerate(planned, start=1):
+            found.append(trial.run())
+            report(number / len(planned), trial.title)
+        return found
+    found = _side_by_side(planned, report)
+    suspects = [n for n, finding in enumerate(found) if BROKEN in (finding.problem or "")]
+    for n in suspects:
+        report(1.0, f"again, alone: {planned[n].title}")
+        (found[n],) = _side_by_side([planned[n]], lambda share, title: None)
+    return found
+
+
+def _side_by_side(planned: list[Trial], report: Callable[[float, str], None]) -> list[Finding]:
+    """Findings in the order of the trials."""
+    processes = min(MOST_PROCESSES, os.cpu_count() or 1, len(planned))
+    found: list[Finding | None] = [None] * len(planned)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(trial.run): n for n, trial in enumerate(planned)}
+        for number, done in enumerate(as_completed(running), start=1):
+            found[running[done]] = done.result()
+            report(number / len(planned), planned[running[done]].title)
+    return [finding for finding in found if finding is not None]
 
 
 def trials(device: torch.device) -> Iterator[Trial]:

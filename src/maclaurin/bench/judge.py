@@ -53,7 +53,7 @@ def rows_to_check(tokens: int) -> list[int]:
     return sorted({0, min(127, tokens - 1), tokens // 2, tokens - 1})
 
 
-def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor) -> float:
+def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor, *, causal: bool = True) -> float:
     """The largest of some rows of y [B, T, H, e], all heads together; infinite if any value is not finite.
 
     Each row by itself: the first of a text is many times larger than the last, and would hide it.
@@ -61,21 +61,23 @@ def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor) -> float:
     if not all_finite([y]):
         return math.inf
     sequences, rows = sorted({0, y.shape[0] - 1}), rows_to_check(y.shape[1])
-    return max(relative_error(y[b, t], exact_row(case, spec, b, t)) for b in sequences for t in rows)
+    return max(
+        relative_error(y[b, t], exact_row(case, spec, b, t, causal=causal)) for b in sequences for t in rows
+    )
 
 
 @torch.no_grad()
-def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int) -> Tensor:
-    """y[b, t] [H, e] in float64, from the query and the keys up to it."""
+def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int, *, causal: bool = True) -> Tensor:
+    """y[b, t] [H, e] in float64, from the query and the keys it sees."""
     per_query = ("q", *(a.name for a in spec.arguments if a.tokens == "query"))
     row = {
-        name: u[b : b + 1, t : t + 1] if name in per_query else u[b : b + 1, : t + 1]
+        name: u[b : b + 1, t : t + 1] if name in per_query else u[b : b + 1, : t + 1 if causal else None]
         for name, u in case.tensors.items()
     }
-    return plain_output(spec, row)[0, 0]
+    return plain_output(spec, row, causal=causal)[0, 0]
 
 
-def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor]) -> Tensor:
+def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor], *, causal: bool = True) -> Tensor:
     """The parallel form of plain torch in float64, whatever program the library would choose."""
     q, k, v = (tensors[name].double() for name in "qkv")
     inputs = Inputs(q, k, v, {name: tensors[name].double() for name in spec.gates})
@@ -85,7 +87,7 @@ def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor]) -> Tensor:
         inputs,
         Form.PARALLEL,
         scale=scale,
-        causal=True,
+        causal=causal,
         chunk=inputs.q.shape[1],
         state=None,
         return_state=False,
@@ -93,19 +95,26 @@ def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor]) -> Tensor:
     return y
 
 
-def piece_of(tensor: Tensor, tokens: int) -> Tensor:
-    """The first tokens of a few heads of a few sequences, in memory of its own."""
-    return tensor.detach()[:PIECE_ROWS, :tokens, :PIECE_ROWS].clone()
+def piece_of(tensor: Tensor, tokens: int, kv_heads: int) -> Tensor:
+    """The first tokens of a few key-value heads and their queries, in memory of its own."""
+    heads = PIECE_ROWS * tensor.shape[2] // kv_heads
+    return tensor.detach()[:PIECE_ROWS, :tokens, :heads].clone()
 
 
 def errors_of_piece(
-    piece: TensorCase, direction: Tensor, output: Callable[[TensorCase], Tensor]
+    piece: TensorCase,
+    direction: Tensor,
+    output: Callable[[TensorCase], Tensor],
+    *,
+    causal: bool = True,
 ) -> dict[str, float]:
     """Of the output and of every gradient, for the output's gradient `direction`."""
     spec = piece.spec
     found = _with_gradients(piece, direction, output)
     wide = piece.map(torch.Tensor.double)
-    expected = _with_gradients(wide, direction.double(), lambda case: plain_output(spec, case.tensors))
+    expected = _with_gradients(
+        wide, direction.double(), lambda case: plain_output(spec, case.tensors, causal=causal)
+    )
     largest = max(float(u.norm()) for name, u in expected.items() if name != "output")
     errors = {"output": relative_error(found["output"], expected["output"])}
     for name in piece.tensors:

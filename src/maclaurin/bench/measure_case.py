@@ -147,12 +147,13 @@ class _Race:
     def plan_of(self, inputs: TensorCase, form: str) -> Plan:
         """What `attention` does with such tensors."""
         q, k, v = (inputs.tensors[name] for name in "qkv")
-        return plan(q, k, v, inputs.spec, form=form)
+        return plan(q, k, v, inputs.spec, form=form, causal=self.case.causal)
 
     def own(self) -> Contender:
         """Maclaurin, as a user calls it."""
         leaves = tuple(self.inputs.tensors.values())
-        return Contender(OWN_NAME, lambda: self.inputs.output(form=self.case.form), leaves, self.inputs.spec)
+        options = {"form": self.case.form, "causal": self.case.causal}
+        return Contender(OWN_NAME, lambda: self.inputs.output(**options), leaves, self.inputs.spec)
 
     def examine(self, contender: Contender) -> tuple[float, Errors]:
         """Seconds of the first call with its gradients, and errors of some rows of its output."""
@@ -162,19 +163,21 @@ class _Race:
         seconds = time.perf_counter() - begun
         errors = {}
         if contender.means is not None:
-            errors["output"] = error_of_rows(self.inputs, contender.means, y)
+            errors["output"] = error_of_rows(self.inputs, contender.means, y, causal=self.case.causal)
         if not all_finite(gradients):
             errors["gradients"] = float("inf")
         return seconds, Errors(errors)
 
     def errors_of_piece(self, chosen: Plan) -> dict[str, float]:
         """Of output and gradients, on a piece that takes the same form and program."""
-        form = chosen.form.value
+        form, causal, kv_heads = chosen.form.value, self.case.causal, self.case.size.kv_heads
         for tokens in _lengths_of_pieces(chosen):
-            piece = self.inputs.map(lambda t, n=tokens: piece_of(t, n))
-            if self.plan_of(piece, form).backend == chosen.backend:
-                direction = piece_of(self.direction, tokens)
-                found = errors_of_piece(piece, direction, lambda case: case.output(form=form))
+            piece = self.inputs.map(lambda t, n=tokens: piece_of(t, n, kv_heads))
+            if self.plan_of(piece, form).program is chosen.program:
+                direction = piece_of(self.direction, tokens, kv_heads)
+                found = errors_of_piece(
+                    piece, direction, lambda case: case.output(form=form, causal=causal), causal=causal
+                )
                 return {f"{name} of a piece": error for name, error in found.items()}
         raise CannotCheck(
             f"no piece of {PIECE_TOKENS[-1]} tokens or fewer runs on {chosen.backend}, as the whole does, so "

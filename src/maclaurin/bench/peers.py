@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from maclaurin.bench.targets import PEER_TITLES
 from maclaurin.errors import MaclaurinError
+from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec, RowSum, parse
 from maclaurin.testing.cases import TensorCase
 
@@ -112,7 +113,10 @@ def flex_attention_of(spec: AttentionSpec) -> Callable[..., Tensor]:
                 score = score + bias
             return score + totals[0][b, h, t] - totals[1][b, h, s] if totals else score
 
-        return flex_attention(q, k, v, score_mod=change if changes else None, block_mask=mask)
+        grouped = q.shape[1] != k.shape[1]
+        return flex_attention(
+            q, k, v, score_mod=change if changes else None, block_mask=mask, enable_gqa=grouped
+        )
 
     return attend
 
@@ -138,7 +142,8 @@ def _sdpa(case: TensorCase) -> Contender:
     q, k, v = (case.tensors[name].transpose(1, 2) for name in "qkv")
 
     def attend() -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
     def attend_by_cudnn() -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -198,6 +203,17 @@ def _own_parallel(case: TensorCase) -> Contender:
     return Contender(PEER_TITLES["parallel"], lambda: case.output(form="parallel"), leaves, case.spec)
 
 
+def _own(key: str, notation: str) -> Callable[[TensorCase], Contender]:
+    """Another spec of ours on the same queries, keys and values, causal."""
+
+    def make(case: TensorCase) -> Contender:
+        q, k, v = (case.tensors[name] for name in "qkv")
+        spec = parse(notation)
+        return Contender(PEER_TITLES[key], lambda: attention(q, k, v, spec), _leaves(case, "qkv"), None)
+
+    return make
+
+
 def _leaves(case: TensorCase, names: str) -> tuple[Tensor, ...]:
     return tuple(case.tensors[name] for name in names)
 
@@ -209,4 +225,6 @@ _MAKERS: dict[str, Callable[[TensorCase], Contender]] = {
     "fused_chunk_based": _fused_chunk_based,
     "power_retention": _power_retention,
     "parallel": _own_parallel,
+    "about_zero": _own("about_zero", "taylor(2)/sum"),
+    "ungated": _own("ungated", "linear(identity)"),
 }

@@ -72,20 +72,25 @@ STRONGEST_FORGET = 0.02
 def draw_inputs(spec: AttentionSpec, size: Size, dtype: torch.dtype, device: torch.device) -> TensorCase:
     """Normal q, k, v, so that scores have deviation 1; gates in (0.1, 0.9)."""
     generator = torch.Generator(device).manual_seed(SEED)
-    rows = (size.batch, size.tokens, size.heads)
+    rows = (size.batch, size.tokens)
 
     def normal(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    def uniform(low: float, high: float) -> Tensor:
-        numbers = torch.rand(rows, generator=generator, device=device, dtype=torch.float32)
+    def uniform(heads: int, low: float, high: float) -> Tensor:
+        numbers = torch.rand((*rows, heads), generator=generator, device=device, dtype=torch.float32)
         return (low + (high - low) * numbers).to(dtype)
 
-    tensors = {"q": normal(*rows, size.d), "k": normal(*rows, size.d), "v": normal(*rows, size.e)}
+    tensors = {
+        "q": normal(*rows, size.heads, size.d),
+        "k": normal(*rows, size.kv_heads, size.d),
+        "v": normal(*rows, size.kv_heads, size.e),
+    }
     decays = {gate.argument for gate in spec.decay_gates}
     for argument in spec.arguments:
         limits = (-STRONGEST_FORGET, 0.0) if argument in decays else (0.1, 0.9)
-        tensors[argument.name] = uniform(*limits)
+        heads = size.heads if argument.heads == "query" else size.kv_heads
+        tensors[argument.name] = uniform(heads, *limits)
     return TensorCase(spec, tensors)
 
 

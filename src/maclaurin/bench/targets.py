@@ -26,6 +26,8 @@ PEER_TITLES = {
     "fused_chunk_based": "fla fused_chunk_based",
     "power_retention": "retention power_retention",
     "parallel": "its own parallel form",
+    "about_zero": "our taylor(2)/sum",
+    "ungated": "our linear(identity)",
 }
 
 

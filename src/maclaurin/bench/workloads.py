@@ -95,6 +95,7 @@ class Case:
     size: Size
     kind: Kind = "call"
     form: str = "auto"
+    causal: bool = True
     peers: tuple[str, ...] = ()
     targets: tuple[Target, ...] = (FIRST_CALL,)
     #: whether it is a point of the curves against T
@@ -104,6 +105,7 @@ class Case:
     def name(self) -> str:
         """The unique name of the case."""
         form = "" if self.form == "auto" else f" {self.form}"
+        form += "" if self.causal else " not causal"
         return f"{self.spec}{form}{' step' if self.kind == 'step' else ''} {self.size}"
 
     def small(self) -> Case:
@@ -115,6 +117,7 @@ def all_cases(*, small: bool = False) -> tuple[Case, ...]:
     """Every case; last those that take long to compile or may crash a GPU process."""
     window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
     first = (*_exp_family(), *_quadratic(), *_linear_time())
+    first += (*_order_one(), *_about_the_mean(), *_forgetting(), *_not_causal())
     last = (*_score_mods(window), *_steps())
     sweep = tuple(_sweep(SWEPT_HEADS, SWEPT_LENGTHS))
     if small:
@@ -145,14 +148,18 @@ def _times(factor: float, peer: str) -> tuple[Target, ...]:
 
 
 _SHAPES = (Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64))
+_SHORT, _USUAL = Size.of(32, 16, 1024, 64), _SHAPES[0]
+_GROUPED, _LONG_GROUPED = Size.of(4, 32, 8192, 128, key_heads=8), Size.of(1, 32, 32768, 128, key_heads=8)
 _LONG, _LONGEST = Size.of(2, 16, 16384, 64), Size.of(1, 8, 65536, 64)
 
 
 def _exp_family() -> Iterable[Case]:
-    targets = (*_times(1.15, "sdpa"), MemoryAgainst(1.5, "sdpa"), FIRST_CALL)
+    targets = (*_times(1.15, "sdpa"), MemoryAgainst(1.2, "sdpa"), FIRST_CALL)
     for size in _SHAPES:
         for spec in ("exp/sum", "exp/l2", "exp/rms", "exp/len", "exp/len*out", "exp/layer"):
             yield Case(group="exp family", spec=spec, size=size, peers=("sdpa",), targets=targets)
+    for spec in ("exp/len", "exp/len*out", "exp/l2"):
+        yield Case(group="exp family", spec=spec, size=_SHORT, peers=("sdpa",), targets=_times(1.15, "sdpa"))
 
 
 def _score_mods(window: int) -> Iterable[Case]:
@@ -162,6 +169,7 @@ def _score_mods(window: int) -> Iterable[Case]:
     for size in _SHAPES:
         for spec in ("exp(clamp=5)/len", "exp*forget/sum", windowed, "sigmoid(-6.93)"):
             yield Case(group="score_mod", spec=spec, size=size, peers=("flex",), targets=targets)
+    yield Case(group="score_mod", spec="exp(clamp=5)/len", size=_GROUPED, peers=("flex",), targets=targets)
 
 
 def _quadratic() -> Iterable[Case]:
@@ -176,17 +184,54 @@ def _quadratic() -> Iterable[Case]:
         )
 
 
-def _linear_time() -> Iterable[Case]:
-    """The earlier milliseconds are those of fla on an H200 at these shapes."""
-    for size, forward, both in ((_LONG, 0.19, 1.68), (_LONGEST, 0.40, 1.65)):
-        peer = "chunk_linear_attn"
-        against_fla = (
-            TimeAgainst(1.0, peer, "forward", forward),
-            TimeAgainst(1.0, peer, "forward+backward", both),
+def _order_one() -> Iterable[Case]:
+    """Every feature map under every denominator beside fla's program without either."""
+    fla, group = "chunk_linear_attn", "order one"
+    specs = ("linear(elu1)/sum", "linear(relu)/sum", "linear(cosine)/l2", "linear(elu1)")
+    for size in (_USUAL, _LONG, _LONGEST):
+        for spec in specs:
+            targets = (TimeAgainst(1.1, fla, "forward+backward"), FIRST_CALL)
+            yield Case(group=group, spec=spec, size=size, peers=(fla,), targets=targets)
+        targets = (*_times(1.0, fla), FIRST_CALL)
+        yield Case(group=group, spec="linear(identity)", size=size, peers=(fla,), targets=targets)
+        targets = (TimeAgainst(1.4, "ungated", "forward+backward"), FIRST_CALL)
+        gated = "linear(identity)*forget"
+        yield Case(group=group, spec=gated, size=size, peers=("ungated",), targets=targets)
+
+
+def _about_the_mean() -> Iterable[Case]:
+    """Beside the same polynomial about zero."""
+    mean, group, peer = "taylor(2,about=mean)", "about the mean", "about_zero"
+    for size in (_SHORT, _USUAL, _LONG, _LONGEST):
+        targets = (TimeAgainst(1.4, peer, "forward+backward"), FIRST_CALL)
+        yield Case(group=group, spec=f"{mean}/sum", size=size, peers=(peer,), targets=targets)
+    for size in (_SHORT, _USUAL, _LONGEST, _GROUPED, _LONG_GROUPED):
+        targets = (TimeAgainst(1.8, peer, "forward+backward"), FIRST_CALL)
+        spec = f"{mean}+window(64,sinks=1)/sum"
+        yield Case(group=group, spec=spec, size=size, peers=(peer,), targets=targets)
+
+
+def _forgetting() -> Iterable[Case]:
+    for size in (_SHORT, _USUAL, _LONGEST):
+        targets = (TimeAgainst(1.3, "about_zero", "forward+backward"), FIRST_CALL)
+        yield Case(
+            group="forgetting", spec="power(2)*forget/sum", size=size, peers=("about_zero",), targets=targets
         )
-        yield _chunked("linear(identity)", size, (peer,), against_fla)
+    half = (TimeAgainst(0.5, "sdpa", "forward+backward"), FIRST_CALL)
+    yield _chunked("taylor(2)/sum", _LONG_GROUPED, ("sdpa",), half)
+
+
+def _not_causal() -> Iterable[Case]:
+    targets = (TimeAgainst(1.5, "about_zero", "forward+backward"), FIRST_CALL)
+    for spec, causal in (("hermite(2)/len", True), ("linear(elu1)/sum", False), ("taylor(2)/sum", False)):
+        yield Case(
+            group="not causal", spec=spec, size=_USUAL, causal=causal, peers=("about_zero",), targets=targets
+        )
+
+
+def _linear_time() -> Iterable[Case]:
     peers = ("sdpa", "power_retention")
-    yield _chunked("taylor(2)/sum", _LONGEST, peers, (TimeAtMost(5), MemoryAtMost(0.8)))
+    yield _chunked("taylor(2)/sum", _LONGEST, peers, (TimeAtMost(4.2), MemoryAtMost(0.8)))
     yield _chunked("taylor(2)/sum", _LONG, peers, (TimeAtMost(5),))
     peer = "fused_chunk_based"
     a_quarter = TimeAgainst(0.25, peer, "forward+backward", 8.3)
@@ -206,13 +251,13 @@ def _chunked(spec: str, size: Size, peers: tuple[str, ...], targets: tuple[Targe
 
 
 def _steps() -> Iterable[Case]:
-    for batch in (1, 64):
+    for batch, share in ((1, 0.55), (64, 0.8)):
         yield Case(
             group="decode",
             spec="taylor(2)/sum",
             kind="step",
             size=Size.of(batch, 16, 1, 64),
-            targets=(ShareOfCopy(0.6), FIRST_CALL),
+            targets=(ShareOfCopy(share), FIRST_CALL),
         )
 
 

@@ -57,6 +57,14 @@ def bench(
         Path | None, typer.Option(help="Measure nothing: print the results in this file.", show_default=False)
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the cases and their targets.")] = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MACLAURIN_PEERS",
+            help="Folder of unpacked wheels of peers (fla, retention) that are not installed.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Time and memory of every form beside its peers, in one run.
 
@@ -73,16 +81,30 @@ def bench(
 
         maclaurin bench --resume
 
+        maclaurin bench --device cuda --case "order one" --peers ~/peers
+
         maclaurin bench --table benchmarks/results/gpu_bench.json --plots docs/figures/bench
     """
     if plots is not None:
         _require_plots(plots)
+    if peers is not None:
+        _add_peers(peers)
     if table is not None:
         _show_file(table, plots)
     elif show_list:
         _print_list(case or [], quick)
     else:
         _measure(case or [], quick, device, out, resume, minutes, plots)
+
+
+def _add_peers(folder: Path) -> None:
+    """Put a folder of unpacked wheels, and what wheels keep in their data folders, on the import path."""
+    if not folder.is_dir():
+        raise InputError(
+            f"--peers: {folder} is no folder. Download wheels with `pip download --no-deps` and unpack them "
+            "into one folder."
+        )
+    sys.path += [str(folder), *map(str, folder.glob("*.data/purelib"))]
 
 
 def _show_file(file: Path, plots: Path | None) -> None:

@@ -35,7 +35,7 @@ def doctor(
     """
     import torch
 
-    from maclaurin.bench.doctor import trials
+    from maclaurin.bench.doctor import examine
     from maclaurin.bench.machine import full_stamp
     from maclaurin.cli.device import device_named
     from maclaurin.progress_bar import report_progress
@@ -46,11 +46,8 @@ def doctor(
     about = full_stamp()
     for line in _machine_lines(about, chosen):
         console.print(line, markup=False, soft_wrap=True)
-    planned, findings = list(trials(chosen)), []
     with report_progress("checking programs") as report:
-        for number, trial in enumerate(planned, start=1):
-            findings.append(trial.run())
-            report(number / len(planned), f"{trial.program.name}, {trial.spec}")
+        findings = examine(chosen, report)
     console.print(_table(findings))
     for line in _advice(findings, chosen):
         console.print(line, soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from rich.console import Console
 
 from maclaurin.cli.optional import requires_extra
+from maclaurin.errors import InputError, SpecError
 
 Values = dict[str, Any]
 
@@ -133,12 +135,29 @@ def _train(
     """
     from maclaurin.training.config import load_config
 
-    with requires_extra("models", "transformers"):
+    with requires_extra("models", "transformers"), _naming_imports(out, resume):
         settings = load_config(config, preset, given, _settings_in(out) if resume else None)
         if dry_run:
             _print_plan(settings)
             return
         _run(settings, out, resume)
+
+
+@contextmanager
+def _naming_imports(out: Path, resume: bool) -> Iterator[None]:
+    """A resumed run whose parts are not known here names the files that define them."""
+    try:
+        yield
+    except SpecError as problem:
+        from maclaurin.training.run_folder import RunFolder
+
+        imports = RunFolder(out).imports() if resume else []
+        if not imports:
+            raise
+        options = " ".join(f"--import {name}" for name in imports)
+        raise InputError(
+            f"{problem}\nThe run in {out} was begun with parts of your own: add {options}."
+        ) from None
 
 
 def _settings_in(out: Path) -> Values | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_PLAIN = (Tensor, torch.nn.Parameter)
+#: types of arguments that no tracer hides behind
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, tuple})
+_AS_IT_IS = contextlib.nullcontext()
 
 
 def untraced(function: Function) -> Function:
@@ -32,4 +36,15 @@ def is_tracing() -> bool:
 
 def are_traced(arguments: Iterable[Any]) -> bool:
     """The same, or one of the arguments is a tensor subclass that wants to see each operator."""
-    return is_tracing() or any(isinstance(u, Tensor) and type(u) not in _PLAIN for u in arguments)
+    if is_tracing():
+        return True
+    others = set(map(type, arguments)) - _PLAIN
+    return any(issubclass(kind, Tensor) for kind in others)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Products and sums inside keep their dtypes; where nothing casts there is nothing to switch off."""
+    kind = device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return _AS_IT_IS

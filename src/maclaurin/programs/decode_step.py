@@ -30,7 +30,7 @@ from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, split_count, values_with_count
-from maclaurin.forms.tracing import are_traced, is_tracing, untraced
+from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_autocast
 from maclaurin.forms.window import ExactKeys, TailForm
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
@@ -318,7 +318,7 @@ class TokenStep(Program):
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.device):
             stream = make_stream(spec, inputs, call.scale)
             moments, exact, decay = state.moments, state.exact, state.log_decay
             one_token = _one_token(call)

@@ -13,6 +13,7 @@ from torch import Tensor
 from maclaurin.forms.attend import Form
 from maclaurin.forms.inputs import gated_values, log_decay, working_dtype
 from maclaurin.forms.state import State
+from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     finish_rows,
     over_denominator,
@@ -45,6 +46,7 @@ class LinearAttention(Program):
             return "it is for linear(φ)"
         return (
             ("it knows no window" if spec.window is not None else None)
+            or ("a step has programs of its own" if call.is_step else None)
             or (
                 "without a causal mask it has no decay gate" if not call.causal and spec.decay_gates else None
             )
@@ -68,7 +70,7 @@ class LinearAttention(Program):
         return Cost(2 * (rows + keys) * d * e + 2 * rows * chunk * (d + e), moved, 3, states)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.device):
             y, moments = linear_rows(call, self.chunk(call))
         if not call.return_state:
             return y, None

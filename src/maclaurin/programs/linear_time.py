@@ -21,6 +21,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.inputs import log_decay
 from maclaurin.forms.state import State
+from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     finish_rows,
     operands,
@@ -72,7 +73,7 @@ class LinearTime(Program):
         return linear_cost(call, self.chunk(call))
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.device):
             y, moments = _attend(call)
             y, running = over_denominator(call.spec, call.inputs, y, True, call.state)
             after = _state_after(call, moments, running) if call.return_state else None
@@ -100,7 +101,9 @@ def linear_cost(call: Call, chunk: int) -> Cost:
     beside = chunk if spec.window is None else chunk + 2 * spec.window.size
     flops = 2 * (rows + keys) * features * e + rows * beside * (d + e)
     states = float(batch * kv_heads) * (tokens // chunk) * features * e * call.inputs.q.element_size()
-    return Cost(flops, 2 * states, 8, states)
+    size = call.inputs.q.element_size()
+    moved = size * (rows * (d + e) + 2 * keys * (d + e)) + 2 * states
+    return Cost(flops, moved, 8, states)
 
 
 def _refuse_state(call: Call) -> str | None:

@@ -40,7 +40,7 @@ class Operator(Generic[P, R]):
             )
         if are_traced(arguments):
             return self.traced(*arguments)  # type: ignore[no-any-return]
-        if self._graded is None:
+        if self._graded is None or not torch.is_grad_enabled():
             return self._function(*arguments)  # type: ignore[call-arg]
         return self._graded.apply(*arguments)  # type: ignore[no-any-return]
 

@@ -5,12 +5,12 @@ Their reasons are the ones a user reads when a form that was asked for does not 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
 from maclaurin.forms.state import State
+from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.program import Call, Cost, Program, dense_flops, working_bytes
 from maclaurin.spec import AttentionSpec
 
@@ -81,7 +81,7 @@ class PlainForm(Program):
         return _recurrent_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with torch.autocast(call.device.type, enabled=False):  # sums are kept in fp32 or fp64
+        with without_autocast(call.device):  # sums are kept in fp32 or fp64
             return attend(
                 call.spec,
                 call.inputs,

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
+from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plain import PlainForm
 from maclaurin.programs.program import Call, Cost, Program, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
-from maclaurin.programs.window_and_tail import WindowAndTail
+from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.part import after_registration
 
@@ -31,8 +32,10 @@ PROGRAMS: tuple[Program, ...] = (
     StockSoftmax(),
     ScoreMod(),
     QuadraticPolynomial(),
+    PairsAboutMean(),
+    LinearAttention(),
+    TailInChunks(),
     LinearTime(),
-    WindowAndTail(),
     *PLAIN_FORMS.values(),
 )
 

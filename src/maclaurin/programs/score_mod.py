@@ -20,6 +20,7 @@ from maclaurin.forms.inputs import Inputs, log_decay
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, running_totals
+from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import (
     finish_rows,
@@ -59,7 +60,7 @@ class ScoreMod(Program):
         return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.device):
             o = _rows(call)
             return finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype), None
 

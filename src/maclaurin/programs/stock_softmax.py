@@ -23,7 +23,7 @@ A mean that the norm takes off is not among them, but δ = Σ do∘o does not se
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -78,9 +78,10 @@ class StockSoftmax(Program):
             return _gained(call, inputs), None
         length = _kept_length(call, inputs)
         if length is not None and spec.norm is not None:
-            q, k, v = (u.transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
-            y = _NormedSoftmax.apply(q, k, v, length, spec.norm.centred, call.scale, call.causal)
-            return y, None  # type: ignore[return-value]
+            options = length, spec.norm.centred, call.scale, call.causal
+            if torch.is_grad_enabled():
+                return _NormedSoftmax.apply(inputs.q, inputs.k, inputs.v, *options), None  # type: ignore[return-value]
+            return _normed_softmax(inputs.q, inputs.k, inputs.v, *options).y, None
         y = _softmax(inputs, call.scale, call.causal)
         return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
 
@@ -171,19 +172,19 @@ def _gained(call: Call, inputs: Inputs) -> Tensor:
 
 def _gained_rows(call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
     """The rows over their denominator [B, T, H, e], times a gate [B, T, H] where one is given."""
-    q, k, v = (u.transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
+    q, k, v = inputs.q, inputs.k, inputs.v
     if call.group > 1:
-        k, v = k.repeat_interleave(call.group, 1), v.repeat_interleave(call.group, 1)
+        k, v = k.repeat_interleave(call.group, 2), v.repeat_interleave(call.group, 2)
     e = v.shape[-1]
     size = max(q.shape[-1], e)
     size += -size % (8 if call.device.type == "cuda" else 1)  # what fused programs take
-    y = _GainedSoftmax.apply(
-        *(_padded(u, size) for u in (q, k, v)),
-        _log_divisor(call, inputs),
-        gate,
-        _Gain(call.spec, inputs, call.scale, call.causal),
-    )
-    return y[..., :e].transpose(1, 2)  # type: ignore[index]
+    gain = _Gain(call.spec, inputs, call.scale, call.causal)
+    operands = _padded(q, size), _padded(k, size), _padded(v, size), _log_divisor(call, inputs), gate
+    if torch.is_grad_enabled():
+        y = cast("Tensor", _GainedSoftmax.apply(*operands, gain))
+    else:
+        y = _gained_softmax(*operands, gain).y
+    return y if size == e else y[..., :e]
 
 
 def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
@@ -220,6 +221,31 @@ def weights_fit(like: Tensor) -> bool:
     return like.dtype != torch.float16
 
 
+class _GainedAnswer(NamedTuple):
+    """Rows [B, T, H, e] with their gain, and what the way back reads: o [B, H, T, e], lse, ln D, 1 − a."""
+
+    y: Tensor
+    stock: TorchSoftmax
+    o: Tensor
+    lse: Tensor
+    log_divisor: Tensor | None
+    unseen: Tensor | None
+
+
+def _gained_softmax(
+    q: Tensor, k: Tensor, v: Tensor, log_divisor: Tensor | None, gate: Tensor | None, gain: _Gain
+) -> _GainedAnswer:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    stock = torch_softmax(q, k, v, q.device)
+    assert stock is not None
+    o, lse = stock.forward(q, k, v, gain.scale, gain.causal)
+    lse, unseen = lse.contiguous(), None
+    if gain.uses_row_sum:
+        log_divisor, unseen = gain.from_row_sum(lse)
+    y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
+    return _GainedAnswer(y, stock, o, lse, log_divisor, unseen)
+
+
 class _GainedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -231,48 +257,47 @@ class _GainedSoftmax(torch.autograd.Function):
         gate: Tensor | None,
         gain: _Gain,
     ) -> Tensor:
-        stock = torch_softmax(q, k, v, q.device)
-        assert stock is not None
-        o, lse = stock.forward(q, k, v, gain.scale, gain.causal)
-        lse, unseen = lse.contiguous(), None
-        if gain.uses_row_sum:
-            log_divisor, unseen = gain.from_row_sum(lse)
-        ctx.call, ctx.layout = (stock, gain.scale, gain.causal), o.stride()
+        found = _gained_softmax(q, k, v, log_divisor, gate, gain)
+        ctx.call, ctx.layout = (found.stock, gain.scale, gain.causal), found.o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
-            ctx.save_for_backward(q, k, v, o, lse, log_divisor, gate, unseen)
-        return scaled_rows(o, lse, log_divisor, gate)
+            ctx.save_for_backward(q, k, v, found.o, found.lse, found.log_divisor, gate, found.unseen)
+        return found.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         stock, scale, causal = ctx.call
+        dy = dy.transpose(1, 2)
+        q, k, v, *kept = ctx.saved_tensors
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if ctx.is_direct:
-            q, k, v, log_divisor = ctx.saved_tensors
+            (log_divisor,) = kept
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
             unseen = zeros_in_layout(dy, ctx.layout)
             zero = (
                 dy.new_zeros((1, 1, 1), dtype=working_dtype(q.dtype)) if log_divisor is None else log_divisor
             )
             lse = zero.expand(dy.shape[:3]).contiguous()
-            return *stock.backward(dy, q, k, v, unseen, lse, scale, causal), None, None, None
-        q, k, v, o, lse, log_divisor, gate, unseen = ctx.saved_tensors
+            found = stock.backward(dy, q, k, v, unseen, lse, scale, causal)
+            return *(u.transpose(1, 2) for u in found), None, None, None
+        o, lse, log_divisor, gate, unseen = kept
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        do, kept, sums = scaled_rows_backward(
+        do, seen, sums = scaled_rows_backward(
             dy, o, lse, log_divisor, gate, unseen, sums=of_divisor or of_gate
         )
-        kept = zeros_in_layout(o, ctx.layout) if kept is None else kept
-        dq, dk, dv = stock.backward(do, q, k, v, kept, lse, scale, causal)
+        seen = zeros_in_layout(o, ctx.layout) if seen is None else seen
+        found = stock.backward(do, q, k, v, seen, lse, scale, causal)
         d_divisor = d_gate = None
         if of_divisor and sums is not None:
             of_rows = sums if gate is None else sums * gate.transpose(1, 2)
             d_divisor = (-of_rows).sum_to_size(log_divisor.shape)
         if of_gate and sums is not None and gate is not None:
             d_gate = sums.transpose(1, 2).to(gate.dtype)
-        return dq, dk, dv, d_divisor, d_gate, None
+        return *(u.transpose(1, 2) for u in found), d_divisor, d_gate, None
 
 
 # --------------------------------------------------------------------------- softmax under a norm
@@ -290,26 +315,47 @@ def _kept_length(call: Call, inputs: Inputs) -> float | None:
     return fused_length(spec, q)
 
 
+class _NormedAnswer(NamedTuple):
+    """Rows [B, T, H, e] under a norm, and what the way back reads."""
+
+    y: Tensor
+    stock: TorchSoftmax
+    lse: Tensor
+    gain: Tensor
+    layout: tuple[int, ...]
+
+
+def _normed_softmax(
+    q: Tensor, k: Tensor, v: Tensor, length: float, centred: bool, scale: float, causal: bool
+) -> _NormedAnswer:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    stock = torch_softmax(q, k, v, q.device)
+    assert stock is not None
+    o, lse = stock.forward(q, k, v, scale, causal)
+    rows = o.transpose(1, 2)
+    y, gain = normed_rows(rows, length, centred)
+    return _NormedAnswer(y, stock, lse, gain, rows.stride())
+
+
 class _NormedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, length: float, centred: bool, scale: float, causal: bool
     ) -> Tensor:
-        stock = torch_softmax(q, k, v, q.device)
-        assert stock is not None
-        o, lse = stock.forward(q, k, v, scale, causal)
-        y, gain = normed_rows(o.transpose(1, 2), length, centred)
-        ctx.save_for_backward(q, k, v, y, lse, gain)
-        ctx.call, ctx.layout = (stock, centred, scale, causal), o.transpose(1, 2).stride()
-        return y
+        found = _normed_softmax(q, k, v, length, centred, scale, causal)
+        ctx.save_for_backward(q, k, v, found.y, found.lse, found.gain)
+        ctx.call, ctx.layout = (found.stock, centred, scale, causal), found.layout
+        return found.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, y, lse, gain = ctx.saved_tensors
+        *qkv, y, lse, gain = ctx.saved_tensors
         stock, centred, scale, causal = ctx.call
         do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
-        return *stock.backward(do, q, k, v, o, lse, scale, causal), None, None, None, None
+        q, k, v = (u.transpose(1, 2) for u in qkv)
+        found = stock.backward(do, q, k, v, o, lse, scale, causal)
+        return *(u.transpose(1, 2) for u in found), None, None, None, None
 
 
 # --------------------------------------------------------------------------- torch's fused softmax attentions

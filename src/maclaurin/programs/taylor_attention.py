@@ -18,13 +18,14 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
+from maclaurin.forms.tracing import is_tracing, without_autocast
+from maclaurin.forms.window import ExactKeys
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
 from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.programs.triton import dense
-from maclaurin.programs.window_and_tail import behind_exact_keys, exact_keys_of, refuse_unfilled
-from maclaurin.spec import Sign
+from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
 
 #: Horner's rule is unrolled, and no higher order was measured
@@ -53,7 +54,7 @@ class PairsAboutMean(Program):
         return Cost(dense_flops(call) / 2, 0.0, 8, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with torch.autocast(call.device.type, enabled=False):
+        with without_autocast(call.device):
             rows, _ = _rows(call, call.inputs, 0)
             return finish_rows(call.spec, rows, call.inputs.gates, call.inputs.q.dtype), None
 
@@ -71,6 +72,7 @@ class TailInChunks(Program):
             _refuse_spec(call)
             or (refuse_head(order, d) if order <= HIGHEST_MOVED else f"it goes up to order {HIGHEST_MOVED}")
             or ("the row sum must be positive" if not _sums_are_positive(call) else None)
+            or ("a step has programs of its own" if call.is_step else None)
             or (_refuse_state(call) if call.carries_state else None)
             or refuse_tensors(call)
         )
@@ -83,8 +85,8 @@ class TailInChunks(Program):
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         spec, inputs, state, window = call.spec, call.inputs, call.state, call.spec.window
-        line = inputs if state is None or window is None else behind_exact_keys(inputs, state)
-        with torch.autocast(call.device.type, enabled=False):
+        line = inputs if state is None or window is None else _behind_exact_keys(inputs, state)
+        with without_autocast(call.device):
             rows, moments = _rows(call, line, self.chunk(call))
             y = finish_rows(spec, rows[:, -call.queries :], inputs.gates, inputs.q.dtype)
         if not call.return_state:
@@ -93,7 +95,7 @@ class TailInChunks(Program):
         before = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
         if window is None:
             return y, State(spec, moments, before + call.keys)
-        return y, State(spec, moments, before + call.keys, exact=exact_keys_of(window, line), is_full=True)
+        return y, State(spec, moments, before + call.keys, exact=_exact_keys_of(window, line), is_full=True)
 
 
 def _refuse_spec(call: Call) -> str | None:
@@ -136,7 +138,36 @@ def _refuse_state(call: Call) -> str | None:
     first = window.size + window.sinks
     if state is None:
         return None if call.queries > first else "the text is shorter than window and sinks"
-    return refuse_unfilled(state, first)
+    return _refuse_unfilled(state, first)
+
+
+def _refuse_unfilled(state: State, first: int) -> str | None:
+    """Why the tail may not have begun: the state holds fewer keys than window and sinks, or nobody knows."""
+    if state.is_full:
+        return None
+    if is_tracing() or state.count.is_meta or bool((state.count < first).any()):
+        return "the state may hold fewer keys than window and sinks"
+    return None
+
+
+def _behind_exact_keys(inputs: Inputs, state: State) -> Inputs:
+    """The text behind sinks and window of the state, with queries of zeros there, whose rows are dropped."""
+    exact = state.exact
+    assert exact is not None
+
+    def kept(sinks: Tensor, recent: Tensor, new: Tensor) -> Tensor:
+        return torch.cat([torch.cat([sinks, recent], dim=2).transpose(1, 2).to(new.dtype), new], dim=1)
+
+    k = kept(exact.sink_k, exact.recent_k, inputs.k)
+    idle = inputs.q.new_zeros(inputs.q.shape[0], k.shape[1] - inputs.q.shape[1], *inputs.q.shape[2:])
+    return Inputs(torch.cat([idle, inputs.q], dim=1), k, kept(exact.sink_v, exact.recent_v, inputs.v))
+
+
+def _exact_keys_of(window: Window, line: Inputs) -> ExactKeys:
+    """The last w and the first keys and values of the line, as a state keeps them."""
+    k, v = (u.transpose(1, 2) for u in (line.k, line.v))
+    size, sinks = window.size, window.sinks
+    return ExactKeys(k[:, :, -size:], v[:, :, -size:], k[:, :, :sinks], v[:, :, :sinks])
 
 
 def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,9 @@ class Run:
     @functools.cached_property
     def key(self) -> str:
         """The name of the run: the same for everyone who asks for the same numbers."""
-        decisive = {name: value for name, value in self.config.items() if name not in FREE_KEYS}
+        decisive = {
+            name: value for name, value in as_first_named(self.config).items() if name not in FREE_KEYS
+        }
         rest = {"data": self.data, "torch": self.torch, "numerics": self.numerics, "parts": self.parts}
         return digest({"config": decisive, **rest})
 
@@ -251,6 +253,17 @@ class StudyRecord:
     def having(self, *statuses: Status) -> list[tuple[Label, RunRecord]]:
         """The runs with one of these statuses."""
         return [(label, record) for label, record in self.labelled() if record.status in statuses]
+
+
+#: keys of the training config that came later, and the values under which a run is what it was before
+LATER_KEYS = {"equal_start": False}
+
+
+def as_first_named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without later keys that change nothing, so that runs keep the names they had before."""
+    return {
+        name: value for name, value in config.items() if name not in LATER_KEYS or value != LATER_KEYS[name]
+    }
 
 
 def digest(plain: Any) -> str:

@@ -30,6 +30,7 @@ from maclaurin.study.run_record import (
     RunRecord,
     Trial,
     Tuning,
+    as_first_named,
     digest,
 )
 
@@ -182,7 +183,7 @@ def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
 
 def subject(experiment: Experiment, cell: Cell) -> str:
     """What a rate is tuned for: the config without rate, seed and length of training."""
-    config = resolved(experiment.settings(cell)).to_dict()
+    config = as_first_named(resolved(experiment.settings(cell)).to_dict())
     return digest({name: value for name, value in config.items() if name not in NOT_TUNED})
 
 

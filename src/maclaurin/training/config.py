@@ -33,6 +33,9 @@ class TrainConfig:
     size: str = _key("nano", "Model size: pico, nano, micro, mini, small or large.")
     kv_heads: int | None = _key(None, "Key-value heads. By default as many as query heads.")
     initialization: str = _key("scaled", "scaled (normal, 0.02), or torch for the defaults of nn.Linear.")
+    equal_start: bool = _key(
+        False, "Scale output projections so that attention adds as much at the start as softmax would."
+    )
     start: str | None = _key(None, "Model folder to start from. By default weights are random.")
     objective: str = _key("next-token", "next-token; match-attention or match-logits: imitate a teacher.")
     teacher: str | None = _key(None, "Model folder that match-attention or match-logits imitates.")
@@ -199,7 +202,7 @@ def _checked(name: str, known: dataclasses.Field[Any], value: Any) -> Any:
 
 
 #: settings of random weights, which a model to start from decides
-_OF_RANDOM_WEIGHTS = ("attention", "size", "kv_heads", "initialization")
+_OF_RANDOM_WEIGHTS = ("attention", "size", "kv_heads", "initialization", "equal_start")
 
 
 def _refuse_what_a_start_decides(values: Mapping[str, Any]) -> None:

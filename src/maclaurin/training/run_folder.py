@@ -20,7 +20,9 @@ from filelock import FileLock, Timeout
 import maclaurin
 from maclaurin.code_version import commit
 from maclaurin.errors import InputError
+from maclaurin.extensions import extensions_of
 from maclaurin.files import write_json
+from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
 
 #: settings that may differ between a run and its resumption: no number depends on them
@@ -89,8 +91,17 @@ class RunFolder:
 
     def start(self, config: TrainConfig, data: dict[str, Any]) -> None:
         """Write the files a run begins with, the config last."""
-        write_json(self.machine, {**machine_facts(), "data": data})
+        own = extensions_of(spec for text in config.attention for spec in specs_in(text))
+        imports = [found.shown for found in own]
+        write_json(self.machine, {**machine_facts(), "data": data, "imports": imports})
         write_json(self.config, config.to_dict())
+
+    def imports(self) -> list[str]:
+        """Files and modules with parts of one's own that the run was begun with."""
+        try:
+            return json.loads(self.machine.read_text(encoding="utf-8")).get("imports", [])
+        except (OSError, ValueError):
+            return []
 
     def settings(self) -> dict[str, Any]:
         """The settings of the run that is here."""

@@ -28,6 +28,7 @@ from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
 from maclaurin.training.config import TrainConfig
+from maclaurin.training.equal_start import start_as_softmax
 from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.losses import Evaluation, evaluate, objective_of
 from maclaurin.training.model import model_config, save_adapters, save_model, starting_model, with_adapters
@@ -96,6 +97,8 @@ class Trainer:
             )
         torch.manual_seed(config.seed)
         self.plain_model = starting_model(config, source)
+        if config.equal_start:
+            start_as_softmax(self.plain_model, source.train_batch(0, config.batch_size).tokens, config.seed)
         self.adapters: Any = self._with_adapters() if config.lora else None
         self.plain_model.to(processes.device)  # type: ignore[arg-type]
         if config.gradient_checkpointing:

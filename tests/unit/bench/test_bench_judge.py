@@ -49,8 +49,8 @@ def test_a_row_made_of_its_query_and_keys_is_the_row_of_the_whole(notation):
 def test_right_results_pass_in_output_and_every_gradient(notation):
     case = inputs_of(notation)
     assert error_of_rows(case, case.spec, case.output()) < TOLERANCE_BEFORE_TIMING[torch.float32]
-    piece = case.map(lambda t: piece_of(t, 64))
-    direction = piece_of(draw_direction(Size.of(3, 2, 150, 8, 6), torch.float32, SETTING.device), 64)
+    piece = case.map(lambda t: piece_of(t, 64, 2))
+    direction = piece_of(draw_direction(Size.of(3, 2, 150, 8, 6), torch.float32, SETTING.device), 64, 2)
     errors = errors_of_piece(piece, direction, lambda c: c.output())
     assert set(errors) == {"output", *(f"gradient of {name}" for name in case.tensors)}
     assert Errors(errors).within(torch.float32)
@@ -83,7 +83,7 @@ class _WrongBackward(torch.autograd.Function):
 
 
 def test_a_gradient_that_is_wrong_alone_is_found_and_named():
-    case = inputs_of("exp/sum").map(lambda t: piece_of(t, 32))
+    case = inputs_of("exp/sum").map(lambda t: piece_of(t, 32, 2))
     direction = torch.randn(2, 32, 2, 6)
     errors = errors_of_piece(
         case, direction, lambda c: c.with_tensors(v=_WrongBackward.apply(c.tensors["v"])).output()

@@ -10,18 +10,25 @@ nothing. With g = dy·v − dy·y (g = dy·v over t) and w′ the slope of the p
     dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
 
 where n_t is the size of the tail. c_t needs the sum of the keys up to t: sums before each tile (key_sums.py) and the
-keys of the row's own tile, whose product with a triangle of ones adds no rounding.
+scores with the row's own tile.
+
+A series of order 2 is a square and a constant, (r (x − c + h))² + f: two multiplications per pair with its slope, and
+no large numbers that cancel. Programs call r (x − c + h) the point p; slopes are p times the STEEPNESS 2r, by which
+gradients are multiplied at the end. Other series are taken by Horner's rule, p = x − c and STEEPNESS 1.
 
 Without FAR every pair of the tail is formed. With FAR the tail is cut into chunks, and a query meets those before its own
 through moments (moments.py) of the keys less an offset, about which large mean scores do not cancel. The offset
 is the mean of the first chunk (or of the text before), which only later queries read: no key reaches an earlier row.
 
 Positions: s and t count tokens; j = s − sinks and i = t − window − sinks count within the tail, where a query sees j ≤ i.
-Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w.
+Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The gradients of queries leave dy/Σw and
+NUMBERS per row to those of keys: −dy·y/Σw, what p takes off, dc/n; beside a window also log₂ e^{c} Σw and dy·y. Rows
+are counted from AHEAD of the first that has a tail and padded, so that all are read without a mask.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,37 +45,58 @@ from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
+    add_sum,
     cdiv,
     empty_rows,
+    no_sums,
+    operand,
     operand_options,
     power_of_2,
     store_rows,
+    sums_of,
     tile_options,
     width,
 )
 
 #: tiles by pass for heads up to 64 and up to 128, where every pair is formed and where chunks are
 TILES = {
-    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
-    "queries": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 2)),
-    "keys": (Tile(64, 64, 4, 3), Tile(32, 64, 8, 2)),
-    "forward far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
-    "queries far": (Tile(64, 32, 4, 3), Tile(64, 32, 8, 2)),
-    "keys far": (Tile(32, 64, 4, 3), Tile(64, 32, 8, 2)),
+    "forward": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 2)),
+    "forward far": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 2)),
+    "queries far": (Tile(64, 32, 4, 3), Tile(128, 32, 8, 2)),
+    "keys far": (Tile(32, 64, 4, 3), Tile(32, 128, 8, 2)),
 }
+#: whether row sums of bf16 weights are products with ones
+SUMS_BY_PRODUCTS = True
+#: what the numbers of rows are padded to
+_LARGEST_TILE = 128
 _TILE = tl.constexpr(TILE)
+_LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 
 
 # --------------------------------------------------------------------------------- what tiles have in common
 
 
 @triton.jit
-def _rows(X, x_t, first, i, column, T, SIZE: tl.constexpr):
-    """Rows first + i of X with zeros outside of the text; the first may be negative, its offset has 64 bits."""
-    row = first + i
-    inside = ((row >= 0) & (row < T))[:, None] & (column < SIZE)[None, :]
-    at = X + (tl.zeros((), tl.int64) + first) * x_t + i[:, None] * x_t + column[None, :]
-    return tl.load(at, mask=inside, other=0.0)
+def _rows(X, x_t, first, i, column, T, SIZE: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr):
+    """Rows first + i of X, with zeros outside of the text; BEFORE and BEHIND say where they may lie there.
+
+    The offset of the first has 64 bits.
+    """
+    at = X + (tl.zeros((), tl.int64) + first) * x_t + (i[:, None] * x_t + column[None, :])
+    if BEFORE or BEHIND:
+        inside = (first + i < T)[:, None]
+        if BEFORE:
+            inside = inside & (first + i >= 0)[:, None]
+        if column.shape[0] != SIZE:
+            inside = inside & (column < SIZE)[None, :]
+        x = tl.load(at, mask=inside, other=0.0)
+    elif column.shape[0] != SIZE:
+        x = tl.load(at, mask=(column < SIZE)[None, :], other=0.0)
+    else:
+        x = tl.load(at)
+    return x
 
 
 @triton.jit
@@ -79,56 +107,90 @@ def _numbers(X, rows, first, i, T, DEFAULT: tl.constexpr):
 
 
 @triton.jit
-def _weight(u, C: tl.constexpr):
-    """Σ c_n uⁿ by Horner's rule."""
-    w = tl.full(u.shape, C[len(C) - 1], tl.float32)
-    for n in tl.static_range(1, len(C)):
-        w = w * u + C[len(C) - 1 - n]
+def _point(s, c, scale, SQUARE: tl.constexpr):
+    """Where the polynomial is taken: x − c, or r (x − c + h) for one that is a square and a constant."""
+    return s * (scale * SQUARE[0]) - c if len(SQUARE) > 0 else s * scale - c
+
+
+@triton.jit
+def _point_of_mean(c, SQUARE: tl.constexpr):
+    """What `_point` takes off for a mean score c."""
+    return (c - SQUARE[1]) * SQUARE[0] if len(SQUARE) > 0 else c
+
+
+@triton.jit
+def _weight(p, C: tl.constexpr, SQUARE: tl.constexpr):
+    """Σ c_n (x − c)ⁿ: p² + a constant, or by Horner's rule."""
+    if len(SQUARE) > 0:
+        w = p * p + SQUARE[2]
+    else:
+        w = tl.full(p.shape, C[len(C) - 1], tl.float32)
+        for n in tl.static_range(1, len(C)):
+            w = w * p + C[len(C) - 1 - n]
     return w
 
 
 @triton.jit
-def _slope(u, C: tl.constexpr):
-    """Σ n c_n uⁿ⁻¹."""
-    slope = tl.full(u.shape, C[len(C) - 1] * (len(C) - 1), tl.float32)
-    for n in tl.static_range(1, len(C) - 1):
-        slope = slope * u + C[len(C) - 1 - n] * (len(C) - 1 - n)
+def _slope(p, C: tl.constexpr, SQUARE: tl.constexpr):
+    """Σ n c_n (x − c)ⁿ⁻¹ over STEEPNESS: p itself for a square."""
+    if len(SQUARE) > 0:
+        slope = p
+    else:
+        slope = tl.full(p.shape, C[len(C) - 1] * (len(C) - 1), tl.float32)
+        for n in tl.static_range(1, len(C) - 1):
+            slope = slope * p + C[len(C) - 1 - n] * (len(C) - 1 - n)
     return slope
 
 
 @triton.jit
-def _mean_keys(K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The mean key of each row's tail [BM, BD] in fp32 (zeros where it is empty), and 1/n."""
-    base = tl.maximum(i0, 0) // _TILE * _TILE
-    n = tl.arange(0, BN)
-    total = tl.zeros((BM, BD), tl.float32)
-    for start in range(base, i0 + BM, BN):
-        k = _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND)
-        below = tl.where((start + n)[None, :] <= (i0 + i)[:, None], 1.0, 0.0)
-        total = tl.dot(below.to(OPERAND), k, total, input_precision=PRECISION)
-    total += tl.load(PREFIX + (row * (tiles + 1) + base // _TILE) * D + d, mask=d < D, other=0.0)[None, :]
-    count = tl.maximum(i0 + i + 1, 0).to(tl.float32)
+def _inverse_count(COUNT, row, i, STARTED: tl.constexpr):
+    """1/n of each row's tail, 0 where it is empty."""
+    count = tl.maximum(i + 1, 0).to(tl.float32)
     if STARTED:
         count += tl.load(COUNT + row)
-    inverse = tl.where(count > 0, 1.0 / tl.maximum(count, 1.0), 0.0)
-    return total * inverse[:, None], inverse
+    return tl.where(count > 0, 1.0 / tl.maximum(count, 1.0), 0.0)
+
+
+@triton.jit
+def _past_keys(PREFIX, row, tiles, i0, d, D: tl.constexpr):
+    """The sum of the keys before the tile of the first row, and where that tile begins."""
+    base = tl.maximum(i0, 0) // _TILE * _TILE
+    return tl.load(PREFIX + (row * (tiles + 1) + base // _TILE) * D + d, mask=d < D, other=0.0), base
+
+
+@triton.jit
+def _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SINKS: tl.constexpr, D: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """c of each row: its score with the keys before its tile, and with those of its tile up to its own."""
+    past, base = _past_keys(PREFIX, row, tiles, i0, d, D)
+    total = tl.sum(q.to(tl.float32) * past[None, :], 1)
+    for start in tl.range(base, i0 + BM, BN, num_stages=1):
+        k = _rows(K, k_t, start + SINKS, n, d, T, D, False, True).to(OPERAND)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        total += tl.sum(tl.where((start + n)[None, :] <= (i0 + i)[:, None], s, 0.0), 1)
+    return total * _inverse_count(COUNT, row, i0 + i, STARTED) * scale
 
 
 @triton.jit
 def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of keys of exact weight into running maximum, sum and rows."""
-    k, v = _rows(K, k_t, first, n, d, T, D).to(OPERAND), _rows(V, v_t, first, n, e, T, E).to(OPERAND)
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
+               ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of keys of exact weight into running maximum, sum and rows; scores and c in units of ln 2."""
+    k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
+    v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - c[:, None]
     x = tl.where(seen, x, float("-inf"))
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
-    shrink = tl.exp(largest - safe)
-    p = tl.exp(x - safe[:, None]).to(v.dtype)
-    z = z * shrink + tl.sum(p.to(tl.float32), 1)
+    shrink = tl.exp2(largest - safe)
+    p = tl.exp2(x - safe[:, None]).to(OPERAND)
+    z = add_sum(_shrunk(z, shrink, ONES), p, ONES)
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, z, new
+
+
+@triton.jit
+def _shrunk(z, shrink, ONES: tl.constexpr):
+    return z * shrink[:, None] if ONES else z * shrink
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -138,14 +200,18 @@ def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, s
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
     Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    q_strides, k_strides, v_strides, y_strides,
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
     CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    y_b, y_t, y_h = y_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
         SHIFT + BM - 1
@@ -157,35 +223,13 @@ def _forward(
     t = i0 + SHIFT + i
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, D).to(OPERAND)
+    q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, D, WINDOW > 0, True).to(OPERAND)
     c = tl.zeros((BM,), tl.float32)
     if ABOUT_MEAN:
-        mean_key, _ = _mean_keys(
-            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
-        )
-        c = tl.sum(q.to(tl.float32) * mean_key, 1) * scale
+        c = _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SINKS, D, BM, BN, STARTED,
+                         OPERAND, PRECISION)  # fmt: skip
     acc = tl.zeros((BM, BE), tl.float32)
-    z = tl.zeros((BM,), tl.float32)
-    unit = tl.zeros((BM,), tl.float32)  # ln of what all weights are multiplied with
-    if WINDOW > 0:
-        largest = tl.full((BM,), float("-inf"), tl.float32)
-        if SINKS > 0:
-            s = tl.arange(0, SB)
-            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
-            acc, z, largest = _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
-                                         OPERAND, PRECISION)  # fmt: skip
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            acc, z, largest = _add_exact(acc, z, largest, q, c, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
-                                         scale, D, E, OPERAND, PRECISION)  # fmt: skip
-        if STARTED:
-            unit = tl.maximum(largest, 0.0)
-        else:  # rows without a tail may have small weights only
-            unit = tl.where(i0 + i >= 0, tl.maximum(largest, 0.0), largest)
-        unit = tl.where(unit == float("-inf"), 0.0, unit)
-        shrink = tl.exp(largest - unit)
-        acc, z = acc * shrink[:, None], z * shrink
-    of_tail = tl.exp(-unit)
+    of_past = tl.zeros((BM,), tl.float32)
     begin = 0
     if FAR:
         chunk = tl.maximum(i0, 0) // CHUNK
@@ -194,29 +238,45 @@ def _forward(
         past = row * chunks + chunk
         small = SMALL + past * (D * E + E + D * D + D + 1)
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
-        far = tl.zeros((BM, BE), tl.float32)
         if len(C) > 2:
             at = S2 + past * BLOCKS * D * E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
             for a in range(D * there):
                 block = block_of(at, a, d, e, D, E, BD, 1)
-                far = add_block(far, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
-            far *= a2[:, None]
+                acc = add_block(acc, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            acc *= a2[:, None]
         one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        far += a1[:, None] * one + a0[:, None] * zero[None, :]
+        acc += a1[:, None] * one + a0[:, None] * zero[None, :]
         at = small + D * E + E
         line = a1[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
         if len(C) > 2:
             line += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-        z += of_tail * (tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D))
-        acc += of_tail[:, None] * far
+        of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D)
+    z = no_sums(BM, ONES)
+    p0 = _point_of_mean(c, SQUARE)
     for start in range(begin, i0, BN):
-        acc, z = _add_tail(acc, z, q, c, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SINKS,
-                           WINDOW, False, OPERAND, PRECISION)  # fmt: skip
-    for start in range(tl.maximum(i0, 0), i0 + BM, BN):
-        acc, z = _add_tail(acc, z, q, c, of_tail, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SINKS,
-                           WINDOW, True, OPERAND, PRECISION)  # fmt: skip
+        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
+                           ONES, OPERAND, PRECISION)  # fmt: skip
+    for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
+        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, True,
+                           ONES, OPERAND, PRECISION)  # fmt: skip
+    unit = tl.zeros((BM,), tl.float32)  # log2 of what all weights are divided by
+    if WINDOW > 0:
+        if not STARTED:  # rows without a tail may have small weights only
+            unit = tl.where(i0 + i >= 0, 0.0, float("-inf"))
+        c2 = c * _LOG2E
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
+                                      scale, D, E, ONES, OPERAND, PRECISION)  # fmt: skip
+        if SINKS > 0:
+            s = tl.arange(0, SB)
+            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
+                                      ONES, OPERAND, PRECISION)  # fmt: skip
+        unit = tl.where(unit == float("-inf"), 0.0, unit)
+    z = of_past * tl.exp2(-unit) + sums_of(z, ONES)
     if not BY_SUM:
         z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
@@ -224,7 +284,7 @@ def _forward(
     at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < E)[None, :], NARROW)
     rows = (b * H + h) * T
-    tl.store(LOG + rows + t, unit + tl.log(z), mask=there_rows)
+    tl.store(LOG + rows + t, unit * _LN2 + tl.log(z), mask=there_rows)
     if ABOUT_MEAN:
         tl.store(MEAN + rows + t, c, mask=there_rows)
 
@@ -255,21 +315,18 @@ def _entry(x_at, x_t, a, i, row, T):
 
 
 @triton.jit
-def _add_tail(acc, z, q, c, of_tail, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-              C: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
+def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+              C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys of the tail into the sums of a tile of queries."""
-    k, v = (
-        _rows(K, k_t, start + SINKS, n, d, T, D).to(OPERAND),
-        _rows(V, v_t, start + SINKS, n, e, T, E).to(OPERAND),
+    k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
+    v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
+    w = _weight(
+        _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE), C, SQUARE
     )
-    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None], C)
-    if WINDOW > 0:
-        w *= of_tail[:, None]
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
-    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
@@ -277,55 +334,53 @@ def _add_tail(acc, z, q, c, of_tail, i, K, V, k_t, v_t, start, n, d, e, T, scale
 
 
 @triton.jit
-def _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
-               E: tl.constexpr, C: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
-               PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into dq and the sum of score gradients of a tile of queries."""
-    k, v = _rows(K, k_t, first, n, d, T, D).to(OPERAND), _rows(V, v_t, first, n, e, T, E).to(OPERAND)
-    u = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None]
-    grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
-    if EXACT:
-        dx = tl.exp(tl.where(seen, u - log[:, None], float("-inf"))) * grad
-    else:
-        dx = _slope(u, C) * grad * tl.exp(-log)[:, None]
+def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr,
+               E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
+               ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of keys of the tail into dq and the sum of score gradients of a tile of queries, both over STEEPNESS."""
+    k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
+    v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
+    p = _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE)
+    grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * inverse[:, None] + dz[:, None]
+    dx = _slope(p, C, SQUARE) * grad
     if MASKED:
-        dx = tl.where(seen, dx, 0.0)
+        dx = tl.where((start + n)[None, :] <= i[:, None], dx, 0.0)
     dx = dx.to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), r + tl.sum(dx.to(tl.float32), 1)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES)
 
 
 @triton.jit
-def _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               SB: tl.constexpr, SINKS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
-    s = tl.arange(0, SB)
-    k, v = _rows(K, k_t, 0, s, d, T, D).to(OPERAND), _rows(V, v_t, 0, s, e, T, E).to(OPERAND)
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - c[:, None] - log[:, None]
-    p = tl.exp(tl.where((s < SINKS)[None, :] & (s[None, :] <= t[:, None]), x, float("-inf")))
-    dx = p * (tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-    dx = dx.to(OPERAND)
-    dq = tl.dot(dx, k, dq, input_precision=PRECISION)
-    r += tl.sum(dx.to(tl.float32), 1)
-    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * scale
-    dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
-    at = PARTS + s[:, None] * (D + E)
-    tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
-    tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
-    return dq, r
+def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
+                     E: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The same for a tile of keys of exact weight; also weights and score gradients, and the keys and values."""
+    k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
+    v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - log[:, None]
+    p = tl.exp2(tl.where(seen, x, float("-inf")))
+    grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
+    dx = (p * grad * (1 / STEEPNESS)).to(OPERAND)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES), p, dx
 
 
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DELTA, EDGE, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, dq_b, dq_t, dq_h,
-    T, H, tiles, chunks, tail_tokens, all_rows, scale,
+    Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
+    q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
+    T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
     CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq; per row dy·y and dc/n for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
+    """dq; dy/Σw and numbers per row for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    o_b, o_t, o_h = o_strides
+    y_b, y_t, y_h = y_strides
+    dq_b, dq_t, dq_h = dq_strides
+    n_b, n_t, n_h = n_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -338,19 +393,31 @@ def _backward_queries(
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     rows = (b * H + h) * T
-    q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D).to(OPERAND)
-    dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E).to(OPERAND)
+    q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D, WINDOW > 0, True).to(OPERAND)
+    dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E, WINDOW > 0, True).to(OPERAND)
     delta = tl.zeros((BM,), tl.float32)
     if BY_SUM:
-        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E, WINDOW > 0, True).to(tl.float32)
         if NARROW:
-            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E).to(tl.float32)
+            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E, WINDOW > 0, True).to(tl.float32)
         delta = tl.sum(dy.to(tl.float32) * y, 1)
-    tl.store(DELTA + rows + t, delta, mask=there_rows)
-    log = _numbers(LOG, rows, t0, i, T, float("inf"))
+    log = _numbers(LOG, rows, t0, i, T, 0.0)
+    inverse = tl.exp(-log)
     c = tl.zeros((BM,), tl.float32)
     if ABOUT_MEAN:
         c = _numbers(MEAN, rows, t0, i, T, 0.0)
+    p0, dz = _point_of_mean(c, SQUARE), -delta * inverse
+    dn = (dy.to(tl.float32) * inverse[:, None]).to(DN.dtype.element_ty)
+    at = DN + b * n_b + h * n_h + (tl.zeros((), tl.int64) + t0) * n_t + i[:, None] * n_t + e[None, :]
+    tl.store(at, dn, mask=there_rows[:, None] & (e < E)[None, :])
+    numbers = NUMBERS + (b * H + h) * padded + i0 + AHEAD + i
+    tl.store(numbers, dz)
+    if ABOUT_MEAN:
+        tl.store(numbers + all_padded, p0)
+    log2 = (c + log) * _LOG2E
+    if WINDOW > 0:
+        tl.store(numbers + 3 * all_padded, log2)
+        tl.store(numbers + 4 * all_padded, delta * (1 / STEEPNESS))
     dq = tl.zeros((BM, BD), tl.float32)
     r = tl.zeros((BM,), tl.float32)
     begin = 0
@@ -362,27 +429,24 @@ def _backward_queries(
         small = SMALL + past * (D * E + E + D * D + D + 1)
         at = small + D * E + E
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
-        inverse = tl.exp(-log)
-        one = tl.dot(
-            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
-        )
-        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        share = inverse / (scale * STEEPNESS)
+        second = tl.zeros((BM, BD), tl.float32)
         if len(C) > 2:
-            second = tl.zeros((BM, BD), tl.float32)
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
             at2 = S2 + past * BLOCKS * D * E
             for a in range(D * there):
                 block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
                 second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-            # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
-            r = inverse / scale * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
-            dq = (inverse / scale)[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
-        else:
-            r = inverse / scale * a1 * sums
-            dq = (inverse / scale * a1)[:, None] * one
+        one = tl.dot(
+            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
+        )
+        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
+        r = share * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
+        dq = share[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
         offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
         dq += r[:, None] * offset[None, :]
         of_tail = there_rows & (i0 + i >= 0)
@@ -391,102 +455,137 @@ def _backward_queries(
         tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
         tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
         tl.store(OMEGA + at, -delta, mask=of_tail)
-    for start in range(begin, i0, BN):
-        dq, r = _add_pairs(dq, r, q, dy, delta, c, log, True, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
-                           D, E, C, False, False, OPERAND, PRECISION)  # fmt: skip
-    for start in range(tl.maximum(i0, 0), i0 + BM, BN):
-        seen = (start + n)[None, :] <= (i0 + i)[:, None]
-        dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
-                           D, E, C, False, True, OPERAND, PRECISION)  # fmt: skip
+    of_near = no_sums(BM, ONES)
     if WINDOW > 0:
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            dq, r = _add_pairs(dq, r, q, dy, delta, c, log, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T, scale,
-                               D, E, C, True, True, OPERAND, PRECISION)  # fmt: skip
         if SINKS > 0:
             part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
-            dq, r = _add_sinks(dq, r, q, dy, delta, c, log, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
-                               D, E, SB, SINKS, OPERAND, PRECISION)  # fmt: skip
+            dq, of_near = _add_sinks(dq, of_near, q, dy, delta, log2, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
+                               D, E, SB, SINKS, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
+        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
+            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
+            dq, of_near, _, _ = _add_exact_pairs(dq, of_near, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + SINKS,
+                                                 n, d, e, T, scale, D, E, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
+    for start in range(begin, i0, BN):
+        dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
+                                 D, E, C, SQUARE, SINKS, False, ONES, OPERAND, PRECISION)  # fmt: skip
+    for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
+        dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
+                                 D, E, C, SQUARE, SINKS, True, ONES, OPERAND, PRECISION)  # fmt: skip
     if ABOUT_MEAN:
-        mean_key, inverse_count = _mean_keys(
-            K, k_t, PREFIX, COUNT, row, tiles, i0, i, d, T, SINKS, D, BD, BM, BN, STARTED, OPERAND, PRECISION
-        )
-        dq -= r[:, None] * mean_key
-        edge = -r * inverse_count
-        tl.store(EDGE + rows + t, edge, mask=there_rows)
+        edge = -(r + sums_of(of_near, ONES)) * _inverse_count(COUNT, row, i0 + i, STARTED)
+        tl.store(numbers + 2 * all_padded, edge)
         if FAR:
-            tl.store(
-                EXTRA + at_tail(b, h, H, tail_tokens, i0) + i, edge * scale, mask=there_rows & (i0 + i >= 0)
-            )
+            at = (b * H + h) * tail_tokens + i0 + i
+            tl.store(EXTRA + at, edge * (scale * STEEPNESS), mask=there_rows & (i0 + i >= 0))
+        past_keys, base = _past_keys(PREFIX, row, tiles, i0, d, D)
+        dq += edge[:, None] * past_keys[None, :]
+        for start in tl.range(base, i0 + BM, BN, num_stages=1):
+            k = _rows(K, k_t, start + SINKS, n, d, T, D, False, True).to(OPERAND)
+            below = tl.where((start + n)[None, :] <= (i0 + i)[:, None], 1.0, 0.0).to(OPERAND)
+            dq += edge[:, None] * tl.dot(below, k, input_precision=PRECISION)
     at = DQ + b * dq_b + h * dq_h + (tl.zeros((), tl.int64) + t0) * dq_t + i[:, None] * dq_t + d[None, :]
-    tl.store(at, (dq * scale).to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < D)[None, :])
+    dq *= scale * STEEPNESS
+    tl.store(at, dq.to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < D)[None, :])
 
 
 @triton.jit
-def at_tail(b, h, H, tail_tokens, i0):
-    """Where rows i0 … of the tail of a head lie in [B, H, tail tokens]."""
-    return (b * H + h) * tail_tokens + i0
+def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
+               SB: tl.constexpr, SINKS: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
+    s = tl.arange(0, SB)
+    seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
+    dq, r, p, dx = _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E, STEEPNESS,
+                                    ONES, OPERAND, PRECISION)  # fmt: skip
+    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * (scale * STEEPNESS)
+    dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
+    at = PARTS + s[:, None] * (D + E)
+    tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
+    tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
+    return dq, r
 
 
 # --------------------------------------------------------------------------- gradients of keys and values
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, j, Q, DY, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e, T, scale,
-                 D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SHIFT: tl.constexpr, WINDOW: tl.constexpr,
-                 ABOUT_MEAN: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
+                 D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SHIFT: tl.constexpr, AHEAD: tl.constexpr,
+                 ABOUT_MEAN: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile of queries into the gradients of a tile of keys in their tail; tiles are [keys, queries].
 
-    Queries outside of the text have an infinite L, so that nothing of them counts.
+    Behind the text dy is zero, and so are the numbers of a row.
     """
-    t0 = start + SHIFT
-    i = start + m
-    q, dy = _rows(Q, q_t, t0, m, d, T, D).to(OPERAND), _rows(DY, o_t, t0, m, e, T, E).to(OPERAND)
-    log = _numbers(LOG, rows, t0, m, T, float("inf"))
-    u = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
+    q = _rows(Q, q_t, start + SHIFT, m, d, T, D, False, True).to(OPERAND)
+    dn = _rows(DN, n_t, start + SHIFT, m, e, T, E, False, True).to(OPERAND)
+    numbers += start + AHEAD
+    s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     if ABOUT_MEAN:
-        u -= _numbers(MEAN, rows, t0, m, T, 0.0)[None, :]
-    if EXACT:
-        seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + WINDOW)
-        p = tl.exp(tl.where(seen, u - log[None, :], float("-inf")))
-        slope = p
+        p = _point(s, tl.load(numbers + all_padded + m)[None, :], scale, SQUARE)
     else:
-        inverse = tl.exp(-log)[None, :]
-        p, slope = _weight(u, C) * inverse, _slope(u, C) * inverse
-        seen = (j[:, None] <= i[None, :]) & (i >= 0)[None, :]
-        if MASKED:
-            p = tl.where(seen, p, 0.0)
-    dv = tl.dot(p.to(OPERAND), dy, dv, input_precision=PRECISION)
-    grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) - _numbers(DELTA, rows, t0, m, T, 0.0)[None, :]
-    dx = slope * grad
-    if ABOUT_MEAN and not EXACT:
-        dx += _numbers(EDGE, rows, t0, m, T, 0.0)[None, :]
+        p = _point(s, _point_of_mean(0.0, SQUARE), scale, SQUARE)
+    w = _weight(p, C, SQUARE)
+    seen = j[:, None] <= (start + m)[None, :]
+    if MASKED:
+        w = tl.where(seen, w, 0.0)
+    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    dw = tl.dot(v, tl.trans(dn), input_precision=PRECISION) + tl.load(numbers + m)[None, :]
+    dx = _slope(p, C, SQUARE) * dw
+    if ABOUT_MEAN:
+        dx += tl.load(numbers + 2 * all_padded + m)[None, :]
     if MASKED:
         dx = tl.where(seen, dx, 0.0)
+    return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
+
+
+@triton.jit
+def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, start, m, d, e, T, scale,
+                       D: tl.constexpr, E: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
+                       AHEAD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The same for keys in their window."""
+    q = _rows(Q, q_t, start + SHIFT, m, d, T, D, True, True).to(OPERAND)
+    dy = _rows(DY, o_t, start + SHIFT, m, e, T, E, True, True).to(OPERAND)
+    numbers += start + AHEAD
+    i = start + m
+    seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + WINDOW)
+    x = (
+        tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
+        - tl.load(numbers + 3 * all_padded + m)[None, :]
+    )
+    p = tl.exp2(tl.where(seen, x, float("-inf")))
+    dv = tl.dot(p.to(OPERAND), dy, dv, input_precision=PRECISION)
+    grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) * (1 / STEEPNESS)
+    dx = p * (grad - tl.load(numbers + 4 * all_padded + m)[None, :])
     return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
 
 
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
-    Q, K, V, DY, DELTA, MEAN, LOG, EDGE, CENTRED, SMALL, S2, DK, DV,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, c_b, c_t, c_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
-    T, H, chunks, scale,
+    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV,
+    q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
+    T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
     CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys behind the sinks, for one key-value head."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    o_b, o_t, o_h = o_strides
+    n_b, n_t, n_h = n_strides
+    c_b, c_t, c_h = c_strides
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     j0 = tl.program_id(0) * BN
     heads = H // GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     m, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
     j = j0 + n
-    k = _rows(K + b * k_b + g * k_h, k_t, j0 + SINKS, n, d, T, D).to(OPERAND)
-    v = _rows(V + b * v_b + g * v_h, v_t, j0 + SINKS, n, e, T, E).to(OPERAND)
+    k = _rows(K + b * k_b + g * k_h, k_t, j0 + SINKS, n, d, T, D, False, True).to(OPERAND)
+    v = _rows(V + b * v_b + g * v_h, v_t, j0 + SINKS, n, e, T, E, False, True).to(OPERAND)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     end = T - SHIFT
@@ -501,7 +600,7 @@ def _backward_keys(
         small = SMALL + later * (D * E + E + D * D + D + 1)
         at = small + D * E + E
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
-        x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D).to(OPERAND)
+        x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
         if len(C) > 2:
             at2 = S2 + later * BLOCKS * D * E
             of_k = tl.zeros((BN, BD), tl.float32)
@@ -516,26 +615,29 @@ def _backward_keys(
         dv += tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
         dk += tl.dot(v, tl.trans(block), input_precision=PRECISION)
         dk += tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
-        inside = tl.where(j < T - SHIFT, known / scale, 0.0)
-        dk, dv = dk * inside[:, None], dv * (inside * scale)[:, None]
+        inside = tl.where(j < T - SHIFT, known, 0.0)
+        dk, dv = dk * (inside / (scale * STEEPNESS))[:, None], dv * inside[:, None]
     whole = tl.cdiv(j0 + BN, BM) * BM  # queries from here on see all of the tile in their tail
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, dy_at, rows = Q + b * q_b + h * q_h, DY + b * o_b + h * o_h, (b * H + h) * T
+        q_at, numbers = Q + b * q_b + h * q_h, NUMBERS + (b * H + h) * padded
         if WINDOW > 0:
-            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, j0 + BN, BM):
-                dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
-                                      T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, True, True, OPERAND, PRECISION)  # fmt: skip
-        for start in range(j0 // BM * BM, tl.minimum(whole, end), BM):
-            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
-                                  T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, False, True, OPERAND, PRECISION)  # fmt: skip
+            last = tl.minimum(j0 + BN, T - SHIFT)  # behind the text there are no numbers
+            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, last, BM):
+                dk, dv = _add_exact_queries(dk, dv, k, v, j, q_at, DY + b * o_b + h * o_h, numbers, all_padded, q_t, o_t, start,
+                                            m, d, e, T, scale, D, E, STEEPNESS, WINDOW, SHIFT, AHEAD, OPERAND, PRECISION)  # fmt: skip
+        dn_at = DN + b * n_b + h * n_h
+        for start in tl.range(j0 // BM * BM, tl.minimum(whole, end), BM, num_stages=1):
+            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
+                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, True, OPERAND, PRECISION)  # fmt: skip
         for start in range(whole, end, BM):
-            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dy_at, DELTA, MEAN, LOG, EDGE, q_t, o_t, rows, start, m, d, e,
-                                  T, scale, D, E, C, SHIFT, WINDOW, ABOUT_MEAN, False, False, OPERAND, PRECISION)  # fmt: skip
+            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
+                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, False, OPERAND, PRECISION)  # fmt: skip
     inside = j + SINKS < T
     first = tl.zeros((), tl.int64) + j0 + SINKS
+    dk *= scale * STEEPNESS
     at = DK + b * dk_b + g * dk_h + first * dk_t + n[:, None] * dk_t + d[None, :]
-    tl.store(at, (dk * scale).to(DK.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
     at = DV + b * dv_b + g * dv_h + first * dv_t + n[:, None] * dv_t + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside[:, None] & (e < E)[None, :])
 
@@ -543,10 +645,12 @@ def _backward_keys(
 @launched
 @triton.jit(do_not_specialize=["parts"])
 def _sink_gradients(
-    PARTS, DK, DV, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, heads, parts,
+    PARTS, DK, DV, dk_strides, dv_strides, heads, parts,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one sink of one key-value head, from the parts of all tiles of its queries."""
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
     p, w = tl.arange(0, BP), tl.arange(0, BW)
@@ -592,6 +696,24 @@ class Call:
     @property
     def shift(self) -> int:
         return self.window + self.sinks
+
+    @property
+    def square(self) -> tuple[float, float, float] | tuple[()]:
+        """(r, h, f) where the series is (r (u + h))² + f: a product less for its slope, which is 2 r times the root."""
+        if self.order != 2 or self.coefficients[2] <= 0:
+            return ()
+        zero, one, two = self.coefficients
+        return math.sqrt(two), one / (2 * two), zero - one * one / (4 * two)
+
+    @property
+    def steepness(self) -> float:
+        """The slope of the series over what programs take for it."""
+        return 2 * self.square[0] if self.square else 1.0
+
+    @property
+    def ahead(self) -> int:
+        """Rows before the first that has a tail, in whole tiles of every size."""
+        return cdiv(self.shift, _LARGEST_TILE) * _LARGEST_TILE
 
 
 class Rows(NamedTuple):
@@ -647,7 +769,7 @@ def forward(
     second = past.high[2] if 2 in past.high else _nothing(q)
     _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
         q, k, v, prefix, count, offset, past.small, second, y, rest, mean, log,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, _tiles(prefix), _chunks(past), call.scale,
         **_sizes(q, k, v, call, start), **tile, NARROW=call.narrow,
     )  # fmt: skip
@@ -685,8 +807,7 @@ def backward(
     dy = dense(dy)
     count = None if start is None else _counted(start, d, e)[0]
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    delta = torch.empty_like(rows.log)
-    edge = torch.empty_like(rows.mean)
+    dn = torch.empty(y.shape, dtype=operand(q), device=q.device)
     far = call.chunk > 0
     weights = torch.empty((3, batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
     omega = torch.empty((batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
@@ -694,13 +815,20 @@ def backward(
     tile = _tile("queries", q, v, call)
     parts = _tiles_of_rows(tokens, call, tile["BM"])
     sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3])
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3])
     sizes = _sizes(q, k, v, call, start)
+    padded = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE
+    of_keys = _tile("keys", q, v, call)
+    # tiles of queries must write all that tiles of keys read
+    numbers = (torch.empty if of_keys["BM"] <= tile["BM"] else torch.zeros)(
+        (5 if call.window else 3, batch * heads, padded), dtype=torch.float32, device=q.device
+    )
     _backward_queries[(parts, batch * heads)](
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.prefix, count, offset, rows.small, rows.second,
-        dq, delta, edge, weights, omega, extra, sink_parts, *strides, *y.stride()[:3], *dq.stride()[:3],
-        tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, call.scale,
-        **sizes, **tile, NARROW=rest is not None,
+        dq, dn, numbers, weights, omega, extra, sink_parts,
+        *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
+        tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
+        call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     later, before, centred = Moments(_nothing(q), {}), None, q
     if far:
@@ -711,17 +839,17 @@ def backward(
         later, before = moments(
             side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
         )
-    tile = _tile("keys", q, v, call)
-    _backward_keys[(cdiv(max(tokens - call.sinks, 0), tile["BN"]), batch * kv_heads)](
-        q, k, v, dy, delta, rows.mean, rows.log, edge, centred, later.small, later.high.get(2), dk, dv,
-        *strides, *centred.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-        tokens, heads, _chunks(later), call.scale,
-        **{n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM")} | {"STARTED": d_totals is not None}, **tile,
+    sizes = {n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}
+    _backward_keys[(cdiv(max(tokens - call.sinks, 0), of_keys["BN"]), batch * kv_heads)](
+        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv,
+        *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
+        tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
+        **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     if call.window and call.sinks:
         sinks = min(call.sinks, tokens)
         _sink_gradients[(batch * kv_heads, sinks)](
-            sink_parts, dk, dv, *dk.stride()[:3], *dv.stride()[:3], kv_heads, parts,
+            sink_parts, dk, dv, dk.stride()[:3], dv.stride()[:3], kv_heads, parts,
             GROUP=heads // kv_heads, D=d, E=e, BW=power_of_2(d + e), BP=16, SINKS=call.sinks, num_warps=4,
         )  # fmt: skip
     return Gradients(dq, dk, dv, before)
@@ -782,6 +910,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "BE": width(e),
         "SB": width(call.sinks) if call.sinks else 16,
         "C": tuple(float(c) for c in call.coefficients),
+        "SQUARE": call.square,
         "WINDOW": call.window,
         "SINKS": call.sinks,
         "CHUNK": call.chunk or 1,
@@ -790,16 +919,18 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "ABOUT_MEAN": call.about_mean,
         "BY_SUM": call.by_sum,
         "STARTED": start is not None,
+        "ONES": q.dtype == torch.bfloat16 and SUMS_BY_PRODUCTS,
         **operand_options(q),
     }
 
 
 def _tile(kind: str, q: Tensor, v: Tensor, call: Call) -> dict[str, int]:
     """Products of fp32 take more registers, also those of fp16, which are made in fp32 in part."""
-    options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, q.shape[1])
+    options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, call.chunk or q.shape[1])
     if q.dtype != torch.bfloat16:
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         options |= {"BM": min(queries, options["BM"]), "BN": min(keys, options["BN"]), "num_warps": 8}
+        options.pop("maxnreg", None)
     if kind != "keys":  # tiles of keys divide those of queries, as both begin with the tail
         options["BN"] = min(options["BN"], options["BM"])
     return options

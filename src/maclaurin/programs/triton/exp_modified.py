@@ -109,12 +109,16 @@ def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
 @triton.jit
 def _forward(
     Q, K, V, TOTALS, O, LSE,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t,
+    q_strides, k_strides, v_strides, o_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -202,12 +206,17 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
 @triton.jit
 def _backward_queries(
     Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dq_b, dq_h, dq_t,
+    q_strides, k_strides, v_strides, o_strides, dq_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
+    dq_b, dq_h, dq_t = dq_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -279,12 +288,18 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
 @triton.jit
 def _backward_keys(
     Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
+    q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
+    dk_b, dk_h, dk_t = dk_strides
+    dv_b, dv_h, dv_t = dv_strides
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
@@ -343,7 +358,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
     totals = None if totals is None else totals.contiguous()
     tile = tile_options(TILES["forward"], q, v, tokens)
     _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, totals, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *o.stride()[:3],
+        q, k, v, totals, o, lse, q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
         tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
     )  # fmt: skip
     return o, lse
@@ -361,16 +376,16 @@ def backward(
     wide = torch.float64 if q.dtype == torch.float32 else torch.float32
     of_rows = torch.empty(batch, heads, tokens, dtype=wide, device=q.device)
     of_keys = torch.empty(batch, kv_heads, tokens, dtype=wide, device=q.device)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
     tile = tile_options(TILES["queries"], q, v, tokens)
     _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, do, totals, lse, delta, dq, of_rows, *strides, *dq.stride()[:3],
+        q, k, v, do, totals, lse, delta, dq, of_rows, *strides, dq.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     tile = tile_options(TILES["keys"], q, v, tokens)
     _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
+        q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     if totals is None:

@@ -170,13 +170,17 @@ def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constex
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _key_states(
     K, V, GATE, LOG, INITIAL, S, Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
-    k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h,
+    k_strides, v_strides, g_strides, l_strides,
     T, heads, chunks, segments, per_segment,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, PHI: tl.constexpr,
     SUMS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
     TOTALS: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """States before each chunk of one segment of one key-value head, and the total after it."""
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    g_b, g_t, g_h = g_strides
+    l_b, l_t, l_h = l_strides
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
     i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
@@ -292,7 +296,7 @@ def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _rows(
     Q, K, V, GATE, LOG, BEFORE, S, Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, g_b, g_t, g_h, l_b, l_t, l_h, y_b, y_t, y_h,
+    q_strides, k_strides, v_strides, g_strides, l_strides, y_strides,
     T, H, chunks, segments, per_segment, scale, eps, factor,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
@@ -300,6 +304,12 @@ def _rows(
     WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y of a chunk of queries of one head, and the number per row that the backward pass needs (D, or the norm's gain)."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    g_b, g_t, g_h = g_strides
+    l_b, l_t, l_h = l_strides
+    y_b, y_t, y_h = y_strides
     chunk, head = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
     b, h = head // H, head % H
     g = h // GROUP
@@ -410,7 +420,7 @@ def _gradient_of_rows(
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradient_states(
     Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
-    q_b, q_t, q_h, o_b, o_t, o_h, y_b, y_t, y_h, l_b, l_t, l_h,
+    q_strides, o_strides, y_strides, l_strides,
     T, heads, chunks, segments, per_segment, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
@@ -418,6 +428,10 @@ def _gradient_states(
     WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R after each chunk of one segment of one key-value head, from its end; dz of its rows."""
+    q_b, q_t, q_h = q_strides
+    o_b, o_t, o_h = o_strides
+    y_b, y_t, y_h = y_strides
+    l_b, l_t, l_h = l_strides
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
     H = heads * GROUP
@@ -476,7 +490,7 @@ def rows_of(b, h, H, T, first):
 def _gradients(
     Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
     DQ, DK, DV, DGATE, DLOG,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, o_b, o_t, o_h, y_b, y_t, y_h, g_b, g_t, g_h, l_b, l_t, l_h,
+    q_strides, k_strides, v_strides, o_strides, y_strides, g_strides, l_strides,
     T, heads, chunks, segments, per_segment, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
@@ -487,6 +501,13 @@ def _gradients(
     Under a norm dn is orthogonal to the row. Rows of few or small weights are sensitive to that, so what rounding takes
     from dn is multiplied too.
     """
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    o_b, o_t, o_h = o_strides
+    y_b, y_t, y_h = y_strides
+    g_b, g_t, g_h = g_strides
+    l_b, l_t, l_h = l_strides
     SUMS: tl.constexpr = DIVISOR == "sum"
     chunk, row = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
     b, g = row // heads, row % heads
@@ -697,12 +718,12 @@ def forward(
     totals = plan.joined or return_state
     total = final  # where there is one segment, its state is that of the text
     if plan.joined:
-        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + call.sums, dtype=torch.float32)
+        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + int(call.sums), dtype=torch.float32)
     segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
     sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
     _key_states[(plan.rows, plan.segments)](
         k, v, input_gate, log_forget, initial, states, sums, total, logs, segment_logs,
-        *k.stride()[:3], *v.stride()[:3], *_strides(input_gate), *_strides(log_forget), *plan.text,
+        k.stride()[:3], v.stride()[:3], _strides(input_gate), _strides(log_forget), *plan.text,
         **_without(sizes, "GROUP"), SUMS=call.sums, STARTED=initial is not None, TOTALS=totals, **_warps("states", plan),
     )  # fmt: skip
     _join_segments(
@@ -710,7 +731,7 @@ def forward(
     )
     _rows[(plan.chunks * q.shape[0] * q.shape[2],)](
         q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *_strides(input_gate), *_strides(log_forget), *y.stride()[:3],
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], _strides(input_gate), _strides(log_forget), y.stride()[:3],
         q.shape[1], q.shape[2], *plan.text[2:], call.scale, call.eps, call.length,
         **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("rows", plan),
     )  # fmt: skip
@@ -727,7 +748,7 @@ def shapes(
     y = q.new_empty(batch, tokens, heads, e, dtype=q.dtype if call.final else wide)
     stat = q.new_empty((batch, heads, tokens) if call.sums or call.length else 0, dtype=wide)
     rest = q.new_empty(y.shape if call.rests else 0, dtype=y.dtype)
-    final = q.new_empty((batch, k.shape[2], d, e + call.sums) if return_state else 0, dtype=wide)
+    final = q.new_empty((batch, k.shape[2], d, e + int(call.sums)) if return_state else 0, dtype=wide)
     states = q.new_empty((rows, plan.chunks, d, e) if call.causal else 0, dtype=operand(q))
     sums = q.new_empty((rows, plan.chunks, d) if call.causal and call.sums else 0, dtype=wide)
     places = plan.segments if call.causal else 1
@@ -762,16 +783,16 @@ def backward(
     dz = q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if call.sums else 0, dtype=wide)
     later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
     d_initial = q.new_empty(
-        (q.shape[0], k.shape[2], plan.d, plan.e + call.sums) if started else 0, dtype=wide
+        (q.shape[0], k.shape[2], plan.d, plan.e + int(call.sums)) if started else 0, dtype=wide
     )
     total = d_initial
     if plan.joined:
-        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + call.sums, dtype=wide)
+        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + int(call.sums), dtype=wide)
     segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
     sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
     _gradient_states[(plan.rows, plan.segments)](
         q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dz, logs, segment_logs,
-        *q.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(log_forget), *plan.text, call.scale,
+        q.stride()[:3], dy.stride()[:3], y.stride()[:3], _strides(log_forget), *plan.text, call.scale,
         **_without(sizes, "GATED"), **_of_rows(call, before), STARTED=d_state is not None,
         TOTALS=plan.joined or started, **_warps("gradient states", plan),
     )  # fmt: skip
@@ -784,8 +805,8 @@ def backward(
     _gradients[(plan.chunks * plan.rows,)](
         q, k, v, dy, y, rest, stat, before, dz, input_gate, log_forget, *states, later, later_sums, ahead, ahead_sums, logs,
         dq, dk, dv, d_gate, d_log,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dy.stride()[:3], *y.stride()[:3], *_strides(input_gate),
-        *_strides(log_forget), *plan.text, call.scale, **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("gradients", plan),
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3], y.stride()[:3], _strides(input_gate),
+        _strides(log_forget), *plan.text, call.scale, **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("gradients", plan),
     )  # fmt: skip
     return Gradients(dq, dk, dv, d_gate, d_log, d_initial if started else None)
 
@@ -806,7 +827,7 @@ def _join_segments(
     if not plan.joined:
         return
     block = 256
-    _join[(plan.rows, cdiv(plan.d * (plan.e + call.sums), block))](
+    _join[(plan.rows, cdiv(plan.d * (plan.e + int(call.sums)), block))](
         total, logs, past, past_sums, final, plan.segments, D=plan.d, E=plan.e, SUMS=call.sums, DECAY=decays,
         REVERSE=reverse, ALL=not call.causal, ENDED=final.numel() > 0, BLOCK=block, AHEAD=8, num_warps=4,
     )  # fmt: skip

@@ -21,9 +21,8 @@ TILE = 64
 
 @launched
 @triton.jit(do_not_specialize=["T", "tiles"])
-def _tile_sums(
-    K, SUMS, k_b, k_t, k_h, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr
-):
+def _tile_sums(K, SUMS, k_strides, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr):
+    k_b, k_t, k_h = k_strides
     tile, row = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     b, g = row // heads, row % heads
     i, d = tl.arange(0, TILE), tl.arange(0, BD)
@@ -62,7 +61,7 @@ def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
     out = torch.empty(rows, tiles + 1, d, dtype=torch.float32, device=k.device)
     if tiles:
         _tile_sums[(rows * tiles,)](
-            k, sums, *k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
+            k, sums, k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
         )
     columns = min(32, width(d))
     _scan[(rows, cdiv(d, columns))](

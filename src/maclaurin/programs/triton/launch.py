@@ -1,14 +1,14 @@
 """Launching a kernel that was compiled before, in a few microseconds of CPU time.
 
-triton finds the compiled kernel anew at every launch, which takes some 30 µs for a kernel with many arguments:
-longer than short kernels run. Here it is found by what triton specialises a kernel on: dtypes and alignment of
-tensors, whether integers are 1, divisible by 16 or beyond 32 bits, and the values of compile-time arguments.
+triton finds the compiled kernel anew at every launch, and asks the driver about every pointer: 30 µs and more for a
+kernel with many arguments, longer than short kernels run. Here the compiled kernel is found by dtypes and alignment
+of the tensors and by all other arguments as they are; new arguments go triton's way once.
 
     @launched
     @triton.jit
     def _kernel(X, Y, n, BLOCK: tl.constexpr): …
 
-    _kernel[grid](x, y, n, BLOCK=64)       # arguments by position, compile-time arguments and options by name
+    _kernel[grid](x, y, n, BLOCK=64)    # tensors first, then numbers; compile-time arguments and options by name
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 _run = JITFunction.run
+#: sets of arguments remembered per kernel
+_MOST_CALLS = 2048
 
 
 def launched(jit: Any) -> Any:
@@ -33,36 +35,39 @@ class Launched:
 
     def __init__(self, jit: JITFunction[Any]) -> None:
         self.jit = jit
-        self._compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+        #: how many of the arguments are tensors, or None in place of one; known from the first launch
+        self._tensors = 0
+        self._calls: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
             if JITFunction.run is not _run:  # somebody compiles without launching
                 self.jit[grid](*arguments, **options)
                 return
-            device = next(u.get_device() for u in arguments if isinstance(u, Tensor))
-            key = (device, tuple(map(_kind, arguments)), tuple(options.items()))
-            known = self._compiled.get(key)
+            if self._tensors == 0:
+                self._tensors = sum(u is None or isinstance(u, Tensor) for u in arguments)
+            tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
+            pointers = [None if u is None else u.data_ptr() for u in tensors]
+            dtypes = tuple([None if u is None else u.dtype for u in tensors])
+            aligned = tuple([at is None or at & 15 == 0 for at in pointers])
+            device = torch.cuda.current_device()
+            key = (device, dtypes, aligned, numbers, tuple(options.items()))
+            known = self._calls.get(key)
             if known is None:
-                kernel = self.jit[grid](*arguments, **options)
-                self._compiled[key] = kernel, self._constants(len(arguments), options)
+                self._first_launch(key, grid, arguments, options)
                 return
             kernel, constants = known
             stream = torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]
-            kernel[(*grid, 1, 1)[:3]](*arguments, *constants, stream=stream)
+            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=stream)
 
         return launch
 
-    def _constants(self, given: int, options: dict[str, Any]) -> tuple[Any, ...]:
-        """The values of the parameters behind those given by position."""
-        behind = self.jit.params[given:]
-        return tuple(options.get(p.name, p.default) for p in behind)
-
-
-def _kind(u: Any) -> Any:
-    """What triton specialises a kernel on."""
-    if isinstance(u, Tensor):
-        return u.dtype, u.data_ptr() % 16 == 0
-    if type(u) is int:
-        return 1 if u == 1 else (u % 16 == 0, -(1 << 31) <= u < 1 << 31)
-    return float if type(u) is float else u
+    def _first_launch(
+        self, key: tuple[Any, ...], grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        """Launch it triton's way, which compiles it if need be, and remember what these arguments run."""
+        kernel = self.jit[grid](*arguments, **options)
+        constants = tuple(options.get(p.name, p.default) for p in self.jit.params[len(arguments) :])
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[key] = kernel, constants

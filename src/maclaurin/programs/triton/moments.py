@@ -93,13 +93,14 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d,
 @triton.jit
 def _high(
     XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
-    x_b, x_t, x_h, T, heads, chunks, tokens,
+    x_strides, T, heads, chunks, tokens,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr,
     LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
     REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Four blocks of one order (or two) for one key-value head, along the whole text; those of a group are added."""
+    x_b, x_t, x_h = x_strides
     i = tl.program_id(0) * (4 if FOUR else 2)
     a0, a1, group = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 2), tl.load(TABLE + 2 * i + 1)
     a2, a3 = a0, a0
@@ -158,12 +159,14 @@ def _high(
 @triton.jit
 def _small(
     X, G, WEIGHTS, OMEGA, EXTRA, OUT,
-    x_b, x_t, x_h, g_b, g_t, g_h, T, heads, chunks, all_rows,
+    x_strides, g_strides, T, heads, chunks, all_rows,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
     OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The small moments of one chunk of one key-value head."""
+    x_b, x_t, x_h = x_strides
+    g_b, g_t, g_h = g_strides
     c = tl.program_id(0)
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
@@ -360,7 +363,7 @@ def _small_moments(
         out[:, :, d * e + e :].zero_()
     wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
     _small[(chunks, batch * heads)](
-        x, g, side.weights, side.omega, side.extra, out, *x.stride()[:3], *g.stride()[:3], tokens, heads, chunks,
+        x, g, side.weights, side.omega, side.extra, out, x.stride()[:3], g.stride()[:3], tokens, heads, chunks,
         batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
         WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None, EXTRAS=side.extra is not None,
         **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
@@ -394,7 +397,7 @@ def _high_moments(
     grouped = GROUPED if many else GROUPED // 2
     _high[(count // grouped, batch * heads, columns)](
         lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
-        initial, out, final, *x.stride()[:3], tokens, heads, chunks, padded,
+        initial, out, final, x.stride()[:3], tokens, heads, chunks, padded,
         D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
         ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
         STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),

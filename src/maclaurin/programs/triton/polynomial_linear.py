@@ -112,7 +112,7 @@ def forward(
     tile = _tile("forward", q, v, rows, call)
     forward_rows[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
         **_sizes(q, k, v, rows, call), **tile,
         BY_COUNT=call.divisor == "count", NARROW=call.narrow, STARTED=initial is not None,
@@ -150,14 +150,14 @@ def backward(
         dz = dz + d_divisor
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
     sizes = _sizes(q, k, v, rows, call)
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile("queries", q, v, rows, call)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
-        *strides, *dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
+        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
     scaled = rows.alpha is not None
     later, before = moments(
@@ -174,7 +174,7 @@ def backward(
     tile = _tile("keys", q, v, rows, call)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
-        *strides, *dk.stride()[:3], *dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
+        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
     if of_keys is not None and of_rows is not None:

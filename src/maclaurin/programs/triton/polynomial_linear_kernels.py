@@ -111,7 +111,7 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
 @triton.jit
 def forward_rows(
     Q, K, V, ALPHA, LOG, SMALL, S2, S3, Y, REST, DIVISOR,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
+    q_strides, k_strides, v_strides, y_strides,
     T, H, chunks, all_rows, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
@@ -119,6 +119,10 @@ def forward_rows(
     BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    y_b, y_t, y_h = y_strides
     tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -224,7 +228,7 @@ def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log,
 @triton.jit
 def backward_queries(
     Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, DQ, DALPHA, DROW,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
+    q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
@@ -232,6 +236,11 @@ def backward_queries(
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα where rows have their own, and Σ_s g w (how the loss grows with all weights of a row)."""
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dq_b, dq_t, dq_h = dq_strides
     tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
@@ -363,7 +372,7 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
 @triton.jit
 def backward_keys(
     Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, DK, DV, DKEY,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
+    q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
@@ -375,6 +384,12 @@ def backward_keys(
     The moments are those of (q, dn, dz) over later chunks. Where rows have coefficients of their own, these are
     in the moments already; LEFT is ln of what is left of a key at the end of its chunk.
     """
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
     first = tl.program_id(0) * BN
     heads = H // GROUP

@@ -9,7 +9,8 @@ dz = −Σ dn∘y (0 where D is no row sum; rows.py):
 
 With a decay gate w is multiplied by e^{L_t − L_s}, L the running total of ln f (fp64). Between different tiles of
 queries and keys it is e^{L_t − L_o} e^{L_o − L_s} with o between the two, so neither factor exceeds one: one number per
-row and one per column. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
+row and one per column. That of a column is what is kept to the edge of its tile (made once, `_decay_factors`) times what
+is kept from there to o. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 """
@@ -29,12 +30,15 @@ from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
+    add_sum,
     cdiv,
     divisor_of,
     empty_rows,
     load_rows,
+    no_sums,
     operand_options,
     store_rows,
+    sums_of,
     tile_options,
     width,
 )
@@ -42,9 +46,11 @@ from maclaurin.programs.triton.tiles import (
 #: tiles by pass for heads up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    "queries": (Tile(64, 64, 4, 3), Tile(128, 64, 8, 3)),
+    "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
+#: whether row sums of bf16 weights are products with ones
+SUMS_BY_PRODUCTS = False
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,35 @@ class Call:
 
 
 @triton.jit
-def _weight(s, C: tl.constexpr, SIGMOID: tl.constexpr):
-    """Σ c_n sⁿ by Horner's rule, or σ of it."""
-    w = tl.full(s.shape, C[len(C) - 1], tl.float32)
-    for i in tl.static_range(1, len(C)):
-        w = w * s + C[len(C) - 1 - i]
-    if SIGMOID:
-        w = tl.sigmoid(w)
+def _weight(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
+    """Σ c_n sⁿ by Horner's rule, or σ of it, times what is kept of it."""
+    if PURE:
+        w = s * (s * kept)
+    else:
+        w = tl.full(s.shape, C[len(C) - 1], tl.float32)
+        for i in tl.static_range(1, len(C)):
+            w = w * s + C[len(C) - 1 - i]
+        if SIGMOID:
+            w = tl.sigmoid(w)
+        if DECAY:
+            w *= kept
     return w
 
 
 @triton.jit
-def _slope(s, C: tl.constexpr, SIGMOID: tl.constexpr):
-    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) where the weight is σ."""
-    slope = tl.zeros(s.shape, tl.float32)
-    for i in tl.static_range(0, len(C) - 1):
-        slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
-    if SIGMOID:
-        w = _weight(s, C, SIGMOID)
-        slope *= w * (1 - w)
+def _slope(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
+    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) where the weight is σ, times what is kept of it; half of it for a pure square."""
+    if PURE:
+        slope = s * kept
+    else:
+        slope = tl.zeros(s.shape, tl.float32)
+        for i in tl.static_range(0, len(C) - 1):
+            slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
+        if SIGMOID:
+            w = _weight(s, kept, C, SIGMOID, False, False)
+            slope *= w * (1 - w)
+        if DECAY:
+            slope *= kept
     return slope
 
 
@@ -105,32 +121,69 @@ def _kept(of_query, of_key):
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr,
-              MASKED: tl.constexpr, CAUSAL: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the sums of a tile of queries."""
-    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), C, SIGMOID)
+def _kept_of_pairs(of_query, of_key, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
+    """What is kept of every pair of a tile, times c₂ for a pure square."""
     if DECAY:
-        w *= _kept(of_query[:, None], of_key[None, :]) if MASKED else _kept(of_query, of_key)[None, :]
+        kept = _kept(of_query, of_key)
+        if PURE:
+            kept *= C[2]
+    else:
+        kept = 1.0
+    return kept
+
+
+@triton.jit
+def _kept_of_lines(FACTORS, n, later, earlier, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
+    """The same by one number per line, where the tokens n lie in one tile: theirs to its edge, and from there on."""
+    if DECAY:
+        kept = tl.load(FACTORS + n) * (_kept(later, earlier) * (C[2] if PURE else 1.0))
+    else:
+        kept = n * 1.0
+    return kept
+
+
+@launched
+@triton.jit
+def _decay_factors(TOTALS, KEYS, QUERIES, T, padded, BK: tl.constexpr, BQ: tl.constexpr):
+    """e^{L_last − L_s} of a tile of BK keys, and e^{L_t − L_first} of one of BQ queries, for both ends of a walk."""
+    row, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * 128 + tl.arange(0, 128)
+    totals = row * T
+    own = _totals(TOTALS, totals, n, T, True)
+    last = _totals(TOTALS, totals, n // BK * BK + BK - 1, T, True)
+    first = _totals(TOTALS, totals, n // BQ * BQ, T, True)
+    tl.store(KEYS + row * padded + n, _kept(last, own))
+    tl.store(QUERIES + row * padded + n, _kept(own, first))
+
+
+@triton.jit
+def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr,
+              MASKED: tl.constexpr, CAUSAL: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """One tile of keys into the sums of a tile of queries."""
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, SIGMOID, DECAY, PURE)
     if MASKED:
         seen = (n < T)[None, :]
         if CAUSAL:
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
     w = w.to(OPERAND)
-    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, TOTALS, Y, REST, Z,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, y_b, y_t, y_h,
-    T, H, eps,
+    Q, K, V, TOTALS, KEPT, Y, REST, Z,
+    q_strides, k_strides, v_strides, y_strides,
+    T, H, padded, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, NARROW: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, NARROW: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    y_b, y_t, y_h = y_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -139,31 +192,34 @@ def _forward(
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals = (b * (H // GROUP) + g) * T
+    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
     of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
-    z = tl.zeros((BM,), tl.float32)
+    z = no_sums(BM, ONES)
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
     end = tl.minimum(first + BM, T) if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
-        acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, origin, of_key, C, SIGMOID, DECAY, False, CAUSAL, OPERAND, PRECISION
+        of_line = _kept_of_lines(
+            lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), C, DECAY, PURE
         )
+        acc, z = _add_keys(
+            acc, z, q, k, v, m, n, T, of_line[None, :], C, SIGMOID, DECAY, PURE, False, CAUSAL, ONES, OPERAND, PRECISION
+        )  # fmt: skip
     if DECAY:
         kept = _kept(of_query, origin)
-        acc, z = acc * kept[:, None], z * kept
+        acc, z = acc * kept[:, None], z * (kept[:, None] if ONES else kept)
     for start in range(whole, end, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         of_key = _totals(TOTALS, totals, n, T, DECAY)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], C, DECAY, PURE)
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_query, of_key, C, SIGMOID, DECAY, True, CAUSAL, OPERAND, PRECISION
-        )
+            acc, z, q, k, v, m, n, T, of_pair, C, SIGMOID, DECAY, PURE, True, CAUSAL, ONES, OPERAND, PRECISION
+        )  # fmt: skip
     seen = m + 1 if CAUSAL else m * 0 + T
-    divisor = divisor_of(z, seen, eps, BY_SUM, BY_COUNT)
+    divisor = divisor_of(sums_of(z, ONES), seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
@@ -181,18 +237,15 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
 
 
 @triton.jit
-def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                 DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                 DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = _weight(s, C, SIGMOID)
+    w = _weight(s, kept, C, SIGMOID, DECAY, PURE)
     seen = n[:, None] <= m[None, :]
-    if DECAY:
-        kept = _kept(of_query[None, :], of_key[:, None]) if MASKED else _kept(of_query, of_key)[None, :]
-        w *= kept
     if MASKED:
         w = tl.where(seen, w, 0.0)
     dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
@@ -201,8 +254,7 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C: tl.cons
         dw += dz[None, :]
     if DECAY:
         dl += tl.sum(w * dw, 1).to(dl.dtype)  # not rounded: sums along the text cancel
-        dw *= kept
-    ds = dw * _slope(s, C, SIGMOID)
+    ds = dw * _slope(s, kept, C, SIGMOID, DECAY, PURE)
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
     return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
@@ -211,13 +263,19 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C: tl.cons
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, TOTALS, DK, DV, DL,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h,
-    T, H,
+    Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL,
+    q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
+    T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dk_b, dk_t, dk_h = dk_strides
+    dv_b, dv_t, dv_h = dv_strides
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
@@ -225,7 +283,7 @@ def _backward_keys(
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
-    totals = (b * kv_heads + g) * T
+    totals, lines = (b * kv_heads + g) * T, KEPT + (b * kv_heads + g) * padded if DECAY else KEPT
     of_key, origin = _totals(TOTALS, totals, n, T, DECAY), _totals(TOTALS, totals, first + BN - 1, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
@@ -238,9 +296,12 @@ def _backward_keys(
         for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
             q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM), _totals(TOTALS, totals, m, T, DECAY)
+            dz = _row_sums(DZ, rows, m, T, BY_SUM)
+            of_line = _kept_of_lines(
+                lines, m, _totals(TOTALS, totals, start, T, DECAY), origin, C, DECAY, PURE
+            )
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_query, origin, C, SIGMOID, BY_SUM, DECAY, False, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, SIGMOID, BY_SUM, DECAY, PURE, False, OPERAND, PRECISION
             )  # fmt: skip
     if DECAY:
         kept = _kept(origin, of_key)
@@ -252,9 +313,12 @@ def _backward_keys(
             m = start + tl.arange(0, BM)
             q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
             dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM), _totals(TOTALS, totals, m, T, DECAY)
+            of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], C, DECAY, PURE)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_query, of_key, C, SIGMOID, BY_SUM, DECAY, True, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, SIGMOID, BY_SUM, DECAY, PURE, True, OPERAND, PRECISION
             )  # fmt: skip
+    if PURE:
+        dk *= 2
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -268,33 +332,38 @@ def _backward_keys(
 
 
 @triton.jit
-def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, of_query, of_key, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                       DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
+                       DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
     if BY_SUM:
         dw += dz[:, None]
-    if DECAY:
-        dw *= _kept(of_query[:, None], of_key[None, :]) if MASKED else _kept(of_query, of_key)[None, :]
     if MASKED:
         dw = tl.where(n[None, :] <= m[:, None], dw, 0.0)
-    if DECAY:
-        dl += tl.sum(dw * _weight(s, C, SIGMOID), 1).to(dl.dtype)
-    ds = dw * _slope(s, C, SIGMOID)
+    ds = dw * _slope(s, kept, C, SIGMOID, DECAY, PURE)
+    if PURE:
+        dl += tl.sum(ds * s, 1).to(dl.dtype)
+    elif DECAY:
+        dl += tl.sum(dw * _weight(s, kept, C, SIGMOID, DECAY, PURE), 1).to(dl.dtype)
     return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, TOTALS, DQ, DL,
-    q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, n_b, n_t, n_h, dq_b, dq_t, dq_h,
-    T, H,
+    Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL,
+    q_strides, k_strides, v_strides, n_strides, dq_strides,
+    T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    q_b, q_t, q_h = q_strides
+    k_b, k_t, k_h = k_strides
+    v_b, v_t, v_h = v_strides
+    n_b, n_t, n_h = n_strides
+    dq_b, dq_t, dq_h = dq_strides
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
@@ -305,7 +374,7 @@ def _backward_queries(
     dz = _row_sums(DZ, (b * H + h) * T, m, T, BY_SUM)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals = (b * (H // GROUP) + g) * T
+    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
     of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
     dl = tl.zeros((BM,), of_query.dtype)
@@ -314,27 +383,12 @@ def _backward_queries(
     for start in range(0, whole, BN):
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
-        dq, dl = _add_keys_to_query(
-            dq,
-            dl,
-            q,
-            dn,
-            dz,
-            k,
-            v,
-            m,
-            n,
-            origin,
-            of_key,
-            C,
-            SIGMOID,
-            BY_SUM,
-            DECAY,
-            False,
-            OPERAND,
-            PRECISION,
+        of_line = _kept_of_lines(
+            lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), C, DECAY, PURE
         )
+        dq, dl = _add_keys_to_query(
+            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, SIGMOID, BY_SUM, DECAY, PURE, False, OPERAND, PRECISION
+        )  # fmt: skip
     if DECAY:
         kept = _kept(of_query, origin)
         dq, dl = dq * kept[:, None], dl * kept
@@ -342,26 +396,12 @@ def _backward_queries(
         n = start + tl.arange(0, BN)
         k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
         of_key = _totals(TOTALS, totals, n, T, DECAY)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], C, DECAY, PURE)
         dq, dl = _add_keys_to_query(
-            dq,
-            dl,
-            q,
-            dn,
-            dz,
-            k,
-            v,
-            m,
-            n,
-            of_query,
-            of_key,
-            C,
-            SIGMOID,
-            BY_SUM,
-            DECAY,
-            True,
-            OPERAND,
-            PRECISION,
-        )
+            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, SIGMOID, BY_SUM, DECAY, PURE, True, OPERAND, PRECISION
+        )  # fmt: skip
+    if PURE:
+        dq *= 2
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
@@ -385,13 +425,15 @@ def forward(
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     tile = _tile("forward", q, v, tokens)
+    kept, _, padded = _factors(totals, tile["BN"], tile["BM"])
     _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, totals, y, rest, z,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *y.stride()[:3],
-        tokens, heads, call.eps,
+        q, k, v, totals, kept, y, rest, z,
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
+        tokens, heads, padded, call.eps,
         **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
         BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal,
-        DECAY=totals is not None, NARROW=call.narrow,
+        DECAY=totals is not None, PURE=_is_pure(call, totals), NARROW=call.narrow,
+        ONES=SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
     )  # fmt: skip
     return y, rest, z
 
@@ -420,21 +462,23 @@ def backward(
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
         "DECAY": totals is not None,
+        "PURE": _is_pure(call, totals),
     }
     of_rows = of_keys = None
     if totals is not None:
         of_rows = torch.empty(batch, heads, tokens, dtype=torch.float64, device=q.device)
         of_keys = torch.empty_like(totals)
-    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dn.stride()[:3])
-    tile = _tile("keys", q, v, tokens)
-    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, totals, dk, dv, of_keys, *strides, *dk.stride()[:3], *dv.stride()[:3],
-        tokens, heads, **common, **tile,
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
+    of_key_tiles, of_query_tiles = _tile("keys", q, v, tokens), _tile("queries", q, v, tokens)
+    kept_keys, kept_queries, padded = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
+    _backward_keys[(cdiv(tokens, of_key_tiles["BN"]), batch * kv_heads)](
+        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
+        tokens, heads, padded, **common, **of_key_tiles,
     )  # fmt: skip
-    tile = _tile("queries", q, v, tokens)
-    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, totals, dq, of_rows, *strides, *dq.stride()[:3], tokens, heads, **common, **tile
-    )
+    _backward_queries[(cdiv(tokens, of_query_tiles["BM"]), batch * heads)](
+        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, *strides, dq.stride()[:3],
+        tokens, heads, padded, **common, **of_query_tiles,
+    )  # fmt: skip
     if of_rows is None or of_keys is None:
         return dq, dk, dv, None
     return dq, dk, dv, of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
@@ -445,6 +489,7 @@ def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
     options = tile_options(TILES[kind], q, v, tokens)
     if q.dtype == torch.bfloat16:
         return options
+    options.pop("maxnreg", None)
     return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
 
 
@@ -458,6 +503,29 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         "BE": width(e),
         **operand_options(q),  # weights and score gradients may leave the range of fp16
     }
+
+
+def _factors(totals: Tensor | None, keys: int, queries: int) -> tuple[Tensor | None, Tensor | None, int]:
+    """What is kept of tiles of keys at their end, and of tiles of queries from their beginning, [B·K, padded]."""
+    if totals is None:
+        return None, None, 0
+    batch, heads, tokens = totals.shape
+    padded = cdiv(tokens, 128) * 128
+    found = torch.empty(2, batch * heads, padded, dtype=torch.float32, device=totals.device)
+    _decay_factors[(padded // 128, batch * heads)](
+        totals, found[0], found[1], tokens, padded, BK=keys, BQ=queries, num_warps=4
+    )
+    return found[0], found[1], padded
+
+
+def _is_pure(call: Call, totals: Tensor | None) -> bool:
+    """Whether weights are c₂ s² times what a gate keeps, which takes fewer multiplications."""
+    return (
+        totals is not None
+        and not call.sigmoid
+        and len(call.coefficients) == 3
+        and not any(call.coefficients[:2])
+    )
 
 
 def _floats(call: Call) -> tuple[float, ...]:

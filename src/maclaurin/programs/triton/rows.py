@@ -60,10 +60,12 @@ def _unit(y, inside, E: tl.constexpr, CENTRED: tl.constexpr):
 @launched
 @triton.jit
 def _norm(
-    Y, P, OUT, GAIN, y_b, y_t, y_h, o_b, o_t, o_h, rows, T, H, factor,
+    Y, P, OUT, GAIN, y_strides, o_strides, rows, T, H, factor,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
+    y_b, y_t, y_h = y_strides
+    o_b, o_t, o_h = o_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -84,9 +86,11 @@ def _norm(
 @launched
 @triton.jit
 def _norm_backward_from_answer(
-    OUT, GAIN, DOUT, DY, Y, g_b, g_t, g_h, d_b, d_t, d_h, rows, T, H,
+    OUT, GAIN, DOUT, DY, Y, g_strides, d_strides, rows, T, H,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
+    g_b, g_t, g_h = g_strides
+    d_b, d_t, d_h = d_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -107,9 +111,11 @@ def _norm_backward_from_answer(
 @launched
 @triton.jit
 def _norm_backward(
-    Y, P, DOUT, DY, DP, y_b, y_t, y_h, g_b, g_t, g_h, rows, T, H, factor,
+    Y, P, DOUT, DY, DP, y_strides, g_strides, rows, T, H, factor,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, CENTRED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
+    y_b, y_t, y_h = y_strides
+    g_b, g_t, g_h = g_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -145,7 +151,7 @@ def normed(
     gain = torch.empty(y.shape[:3], dtype=torch.float32, device=y.device) if keep else None
     grid, rows, sizes = row_tiles(y)
     _norm[grid](
-        y, gate, out, gain, *y.stride()[:3], *out.stride()[:3], *rows, factor,
+        y, gate, out, gain, y.stride()[:3], out.stride()[:3], *rows, factor,
         **sizes, CENTRED=centred, GATE=_gate_kind(gate), KEEP=keep,
     )  # fmt: skip
     return out, gain
@@ -160,7 +166,7 @@ def normed_backward_from_answer(
     dy, y = (torch.empty_strided(out.shape, layout, dtype=out.dtype, device=out.device) for _ in range(2))
     grid, rows, sizes = row_tiles(out)
     _norm_backward_from_answer[grid](
-        out, gain, dout, dy, y, *dout.stride()[:3], *dy.stride()[:3], *rows, **sizes, CENTRED=centred
+        out, gain, dout, dy, y, dout.stride()[:3], dy.stride()[:3], *rows, **sizes, CENTRED=centred
     )
     return dy, y
 
@@ -175,7 +181,7 @@ def normed_backward(
     dout = dense(dout)
     grid, rows, sizes = row_tiles(y)
     _norm_backward[grid](
-        y, gate, dout, dy, dgate, *y.stride()[:3], *dout.stride()[:3], *rows, factor,
+        y, gate, dout, dy, dgate, y.stride()[:3], dout.stride()[:3], *rows, factor,
         **sizes, CENTRED=centred, GATE=_gate_kind(gate),
     )  # fmt: skip
     return dy, dgate
@@ -191,10 +197,11 @@ def _gate_kind(gate: Tensor | None) -> int:
 @launched
 @triton.jit
 def _quotient_backward(
-    DY, Y, REST, DIVISOR, DN, DZ, dy_b, dy_t, dy_h, rows, T, H,
+    DY, Y, REST, DIVISOR, DN, DZ, dy_strides, rows, T, H,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, BY_SUM: tl.constexpr,
     NARROW: tl.constexpr,
 ):  # fmt: skip
+    dy_b, dy_t, dy_h = dy_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -222,7 +229,7 @@ def quotient_backward(
     dz = torch.empty_like(divisor) if by_sum else None
     grid, rows, sizes = row_tiles(y)
     _quotient_backward[grid](
-        dy, y, rest, divisor, dn, dz, *dy.stride()[:3], *rows, **sizes, BY_SUM=by_sum, NARROW=rest is not None
+        dy, y, rest, divisor, dn, dz, dy.stride()[:3], *rows, **sizes, BY_SUM=by_sum, NARROW=rest is not None
     )
     return dn, dz
 
@@ -250,9 +257,13 @@ def _factor(
 @launched
 @triton.jit
 def _scale(
-    O, G, LOG_D, P, Y, o_b, o_h, o_t, y_b, y_h, y_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    O, G, LOG_D, P, Y, o_strides, y_strides, l_strides, p_strides, rows, H, T,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
+    o_b, o_h, o_t = o_strides
+    y_b, y_h, y_t = y_strides
+    l_b, l_h, l_t = l_strides
+    p_b, p_h, p_t = p_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -267,10 +278,14 @@ def _scale(
 @triton.jit
 def _scale_backward(
     DY, O, G, LOG_D, P, U, DO, KEPT, TOTAL,
-    d_b, d_h, d_t, o_b, o_h, o_t, l_b, l_h, l_t, p_b, p_h, p_t, rows, H, T,
+    d_strides, o_strides, l_strides, p_strides, rows, H, T,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
     READ: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
+    d_b, d_h, d_t = d_strides
+    o_b, o_h, o_t = o_strides
+    l_b, l_h, l_t = l_strides
+    p_b, p_h, p_t = p_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -290,9 +305,11 @@ def _scale_backward(
 @launched
 @triton.jit
 def _delta(
-    DO, O, DLSE, DELTA, d_b, d_h, d_t, o_b, o_h, o_t, rows, H, T,
+    DO, O, DLSE, DELTA, d_strides, o_strides, rows, H, T,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, LESS: tl.constexpr,
 ):  # fmt: skip
+    d_b, d_h, d_t = d_strides
+    o_b, o_h, o_t = o_strides
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
@@ -311,7 +328,7 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     do, dlse = dense(do), None if dlse is None else dlse.contiguous()
     found = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
     grid, rows, sizes = row_tiles(o)
-    _delta[grid](do, o, dlse, found, *do.stride()[:3], *o.stride()[:3], *rows, **sizes, LESS=dlse is not None)
+    _delta[grid](do, o, dlse, found, do.stride()[:3], o.stride()[:3], *rows, **sizes, LESS=dlse is not None)
     return found
 
 
@@ -322,7 +339,7 @@ def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor
     grid, rows, sizes = row_tiles(o)
     _scale[grid](
         o, log_gain, log_divisor, gate, y,
-        *o.stride()[:3], *y.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        o.stride()[:3], y.stride()[:3], _strides_of_divisor(log_divisor), _strides_of_gate(gate), *rows,
         **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None,
     )  # fmt: skip
     return y
@@ -348,7 +365,7 @@ def scaled_backward(
     grid, rows, sizes = row_tiles(o)
     _scale_backward[grid](
         dy, o, log_gain, log_divisor, gate, unseen, do, kept, total,
-        *dy.stride()[:3], *o.stride()[:3], *_strides_of_divisor(log_divisor), *_strides_of_gate(gate), *rows,
+        dy.stride()[:3], o.stride()[:3], _strides_of_divisor(log_divisor), _strides_of_gate(gate), *rows,
         **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None, READ=read, KEEP=unseen is not None,
     )  # fmt: skip
     return do, kept, total

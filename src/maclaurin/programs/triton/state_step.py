@@ -84,12 +84,17 @@ def _features(X, INDEX, ROOT, f, there, scale, D: tl.constexpr, DEGREE: tl.const
 @triton.jit
 def _step(
     S, K, Q, V, LOG_FORGET, WEIGHT, COUNT, INDEX, ROOT, STARTS, STOPS, OUT, PARTIAL,
-    k_b, k_h, q_b, q_h, v_b, v_h, f_b, f_h, w_b, w_h, late, scale, F, heads, blocks,
+    k_strides, q_strides, v_strides, f_strides, w_strides, late, scale, F, heads, blocks,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
     DEGREE: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr,
     DELAYED: tl.constexpr,
 ):  # fmt: skip
     """One block of features of one key-value head. COUNTED: the last column counts keys, beside those of v."""
+    k_b, k_h = k_strides
+    q_b, q_h = q_strides
+    v_b, v_h = v_strides
+    f_b, f_h = f_strides
+    w_b, w_h = w_strides
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = row // heads, row % heads
     f = tl.load(STARTS + block) + tl.arange(0, BF)
@@ -195,10 +200,10 @@ def pass_over(state: Tensor, token: Token, layout: Layout, scale: float) -> tupl
     blocks = layout.starts.numel()
     out = torch.empty_like(state)
     partial = torch.empty(batch, q.shape[1], blocks, e, dtype=torch.float32, device=state.device)
-    optional = (stride for u in (log_forget, weight) for stride in ((0, 0) if u is None else u.stride()))
+    optional = ((0, 0) if u is None else u.stride() for u in (log_forget, weight))
     _step[(batch * heads, blocks)](
         state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, layout.starts, layout.stops, out,
-        partial, *k.stride()[:2], *q.stride()[:2], *v.stride()[:2], *optional, late, scale, size, heads, blocks,
+        partial, k.stride()[:2], q.stride()[:2], v.stride()[:2], *optional, late, scale, size, heads, blocks,
         GROUP=q.shape[1] // heads, D=k.shape[-1], E=e, BE=width(v.shape[-1]), BF=BLOCK,
         DEGREE=layout.entries.shape[1], COUNTED=e > v.shape[-1], FORGETS=log_forget is not None,
         WEIGHED=weight is not None, DELAYED=count is not None, num_warps=max(1, min(8, width(v.shape[-1]) // 64)),
@@ -299,12 +304,15 @@ def _with_keys(total, top, q, k, v, centre, seen):
 @triton.jit
 def _window_rows(
     PARTIAL, CUTS, COUNT, Q, K, V, RECENT_K, RECENT_V, SINK_K, SINK_V, Y, AFTER, NEXT_K, NEXT_V, NEXT_SINK_K, NEXT_SINK_V,
-    q_b, q_h, k_b, k_h, v_b, v_h, scale, heads, blocks, eps, W,
+    q_strides, k_strides, v_strides, scale, heads, blocks, eps, W,
     SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BB: tl.constexpr, BW: tl.constexpr, BS: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):  # fmt: skip
     """The row of one query; the first query of a key-value head writes its window. Column E − 1 is the row sum."""
+    q_b, q_h = q_strides
+    k_b, k_h = k_strides
+    v_b, v_h = v_strides
     row = tl.program_id(0).to(tl.int64)
     b, h = row // heads, row % heads
     head = row // GROUP
@@ -379,7 +387,7 @@ def window_rows(
     after, following = torch.empty_like(count), Exact(*(torch.empty_like(u) for u in exact))
     _window_rows[(batch * heads,)](
         partial, cuts, count, token.q, token.k, token.v, *exact, y, after, *following,
-        *token.q.stride()[:2], *token.k.stride()[:2], *token.v.stride()[:2], scale, heads, blocks, eps, size,
+        token.q.stride()[:2], token.k.stride()[:2], token.v.stride()[:2], scale, heads, blocks, eps, size,
         SINKS=sinks, GROUP=heads // token.k.shape[1], D=d, BD=width(d), E=e + 1, BE=width(e + 1), BB=BLOCKS,
         BW=min(KEYS, width(size)), BS=width(sinks), TABLE=flat(table), ORDERS=len(table), CENTRED=is_centred(table),
         num_warps=4,

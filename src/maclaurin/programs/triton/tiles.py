@@ -49,6 +49,31 @@ def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
 
 
 @triton.jit
+def no_sums(ROWS: tl.constexpr, ONES: tl.constexpr):
+    """Where `add_sum` begins."""
+    return tl.zeros((ROWS, 16), tl.float32) if ONES else tl.zeros((ROWS,), tl.float32)
+
+
+@triton.jit
+def add_sum(z, w, ONES: tl.constexpr):
+    """Sums over the rows of weights as they are multiplied.
+
+    Those of bf16 by a product with ones: to take them back to fp32 costs more time than the matrix units need.
+    """
+    if ONES:
+        z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, tl.float32).to(w.dtype), z)
+    else:
+        z += tl.sum(w.to(tl.float32), 1)
+    return z
+
+
+@triton.jit
+def sums_of(z, ONES: tl.constexpr):
+    """One number per row."""
+    return tl.sum(z, 1) * 0.0625 if ONES else z
+
+
+@triton.jit
 def row_offsets(row, N, M, s_b, s_n, s_m):
     """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through; in 64 bits."""
     row = row.to(tl.int64)
@@ -105,12 +130,16 @@ def operand_options(like: Tensor) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead."""
+    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead.
+
+    Few registers per thread let more programs run side by side; 0 leaves their number to the compiler.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int = 0
 
 
 def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
@@ -127,6 +156,7 @@ def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) ->
         "BN": min(keys, width(tokens)),
         "num_warps": tile.warps,
         "num_stages": tile.stages,
+        **({"maxnreg": tile.registers} if tile.registers else {}),
     }
 
 
@@ -144,9 +174,10 @@ def row_tiles(y: Tensor) -> tuple[tuple[int], tuple[int, int, int], dict[str, in
 @launched
 @triton.jit
 def _turn(
-    X, WEIGHT, OUT, x_b, x_t, x_h, T, H, padded,
+    X, WEIGHT, OUT, x_strides, T, H, padded,
     D: tl.constexpr, LINES: tl.constexpr, BT: tl.constexpr, BL: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
+    x_b, x_t, x_h = x_strides
     t = tl.program_id(0) * BT + tl.arange(0, BT)
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     line = tl.program_id(2) * BL + tl.arange(0, BL)
@@ -164,7 +195,7 @@ def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> T
     batch, tokens, heads, d = x.shape
     out = torch.empty(batch, heads, count, padded, dtype=x.dtype, device=x.device)
     _turn[(cdiv(padded, 64), batch * heads, cdiv(count, 64))](
-        x, weight, out, *x.stride()[:3], tokens, heads, padded,
+        x, weight, out, x.stride()[:3], tokens, heads, padded,
         D=d, LINES=count, BT=64, BL=min(64, power_of_2(count)), WEIGHTED=weight is not None, num_warps=4,
     )  # fmt: skip
     return out

@@ -1,0 +1,55 @@
+"""Is it the part, or its scale at the start? Norms, gates and 1/t with every layer as loud as softmax's.
+
+RMS norm is L2 norm times √e and nothing else; weights over 1/t grow with the scores. Here output projections
+are scaled so that each attention adds as much at the start as softmax would (`equal_start`), and each variant
+trains at its own learning rate.
+"""
+
+from paper_claims import MARGIN, MARGIN_REASON, which_norm_hardly_matters
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, RATES
+
+from maclaurin.study import Alike, Experiment, Study, cells_of
+
+study = Study(
+    name="scale",
+    title="Is it the part, or its scale at the start?",
+    question=(
+        "RMS norm differs from L2 norm by a constant factor alone, and yet trains far worse. How much of "
+        "what separates norms, gates and denominators is the scale of a layer's output at the start?"
+    ),
+    budget="about 20 minutes on 2 CPU cores with the search for learning rates",
+    experiments=(
+        Experiment(
+            name="equal",
+            title=f"{PICO_TEXT_TITLE}, all layers as loud as softmax's at the start",
+            metric="loss",
+            common={**PICO_TEXT, "equal_start": True},
+            cells=cells_of(
+                {
+                    "softmax": "exp/sum",
+                    "norm l2": "exp/l2",
+                    "norm rms": "exp/rms",
+                    "norm layer": "exp/layer",
+                    "gate": "exp/len*out",
+                    "1/t": "exp/len",
+                    "order 1": "taylor(1)/l2",
+                    "linear elu": "linear-elu",
+                }
+            ),
+            seeds=(0, 1, 2),
+            baseline="softmax",
+            tune=RATES,
+        ),
+    ),
+    claims=(
+        which_norm_hardly_matters("equal", "norm l2", "norm rms", "norm layer"),
+        Alike(
+            says="L2 and RMS differ in the scale of their rows and in nothing else.",
+            note="RMS(y) = √e L2(y)",
+            experiment="equal",
+            cells=("norm l2", "norm rms"),
+            within=MARGIN,
+            because=MARGIN_REASON,
+        ),
+    ),
+)
