@@ -142,6 +142,19 @@ def head_change(model, rows, memory):
     return float((before.exp() * (before - after)).sum(-1).mean())
 
 
+def test_no_fact_is_cut_off_where_questions_are_asked_together(model, tokenizer, monkeypatch):
+    questions = fact_questions(tokenizer, [40, 400], 4)
+    read, own = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda **given: read.append(given["input_ids"]) or own(**given))
+    answers_together(model, questions, 10**6)
+    rows = [tokenizer.decode(row) for batch in read for row in batch]
+    assert len(rows) == len(questions)
+    for question in questions:
+        fact = tokenizer.decode(question.context[0, question.fact]).strip()
+        assert sum(fact in row for row in rows) >= 2, "the same facts are asked at both distances"
+    assert len(read) < len(questions)
+
+
 def test_questions_asked_together_are_answered_as_one_by_one(model, tokenizer):
     questions = fact_questions(tokenizer, [40, 90], 3)
     found = answers_together(model, questions, 3000)

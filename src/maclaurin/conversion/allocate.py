@@ -115,7 +115,7 @@ def decide(
     text = Perplexity(rows)
 
     def measure(attention: Sequence[str]) -> tuple[float, float]:
-        name = f"plan, {len(questions)} questions, text {list(rows.shape)}: " + " | ".join(attention)
+        name = f"plan by {len(questions)} whole questions, text {list(rows.shape)}: " + " | ".join(attention)
         if name not in file.found:
             loss = math.log(measured_with(model, attention, text))
             with having(model, attention):

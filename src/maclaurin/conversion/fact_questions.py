@@ -106,13 +106,14 @@ def answers_together(
 ) -> list[Answer]:
     """The answers to questions, those of about the same length read in one batch.
 
-    Rows of a batch are cut at the front to the length of the shortest, where there is running text only.
+    Rows of a batch are cut at the front to the length of the shortest; no more than what stands before the
+    asked fact is cut.
     """
     found: dict[int, Answer] = {}
     left = sorted(range(len(questions)), key=lambda n: questions[n].tokens)
     while left:
-        rows = max(1, tokens_at_once // questions[left[0]].tokens)
-        batch, left = left[:rows], left[rows:]
+        batch = _alike(questions, left, tokens_at_once)
+        left = left[len(batch) :]
         asked = [questions[n] for n in batch]
         length = asked[0].tokens
         ids = torch.stack([torch.cat([q.context[0], q.prompt[0]])[-length:] for q in asked])
@@ -122,6 +123,18 @@ def answers_together(
         found |= {n: q.answer(row) for n, q, row in zip(batch, asked, logits, strict=True)}
         report(ids.numel())
     return [found[n] for n in range(len(questions))]
+
+
+def _alike(questions: Sequence[Question], numbers: Sequence[int], tokens_at_once: int) -> list[int]:
+    """Of the numbers, in the order of length, the first that may be cut to the length of the shortest."""
+    shortest = questions[numbers[0]].tokens
+    some = list(numbers[: max(1, tokens_at_once // shortest)])
+    for place, number in enumerate(some):
+        question = questions[number]
+        may_lose = question.fact.start if question.fact.stop else question.tokens
+        if question.tokens - shortest > may_lose:
+            return some[:place]
+    return some
 
 
 def _question(item: Item, tokenizer: Any, distance: int, number: int, *, facts: bool = True) -> Question:
