@@ -154,7 +154,12 @@ def _recurrent_cost(call: Call) -> Cost:
     size = float(batch * tokens * spec.features(d) * (e + int(spec.needs_row_sum)))
     width = working_bytes(call)
     launches = tokens * ((40 if spec.window else 12) + 2 * d * max(len(spec.orders) - 2, 0))
-    return Cost(2 * size * (heads + kv_heads), 4 * size * kv_heads * width, launches, size / tokens * width)
+    flops, moved = 2 * size * (heads + kv_heads), 4 * size * kv_heads * width
+    if spec.window:  # every step reads all exact keys, and writes them anew
+        beside = float(batch * tokens * (spec.window.size + spec.window.kept))
+        flops += 2 * beside * heads * (d + e)
+        moved += beside * (heads * (24 if spec.window.kept else 8) + 2 * kv_heads * (d + e)) * width
+    return Cost(flops, moved, launches, size / tokens * width)
 
 
 def _polynomial_passes(spec: AttentionSpec) -> int:
