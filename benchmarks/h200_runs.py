@@ -2,7 +2,13 @@
 
     python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT --records 'results/*.jsonl'
 
-A plan (`parts`, or a JSON file with a list of runs) says which runs are wanted, given the finished ones.
+A plan says which runs are wanted, given the finished ones:
+
+    parts    14 specs at mini size: two learning rates, more while the best is on the edge, three seeds
+    ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule
+    small    four of them at 275M, one seed, at rates carried by the same rule
+    a JSON file with a list of runs
+
 Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
 runs with a line there or in one of the --records files are not repeated. No run is started that would not
 end before the time limit. Workers live as long as the program: CUDA is started once in each of them.
@@ -21,9 +27,11 @@ import datetime
 import glob
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -44,11 +52,12 @@ COMMON: Run = {
     "tokenizer": "bpe:8192",
     "length": 512,
     "batch_size": 64,
-    "steps": 600,
-    "warmup": 60,
+    "steps": 300,
+    "warmup": 30,
     "schedule": "linear",
     "final_lr": 0.0,
     "precision": "bf16",
+    "equal_start": True,
     "eval_rows": 128,
     "checkpoint_every": 0,
     "log_every": 50,
@@ -73,9 +82,27 @@ PARTS = [
     "taylor(2,about=mean)/sum",
     "exp/l2*out",
 ]
-RATES = [2e-3, 1e-3, 4e-3, 5e-4, 8e-3]  # the middle first, so that a cut-off sweep is still useful
-MOST_EXTENSIONS = 2
+RATES = [2e-3, 1e-3]  # to begin with; the next factor of two is tried while the best is on the edge
+MOST_EXTENSIONS = 5
 TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
+
+LADDER = [
+    "exp/sum",
+    "exp/l2",
+    "exp/len*out",
+    "linear(elu1)/sum",
+    "taylor(2)/sum",
+    "taylor(2,about=mean)/sum",
+    "taylor(4)/sum",
+]
+WIDTHS = {"5m": 192, "mini": 384, "60m": 704, "small": 1024}
+RULE_FACTORS = (1, 2, 4)  # times the rate of mini, tried at half its width
+RULE_TESTED_BY = ("exp/sum", "taylor(2)/sum")  # at 60m, on either side of the rate that the rule gives
+#: the exponent of the rule where no record says it: half the rate at twice the width
+ASSUMED_EXPONENT = 1
+SMALL = ["exp/sum", "exp/l2", "exp/len*out", "linear(elu1)/sum"]
+#: 100M tokens: 6 · 275M · 100M FLOP, 400 s at 420 TFLOP/s. 150M would not end in one call of 560 s
+SMALL_SETTINGS: Run = {"size": "small", "batch_size": 128, "steps": 1530, "warmup": 150}
 
 MOST_TRAIN_POINTS, MOST_POSITIONS = 200, 64
 SPARE = 1.15  # of the expected time of a run must be left to start it
@@ -86,32 +113,102 @@ START_SECONDS, COMPILE_SECONDS = 8.0, 60.0
 
 
 def tuned_parts(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Each spec at every rate, further rates while the best is on the edge, then fresh seeds at the best."""
-    runs: list[Run] = []
-    finals: list[Run] = []
-    for rate in RATES:
-        runs += [_run(spec, rate, TUNING_SEED, "tune", settings) for spec in specs]
-    for spec in specs:
-        losses = _losses(records, spec, settings)
-        if not set(RATES) <= losses.keys():
-            continue
-        rates = sorted(losses)
-        best = min(rates, key=lambda rate: losses[rate])
-        beyond = {rates[0]: best / 2, rates[-1]: best * 2}.get(best)
-        if beyond is not None and len(rates) < len(RATES) + MOST_EXTENSIONS:
-            runs.append(_run(spec, beyond, TUNING_SEED, "tune", settings))
-        else:
-            finals += [_run(spec, best, seed, "final", settings) for seed in FINAL_SEEDS]
-    return runs + sorted(finals, key=lambda run: run["seed"])
+    """Each spec at two rates, further ones while the best is on the edge, then fresh seeds at the best."""
+    tuning = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES for spec in specs]
+    further = [run for spec in specs if (run := _beyond_edge(records, spec, settings)) is not None]
+    best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
+    return [*tuning, *further, *_finals(best, settings)]
+
+
+def ladder(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+    """The specs at three sizes: tuned at mini, a rule for the rates from 5m, tested at 60m, three seeds each.
+
+    The rule is one exponent for all specs: rate ∝ width^−p, in factors of two.
+    """
+    runs = tuned_parts(records, specs, settings)
+    best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
+    if len(best) < len(specs):
+        return runs
+    runs += [
+        _run(spec, rate * factor, TUNING_SEED, "rule", {**settings, "size": "5m"})
+        for factor in RULE_FACTORS
+        for spec, rate in best.items()
+    ]
+    exponent = rule_exponent(records, best, settings)
+    if exponent is None:
+        return runs
+    runs += _finals(carried(best, "5m", exponent), {**settings, "size": "5m"})
+    large = carried(best, "60m", exponent)
+    runs += [
+        _run(spec, large[spec] * factor, TUNING_SEED, "rule", {**settings, "size": "60m"})
+        for spec in RULE_TESTED_BY
+        if spec in large
+        for factor in (1, 0.5, 2)
+    ]
+    return runs + _finals(large, {**settings, "size": "60m"})
+
+
+def small(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned."""
+    best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
+    of_rule = {spec: rate for spec in LADDER if (rate := tuned_rate(records, spec, settings)) is not None}
+    exponent = rule_exponent(records, of_rule, settings)
+    rates = carried(best, "small", ASSUMED_EXPONENT if exponent is None else exponent)
+    merged = {**settings, **SMALL_SETTINGS}
+    return [_run(spec, rate, FINAL_SEEDS[0], "final", merged) for spec, rate in rates.items()]
+
+
+def carried(rates: Mapping[str, float], size: str, exponent: int) -> dict[str, float]:
+    """Rates of mini at another width, rate ∝ width^−exponent, to the next factor of two."""
+    doublings = round(exponent * math.log2(WIDTHS[size] / WIDTHS["mini"]))
+    return {spec: rate / 2**doublings for spec, rate in rates.items()}
+
+
+def rule_exponent(records: Sequence[Record], best: Mapping[str, float], settings: Run) -> int | None:
+    """The exponent that suits most specs at 5m; None until all of them were tried there."""
+    found = []
+    for spec, rate in best.items():
+        losses = _losses(records, spec, {**settings, "size": "5m"}, phase="rule")
+        if not {rate * factor for factor in RULE_FACTORS} <= losses.keys():
+            return None
+        chosen = min((rate * factor for factor in RULE_FACTORS), key=lambda each: losses[each])
+        found.append(round(math.log2(chosen / rate)))
+    return statistics.median_low(found) if found else None
+
+
+def tuned_rate(records: Sequence[Record], spec: str, settings: Run) -> float | None:
+    """The rate with the smallest validation loss; None while there are rates left to try."""
+    losses = _losses(records, spec, settings)
+    if not set(RATES) <= losses.keys() or _beyond_edge(records, spec, settings) is not None:
+        return None
+    return min(sorted(losses), key=lambda rate: losses[rate])
+
+
+def _beyond_edge(records: Sequence[Record], spec: str, settings: Run) -> Run | None:
+    """The next rate to try where the best is the largest or the smallest so far."""
+    losses = _losses(records, spec, settings)
+    if not set(RATES) <= losses.keys() or len(losses) >= len(RATES) + MOST_EXTENSIONS:
+        return None
+    rates = sorted(losses)
+    best = min(rates, key=lambda rate: losses[rate])
+    beyond = {rates[0]: best / 2, rates[-1]: best * 2}.get(best)
+    return None if beyond is None else _run(spec, beyond, TUNING_SEED, "tune", settings)
+
+
+def _finals(rates: Mapping[str, float], settings: Run) -> list[Run]:
+    """Seed by seed, so that whole comparisons finish early."""
+    return [_run(spec, rate, seed, "final", settings) for seed in FINAL_SEEDS for spec, rate in rates.items()]
 
 
 def _run(spec: str, rate: float, seed: int, phase: str, settings: Run) -> Run:
     return {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
 
 
-def _losses(records: Sequence[Record], spec: str, settings: Run) -> dict[float, float]:
+def _losses(
+    records: Sequence[Record], spec: str, settings: Run, *, phase: str = "tune"
+) -> dict[float, float]:
     """Learning rate → validation loss of the tuning seed; infinite where the run diverged."""
-    wanted = _run(spec, 0.0, TUNING_SEED, "tune", settings)
+    wanted = _run(spec, 0.0, TUNING_SEED, phase, settings)
     found = {}
     for record in records:
         run = record["run"]
@@ -123,9 +220,11 @@ def _losses(records: Sequence[Record], spec: str, settings: Run) -> dict[float, 
 
 def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Sequence[Record]], list[Run]]:
     """The plan as a function from finished records to all wanted runs, the first to be run first."""
-    if name == "parts":
-        specs = [spec for spec in PARTS if not only or spec in only]
-        return lambda records: tuned_parts(records, specs, settings)
+    named = {"parts": (tuned_parts, PARTS), "ladder": (ladder, LADDER), "small": (small, SMALL)}
+    if name in named:
+        plan, everything = named[name]
+        specs = [spec for spec in everything if not only or spec in only]
+        return lambda records: plan(records, specs, settings)
     listed = json.loads(Path(name).read_text(encoding="utf-8"))
     runs = [{**COMMON, **settings, "phase": "listed", **run} for run in listed]
     return lambda records: runs
@@ -180,6 +279,7 @@ class Machine:
     cache: str
     deterministic: bool
     compile: bool
+    threads: int
 
 
 def worker(connection: Connection, machine: Machine) -> None:
@@ -193,7 +293,7 @@ def worker(connection: Connection, machine: Machine) -> None:
     }
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(machine.threads)
     torch.set_float32_matmul_precision("high")
     unstable = _use_deterministic_kernels() if machine.deterministic else set[str]()
     _register_sizes()
@@ -365,7 +465,10 @@ class Pool:
 
     def run(self) -> None:
         self.options.out.mkdir(parents=True, exist_ok=True)
-        wanted = self.plan([])
+        wanted = self.plan(list(self.records.values()))
+        if not wanted:
+            self._say("the plan wants no run: it needs the records of another plan first (--records)")
+            return
         self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(wanted)))]
         try:
             self._prepare(wanted[0])
@@ -561,7 +664,8 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         options = self.options
-        machine = Machine(self.scratch, str(options.cache), not options.fast, options.compile)
+        threads = max(1, (os.cpu_count() or 1) // (2 * options.workers))
+        machine = Machine(self.scratch, str(options.cache), not options.fast, options.compile, threads)
         process = context.Process(target=worker, args=(theirs, machine), daemon=True)
         process.start()
         theirs.close()
@@ -623,13 +727,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("plan", help="parts, or a JSON file with a list of runs")
+    parser.add_argument("plan", help="parts, ladder, small, or a JSON file with a list of runs")
     parser.add_argument("--data", type=Path, required=True, help="text: .jsonl.xz, .jsonl.gz, .txt …")
     parser.add_argument("--out", type=Path, required=True, help="folder for records.jsonl")
     parser.add_argument("--records", nargs="*", default=[], help="files or patterns of finished records")
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit, preparation included")
     parser.add_argument("--workers", type=int, default=6, help="runs at a time")
-    parser.add_argument("--only", nargs="*", default=[], help="specs of the plan parts")
+    parser.add_argument("--only", nargs="*", default=[], help="specs of the plan")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
     )

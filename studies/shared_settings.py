@@ -4,6 +4,8 @@ from maclaurin.study import Tune
 
 #: learning rates to begin a search with
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3))
+#: the same from two rates: each cell ends with a rate tried on either side of its best
+SHORT_SEARCH = Tune(rates=(4e-3, 8e-3))
 
 #: text at pico size: 300 steps of 16 × 128 tokens, about twenty seconds on one core
 PICO_TEXT = {

@@ -1,41 +1,40 @@
-"""How do the parts interact? A full factorial over kernel, normaliser and gates."""
+"""How do the parts interact? A full factorial over kernel, denominator and gate, all at the same start."""
 
-from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, RATES
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
 
 from maclaurin.study import Experiment, Study, grid
 
 AXES = {
-    "kernel": {"exp": "exp", "order 4": "taylor(4)", "order 2": "taylor(2)", "linear elu": "linear(elu1)"},
-    "normaliser": {"row sum": "/sum", "1/t": "/len", "L2": "/l2", "RMS": "/rms"},
-    "gates": {"no gate": "", "in": "*in", "out": "*out", "in and out": "*in*out"},
+    "kernel": {"exp": "exp", "order 4": "taylor(4)", "order 2": "taylor(2)", "order 1": "taylor(1)"},
+    "denominator": {"row sum": "/sum", "1/t": "/len"},
+    "gate": {"no gate": "", "gate": "*out"},
 }
 
 
 def notation(pieces: dict[str, str]) -> str:
-    """The input gate acts on the values, the output gate last: before a norm it would divide out."""
-    before = "*in" if "*in" in pieces["gates"] else ""
-    after = "*out" if "*out" in pieces["gates"] else ""
-    return f"{pieces['kernel']}{before}{pieces['normaliser']}{after}"
+    """Order 1 has a row sum that cannot vanish about the mean alone."""
+    text = "".join(pieces.values())
+    return text.replace("taylor(1)/sum", "taylor(1,about=mean)/sum")
 
 
 study = Study(
     name="interactions",
     title="How the parts of attention interact",
     question=(
-        "Kernel, normaliser and gates in all 64 combinations: how much of the loss does each explain, and "
-        "where does the effect of one depend on another?"
+        "Kernel, denominator and gate in all 16 combinations, each layer as loud at the start as softmax's: "
+        "how much of the loss does each explain, and where does the effect of one depend on another?"
     ),
-    budget="about 100 minutes on 2 CPU cores with the search for learning rates (estimated)",
+    budget="about 40 minutes on 2 CPU cores with the search for learning rates; shares runs with `gap`",
     experiments=(
         Experiment(
             name="language",
-            title=PICO_TEXT_TITLE,
+            title=f"{PICO_TEXT_TITLE}, equal start",
             metric="loss",
-            common=PICO_TEXT,
+            common={**PICO_TEXT, "equal_start": True},
             cells=grid(AXES, notation),
             seeds=(0, 1, 2),
             baseline="exp row sum no gate",
-            tune=RATES,
+            tune=SHORT_SEARCH,
             axes=tuple(AXES),
         ),
     ),

@@ -11,7 +11,9 @@ from maclaurin.training.config import config_from
 from tests.e2e import command
 from tests.e2e.training import environment
 
-NEEDED = {"mini", "orders", "parts", "interactions", "recall", "paper", "paper-h200"}
+NEEDED = {
+    "mini", "scale", "gap", "orders", "parts", "interactions", "recall", "paper", "paper-h200", "parts-h200",
+}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 

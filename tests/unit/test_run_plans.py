@@ -1,10 +1,16 @@
 """The plan of many runs on one GPU (benchmarks/h200_runs.py) and their corpus (benchmarks/corpus.py)."""
 
 import importlib.util
+import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
+
+from maclaurin.plain_data import to_plain
+from maclaurin.study.find import load_study
+from maclaurin.training.config import config_from
 
 
 def load(name):
@@ -17,6 +23,8 @@ def load(name):
 
 
 runs, corpus = load("h200_runs"), load("corpus")
+sys.modules["h200_runs"] = runs  # as for a script in the same folder
+lines_as_records = load("h200_records")
 
 
 def finished(plan, loss_of, rounds=20):
@@ -35,19 +43,23 @@ def finished(plan, loss_of, rounds=20):
 def test_the_rate_with_the_smallest_validation_loss_gets_fresh_seeds():
     plan = runs.plan_named("parts", {"steps": 5}, ["exp/sum"])
     records = finished(plan, lambda rate: abs(rate - 2.1e-3))
-    tuned = [record["run"] for record in records[:5]]
-    final = [record["run"] for record in records[5:]]
-    assert sorted(run["lr"] for run in tuned) == sorted(runs.RATES)
+    tuned = [record["run"] for record in records[:3]]
+    final = [record["run"] for record in records[3:]]
+    assert [run["lr"] for run in tuned] == [2e-3, 1e-3, 4e-3]
     assert {run["seed"] for run in tuned} == {0}
     assert [(run["lr"], run["seed"]) for run in final] == [(2e-3, 1), (2e-3, 2), (2e-3, 3)]
 
 
 @pytest.mark.parametrize(
-    ("loss_of", "beyond"), [(lambda r: -r, [0.016, 0.032]), (lambda r: r, [2.5e-4, 1.25e-4])]
+    ("loss_of", "beyond"),
+    [
+        (lambda r: -r, [0.004, 0.008, 0.016, 0.032, 0.064]),
+        (lambda r: r, [5e-4, 2.5e-4, 1.25e-4, 6.25e-5, 3.125e-5]),
+    ],
 )
 def test_the_grid_is_extended_while_the_best_rate_is_on_its_edge(loss_of, beyond):
     records = finished(runs.plan_named("parts", {}, ["exp/l2"]), loss_of)
-    assert [record["run"]["lr"] for record in records[5:7]] == beyond
+    assert [record["run"]["lr"] for record in records[2:7]] == beyond
     assert {record["run"]["lr"] for record in records[7:]} == {beyond[-1]}
 
 
@@ -55,7 +67,7 @@ def test_a_diverged_run_is_never_the_best():
     records = finished(
         runs.plan_named("parts", {}, ["exp/l2"]), lambda rate: None if rate > 3e-3 else 1 - rate
     )
-    assert {record["run"]["lr"] for record in records[5:]} == {2e-3}
+    assert {record["run"]["lr"] for record in records[3:]} == {2e-3}
 
 
 def test_other_settings_are_other_runs():
@@ -103,3 +115,95 @@ def test_paragraphs_are_kept_once():
 )
 def test_translations_change_logs_and_licences_are_left_out(path, kept):
     assert (corpus.reader_of(path) is not None) == kept
+
+
+# ------------------------------------------------------------------------------------------------ the ladder
+
+
+def searched(run, loss):
+    return {"run": run, "validation_loss": loss}
+
+
+def best_at(rate):
+    """A validation loss that is smallest at one rate."""
+    return lambda tried: abs(math.log2(tried / rate))
+
+
+def run_all(name, loss_of, most=400):
+    plan, records, done = runs.plan_named(name, {}, []), [], set()
+    for _ in range(most):
+        wanted = [run for run in plan(records) if runs.key_of(run, "data") not in done]
+        if not wanted:
+            return records
+        done.add(runs.key_of(wanted[0], "data"))
+        records.append(searched(wanted[0], loss_of(wanted[0])))
+    return pytest.fail("the plan never ends")
+
+
+@pytest.mark.parametrize(("factor", "at_60m"), [(1, 2e-3), (2, 1e-3), (4, 5e-4)])
+def test_the_rule_that_suits_half_the_width_is_carried_to_twice_the_width(factor, at_60m):
+    best = {"mini": 2e-3, "5m": 2e-3 * factor, "60m": at_60m}
+    records = run_all("ladder", lambda run: best_at(best[run["size"]])(run["lr"]))
+    finals = [r["run"] for r in records if r["run"]["phase"] == "final"]
+    assert {(run["size"], run["lr"]) for run in finals} == set(best.items())
+    assert {(run["attention"], run["seed"]) for run in finals if run["size"] == "60m"} == {
+        (spec, seed) for spec in runs.LADDER for seed in runs.FINAL_SEEDS
+    }
+    tested = {r["run"]["lr"] for r in records if (r["run"]["phase"], r["run"]["size"]) == ("rule", "60m")}
+    assert tested == {at_60m / 2, at_60m, at_60m * 2}
+
+
+def test_the_ladder_shares_its_middle_size_with_the_parts():
+    assert {runs.key_of(run, "x") for run in runs.plan_named("ladder", {}, [])([])} <= {
+        runs.key_of(run, "x") for run in runs.plan_named("parts", {}, [])([])
+    }
+
+
+def test_the_largest_size_waits_for_tuned_rates_and_then_takes_them_by_the_rule():
+    assert runs.plan_named("small", {}, [])([]) == []
+    records = run_all("parts", lambda run: best_at(2e-3)(run["lr"]))
+    planned = runs.plan_named("small", {}, [])(records)
+    assert [run["attention"] for run in planned] == runs.SMALL
+    assert {(run["size"], run["lr"], run["seed"]) for run in planned} == {("small", 1e-3, 1)}
+
+
+# ------------------------------------------------------------------------------------- lines as records
+
+
+def line(attention, lr, seed, phase, loss):
+    run = {**runs.COMMON, "attention": attention, "lr": lr, "seed": seed}
+    settings = {key: value for key, value in run.items() if key != "phase"}
+    return {
+        "key": runs.key_of(run, "d"), "run": {**run, "phase": phase}, "attention": attention, "lr": lr,
+        "seed": seed, "phase": phase, "size": run["size"], "tokens": 9_830_400, "diverged": None,
+        "status": "finished" if loss else "diverged", "seconds": 30.0, "validation_loss": loss,
+        "config": config_from({**settings, "attention": (attention,), "data": "stdlib"}).to_dict(),
+        "test_loss": loss, "accuracy": 0.3, "validation_tokens": 10, "test_tokens": 10, "parameters": 14e6,
+        "flops_per_token": 8e7, "peak_gpu_bytes": 10**9, "train_curve": [[3, 9.0]], "validation_curve": [],
+        "loss_by_position": [[7, 5.0]], "machine": {"versions": {"torch": "2.11.0"}, "gpu": "H200"},
+        "workers": 6, "commit": "abc", "date": "2026-11-16", "data": {"name": "prose", "fingerprint": "f"},
+    }  # fmt: skip
+
+
+def test_lines_of_the_gpu_become_the_records_of_a_study():
+    lines = [line("exp/sum", rate, 0, "tune", 3 + rate) for rate in (1e-3, 2e-3, 4e-3)]
+    lines.append(line("exp/sum", 8e-3, 0, "tune", None) | {"diverged": {"step": 9, "reason": "loss is nan"}})
+    lines += [line("exp/sum", 1e-3, seed, "final", 3.0 + seed) for seed in (1, 2, 3)]
+    lines.append(line("exp/sum", 2e-3, 1, "final", 9.0))  # of a rate that is no longer the best
+    lines += [line("exp/l2", 1e-3, 1, "final", 3.2)]
+    study = load_study(Path(__file__).parents[2] / "studies" / "parts_h200")
+    record = lines_as_records.records_of(study, lines)
+    found = {(label.cell, label.seed): run.value("loss") for label, run in record.labelled()}
+    assert found == {("softmax", 1): 4.0, ("softmax", 2): 5.0, ("softmax", 3): 6.0, ("norm l2", 1): 3.2}
+    tuned = record.experiments[0].tuning.cells["softmax"]
+    assert (tuned.rate, len(tuned.trials), tuned.on_edge) == (1e-3, 4, True)
+    assert json.loads(json.dumps(to_plain(record)))["name"] == "parts-h200"
+
+
+def test_the_study_asks_for_what_the_plan_trains():
+    experiment = load_study(Path(__file__).parents[2] / "studies" / "parts_h200").experiments[0]
+    assert [cell.settings["attention"][0] for cell in experiment.cells] == runs.PARTS
+    assert experiment.seeds == runs.FINAL_SEEDS
+    assert sorted(experiment.tune.rates) == sorted(runs.RATES)
+    shared = experiment.common.keys() & runs.COMMON.keys() - {"eval_every"}
+    assert {key: experiment.common[key] for key in shared} == {key: runs.COMMON[key] for key in shared}

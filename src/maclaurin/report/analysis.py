@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from maclaurin.report.anova import Factorial
+from maclaurin.report.contributions import Contributions, contributions
 from maclaurin.report.numbers import counted
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import (
@@ -16,6 +17,7 @@ from maclaurin.report.sentences import (
     headline,
     tuning_finding,
     verdict_counts,
+    waterfall_finding,
 )
 from maclaurin.report.verdict import Judgement, judge
 from maclaurin.study.run_record import StudyRecord
@@ -23,7 +25,7 @@ from maclaurin.study.run_record import StudyRecord
 
 @final
 class Analysis:
-    """Outcomes by experiment, factorials where there are axes, a judgement per claim.
+    """Outcomes by experiment, factorials where there are axes, waterfalls, a judgement per claim.
 
     Made by `analyse`: claims are corrected over all studies of a page.
     """
@@ -42,6 +44,11 @@ class Analysis:
             if len(outcome.experiment.axes) >= 2 and outcome.most_seeds
         }
 
+    @functools.cached_property
+    def waterfalls(self) -> dict[str, list[Contributions]]:
+        """Experiment → what each part brings, for every waterfall that has runs."""
+        return {name: found for name, outcome in self.outcomes.items() if (found := contributions(outcome))}
+
     @property
     def findings(self) -> list[str]:
         """The study in a few sentences."""
@@ -49,6 +56,7 @@ class Analysis:
         for name, outcome in self.outcomes.items():
             factorial = self.factorials.get(name)
             effects = factorial_finding(factorial) if factorial else ""
+            sentences += [waterfall_finding(each) for each in self.waterfalls.get(name, [])]
             sentences += [effects or experiment_finding(outcome), tuning_finding(outcome)]
         if self.judgements:
             sentences.append(

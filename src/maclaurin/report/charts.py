@@ -17,6 +17,7 @@ import altair as alt
 import vl_convert
 
 from maclaurin.report.anova import Factorial
+from maclaurin.report.contributions import Contributions
 from maclaurin.report.numbers import plain
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference, Spread
@@ -680,6 +681,74 @@ def _heatmap(sheet: Sheet, factorial: Factorial, rows: str, columns: str) -> Vie
         base.mark_rect().encode(shade, tooltip=["row:N", "column:N", "text:N"]),
         base.mark_text(fontSize=10).encode(text="text:N", color=label),
     ).properties(width=alt.Step(64), height=alt.Step(26), title=f"{rows} × {columns}")
+
+
+def waterfall(found: Contributions) -> Figure:
+    """From the first cell to the last: each part a bar from where the one before ended, with its interval."""
+    way, outcome = found.waterfall, found.outcome
+    rows, at = [], found.start
+    for part in found.parts:
+        after, bounds = at + part.size.value, part.size.bounds
+        helps = part.size.value * (1 if outcome.higher_is_better else -1) > 0
+        rows.append(
+            {
+                "name": part.switch,
+                "from": at,
+                "to": after,
+                **_bar(*((at + bounds[0], at + bounds[1]) if bounds else (after, after))),
+                "kind": "undecided" if not part.supported else "better" if helps else "worse",
+                "brings": difference_text(part.size),
+            }
+        )
+        at = after
+    ends = [
+        {"name": way.start, "to": found.start, "brings": _end_text(found, way.start)},
+        {"name": way.end, "to": at, "brings": _end_text(found, way.end)},
+    ]
+    names = [way.start, *(row["name"] for row in rows), way.end]
+    low, high = _range(
+        [row[key] for row in [*rows, *ends] for key in ("to", "low", "high") if row.get(key) is not None]
+    )
+    scale = alt.Scale(domain=_padded(low, high), zero=False, nice=False)
+    unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
+    y = alt.Y("name:N", sort=names, title=None, scale=alt.Scale(domain=names))
+    x = alt.X("to:Q", scale=scale, title=f"{outcome.metric}{unit}")
+    kinds = ["better", "worse", "undecided"]
+    colour = alt.Color(
+        "kind:N",
+        scale=alt.Scale(domain=kinds, range=[alt.ExprRef(name) for name in ("c2", "c1", "c4")]),
+        legend=alt.Legend(orient="bottom", title=None),
+    )
+    sheet, tooltip = Sheet(), ["name:N", "brings:N"]
+    bars, points = sheet.add(rows), sheet.add(ends)
+    ink = alt.ExprRef("ink")
+    texts = sheet.add([*ends[:1], *rows, *ends[1:]]).mark_text(align="left", fontSize=10, color=ink)
+    view = alt.layer(
+        bars.mark_bar(height=ROW_HEIGHT - 7, opacity=0.85).encode(
+            alt.X("from:Q", scale=scale, title=f"{outcome.metric}{unit}"),
+            alt.X2("to:Q"),
+            y,
+            colour,
+            tooltip=tooltip,
+        ),
+        bars.mark_rule(strokeWidth=1.5, color=ink).encode(
+            alt.X("low:Q", scale=scale, title=""), alt.X2("high:Q"), y
+        ),
+        points.mark_point(shape="diamond", filled=True, size=90, opacity=1, color=ink).encode(
+            x, y, tooltip=tooltip
+        ),
+    ).properties(width=PANEL + 60, height=alt.Step(ROW_HEIGHT + 4))
+    numbers = (
+        texts.encode(alt.Y("name:N", sort=names, scale=alt.Scale(domain=names), axis=None), text="brings:N")
+        .encode(x=alt.value(4))
+        .properties(width=170, height=alt.Step(ROW_HEIGHT + 4), title="brings, with its 95 % interval")
+    )
+    return sheet.figure(alt.hconcat(view, numbers, spacing=6))
+
+
+def _end_text(found: Contributions, cell: str) -> str:
+    spread = found.spread(cell)
+    return "" if spread is None else f"{plain(spread.mean)} ± {plain(spread.deviation)}"
 
 
 def across(outcomes: Sequence[Outcome]) -> Figure | None:

@@ -17,27 +17,32 @@ from maclaurin.errors import MaclaurinError
 from maclaurin.report import charts
 from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
+from maclaurin.report.contributions import Contributions
 from maclaurin.report.numbers import counted, duration, listed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import (
     effect_sentence,
     forms_finding,
+    interaction_sentences,
     status_sentence,
     trouble,
     tuning_finding,
     verdict_counts,
+    waterfall_finding,
 )
 from maclaurin.report.study_tables import (
     TONES,
     Register,
     agreement_table,
     common_settings,
+    contributions_table,
     cost_table,
     effects_table,
     figures_table,
     forms_table,
     margin_text,
     mixtures,
+    pairs_table,
     parts_table,
     planned_runs,
     published_text,
@@ -282,6 +287,7 @@ class Composer:
         sections = [
             ("form", "The form", self._form()),
             ("parts", "The parts", self._each(self._part)),
+            ("gap", "The gap, explained", self._waterfalls()),
             ("tuning", "The learning rates", self._each(self._tuning)),
             ("orders", "The orders", self._orders()),
             ("interactions", "The interactions", self._interactions()),
@@ -399,6 +405,47 @@ class Composer:
                 "cell's own run.",
             ),
         ]
+
+    def _waterfalls(self) -> list[Block]:
+        ways = [way for found in self._analysis.waterfalls.values() for way in found]
+        if not ways:
+            return []
+        lead = (
+            "What a part brings depends on what is there already, so it is averaged over all orders of "
+            "adding the parts in which every combination on the way has a meaning (Shapley's value); the "
+            "parts add up to the whole gap. Each is taken seed by seed; intervals are those of Student's t "
+            "over the seeds."
+        )
+        return [Text(lead), *(block for way in ways for block in self._waterfall(way))]
+
+    def _waterfall(self, found: Contributions) -> list[Block]:
+        title, records = found.waterfall.title, self._records_of(found)
+        left_out = [
+            f"Seed {seed} is left out: no result of {listed(cells)}."
+            for seed, cells in found.incomplete.items()
+        ]
+        pairs = pairs_table(found)
+        return [
+            Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}")),
+            Text(waterfall_finding(found)),
+            *([Bullets(tuple(sentences))] if (sentences := interaction_sentences(found)) else []),
+            *self._figure(
+                title,
+                charts.waterfall(found),
+                records,
+                "Each bar begins where the one above ended; lines are 95 % intervals of what a part brings.",
+            ),
+            self._table(contributions_table(found), f"What each part brings: {title}", records),
+            *(
+                [Fold("What a part brings without another and with it", (Tabled(pairs),))]
+                if pairs.rows
+                else []
+            ),
+            *(Text(note, "note") for note in left_out),
+        ]
+
+    def _records_of(self, found: Contributions) -> list[RunRecord]:
+        return [record for cell in found.needed for record in found.outcome.cells[cell].records.values()]
 
     def _tuning(self, outcome: Outcome) -> list[Block]:
         table, tuning = tuning_table(outcome), outcome.experiment.tuning

@@ -6,6 +6,7 @@ import itertools
 import math
 
 from maclaurin.report.anova import Effect, Factorial
+from maclaurin.report.contributions import Contributions, PairEffect
 from maclaurin.report.numbers import chance, counted, interval, listed, plain, power, ratio, share, signed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
@@ -186,6 +187,54 @@ def _range(outcome: Outcome, names: list[str], standing: str) -> str:
         return ""
     unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
     return f" by {plain(sizes[0])}" + (f" to {plain(sizes[-1])}" if len(sizes) > 1 else "") + unit
+
+
+# -------------------------------------------------------------------------------- the waterfalls
+
+
+def waterfall_finding(found: Contributions) -> str:
+    """The gap, and what brings most of it."""
+    way, outcome = found.waterfall, found.outcome
+    unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
+    first, last = found.spread(way.start), found.spread(way.end)
+    text = (
+        f"{way.title} ({outcome.experiment.name}): from {plain(first and first.mean)} ({way.start}) to "
+        f"{plain(last and last.mean)} ({way.end}) in {outcome.metric}, "
+        f"{signed(found.gap.value)} {interval(found.gap.bounds)}{unit}".rstrip()
+    )
+    if len(found.seeds) < 2:
+        return text + "; one seed only, so what the parts bring is no conclusion."
+    helps = -1 if not outcome.higher_is_better else 1
+    ranked = sorted(found.parts, key=lambda part: -helps * part.size.value)
+    sure = [part for part in ranked if part.supported]
+    rest = [part.switch for part in ranked if not part.supported]
+    if sure:
+        text += ", of which " + listed([f"{part.switch} {signed(part.size.value)}" for part in sure])
+    if rest:
+        text += f"; what {listed(rest)} {'brings' if len(rest) == 1 else 'bring'} is undecided"
+    return text + f" (averaged over {counted(way.orders, 'order')} of adding them)."
+
+
+def interaction_sentences(found: Contributions, most: int = 4) -> list[str]:
+    """The pairs whose effect on each other is sure, the largest first."""
+    if len(found.seeds) < 2 or not found.interactions:
+        return []
+    sure = [effect for effect in found.interactions if effect.supported]
+    if not sure:
+        return ["Whether any two parts need or replace each other is undecided: no interaction is sure."]
+    return [_pair_sentence(found, effect) for effect in sure[:most]]
+
+
+def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
+    first, second = effect.pair.first, effect.pair.second
+    better = effect.twist.value * (1 if found.outcome.higher_is_better else -1) > 0
+    word = "help each other" if better else "stand in for each other"
+    p = "" if effect.p is None else f", {chance(effect.p)}"
+    return (
+        f"{first[0].upper()}{first[1:]} and {second} {word}: {second} brings {signed(effect.alone.value)} "
+        f"without {first} and {signed(effect.beside.value)} with it "
+        f"(a difference of {signed(effect.twist.value)} {interval(effect.twist.bounds)}{p})."
+    )
 
 
 # ----------------------------------------------------------------------------------- the effects

@@ -121,6 +121,12 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
     return _from_sample(found, rounding=1e-9 * max(size, 1e-30))
 
 
+def mean_of(values: Sequence[float]) -> Difference:
+    """The mean of a number that every seed gives once, such as a sum over cells."""
+    sample = np.array(values)
+    return _from_sample(sample, rounding=1e-9 * max(float(np.abs(sample).max()), 1e-6))
+
+
 def _from_sample(sample: np.ndarray, rounding: float) -> Difference:
     """Runs that are equal by algebra differ by rounding, which is no evidence of a smaller noise."""
     n = len(sample)

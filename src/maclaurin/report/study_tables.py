@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from maclaurin.report.anova import Factorial
+from maclaurin.report.contributions import Contributions
 from maclaurin.report.numbers import (
     NOTHING,
     chance,
@@ -319,7 +320,7 @@ def effects_table(factorial: Factorial) -> Table:
         left = effect in factorial.left_over
         verdict = "" if left else "supported" if effect.supported else "undecided"
         tone: Tone = "muted" if left else "good" if effect.supported else "unsure"
-        p = NOTHING if effect.p is None else chance(effect.p).removeprefix("p ").removeprefix("= ")
+        p = NOTHING if effect.p is None else _p(effect.p)
         rows.append(
             (
                 Entry(effect.name, effect.name),
@@ -331,6 +332,66 @@ def effects_table(factorial: Factorial) -> Table:
             )
         )
     return Table("effects", columns, tuple(rows))
+
+
+def contributions_table(found: Contributions) -> Table:
+    """What each part of a waterfall brings, and all of them together."""
+    decimals, gap = decimals_of(found.outcome), found.gap
+    unit = f", {found.outcome.difference_unit}" if found.outcome.difference_unit else ""
+    columns = (
+        Column("part"),
+        Column(
+            f"brings{unit}", "number", "mean over the orders of adding the parts, 95 % interval over seeds"
+        ),
+        Column("share of the gap", "number"),
+        Column("p (Holm)", "number"),
+    )
+    rows = [
+        (
+            Entry(part.switch, part.switch),
+            difference_entry(part.size, decimals),
+            _share_entry(part.size.value, gap.value),
+            Entry(NOTHING if part.p is None else _p(part.p), part.p),
+        )
+        for part in found.parts
+    ]
+    rows.append(
+        (Entry("all of them"), difference_entry(gap, decimals), _share_entry(1.0, 1.0), Entry(NOTHING))
+    )
+    return Table("contributions", columns, tuple(rows))
+
+
+def pairs_table(found: Contributions) -> Table:
+    """What a part brings without another and with it, the largest difference first."""
+    decimals = decimals_of(found.outcome)
+    columns = (
+        Column("part"),
+        Column("beside"),
+        Column("brings without it", "number"),
+        Column("with it", "number"),
+        Column("difference", "number", "95 % interval over seeds"),
+        Column("p (Holm)", "number"),
+    )
+    rows = tuple(
+        (
+            Entry(effect.pair.second, effect.pair.second),
+            Entry(effect.pair.first, effect.pair.first),
+            Entry(signed(effect.alone.value, decimals), effect.alone.value),
+            Entry(signed(effect.beside.value, decimals), effect.beside.value),
+            difference_entry(effect.twist, decimals),
+            Entry(NOTHING if effect.p is None else _p(effect.p), effect.p),
+        )
+        for effect in found.interactions
+    )
+    return Table("pairs of parts", columns, rows)
+
+
+def _share_entry(value: float, whole: float) -> Entry:
+    return Entry(f"{100 * value / whole:.0f} %".replace("-", "−"), value / whole) if whole else Entry(NOTHING)
+
+
+def _p(p: float) -> str:
+    return chance(p).removeprefix("p ").removeprefix("= ")
 
 
 def claims_table(judgements: list[Judgement]) -> Table:

@@ -17,13 +17,15 @@ from maclaurin.report import charts
 from maclaurin.report.analysis import Analysis, analyse
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import page, slug
-from maclaurin.report.sentences import effect_sentence, status_sentence
+from maclaurin.report.sentences import effect_sentence, interaction_sentences, status_sentence
 from maclaurin.report.statistics import Difference
 from maclaurin.report.study_tables import (
     claims_table,
+    contributions_table,
     cost_table,
     effects_table,
     forms_table,
+    pairs_table,
     parts_table,
     settings_table,
     standing_entry,
@@ -92,7 +94,7 @@ def _read(path: Path) -> StudyRecord:
 
 
 def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
-    """The study with the claims of its study.py as it is now, and the name of that file.
+    """The study with the claims and waterfalls of its study.py as it is now, and the name of that file.
 
     The file beside the records counts, then the one the study was run from. Records without either, or whose
     file is of another study by now, keep the claims they were written with.
@@ -111,7 +113,18 @@ def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, st
     claims = tuple(
         claim for claim in present.claims if all((claim.experiment, cell) in cells for cell in claim.cells)
     )
-    return dataclasses.replace(study, claims=claims), study.source or file.name
+    ways = {e.name: e.waterfalls for e in present.experiments}
+    experiments = tuple(
+        dataclasses.replace(
+            e,
+            waterfalls=tuple(
+                way for way in ways.get(e.name, ()) if {cell.name for cell in e.cells}.issuperset(way.cells)
+            ),
+        )
+        for e in study.experiments
+    )
+    found = dataclasses.replace(study, claims=claims, experiments=experiments)
+    return found, study.source or file.name
 
 
 def _is_same(one: StudyRecord, other: StudyRecord) -> bool:
@@ -268,6 +281,11 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
         yield "## The form\n\n" + markdown(forms_table(study.forms))
     for name, outcome in analysis.outcomes.items():
         yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
+        for way in analysis.waterfalls.get(name, []):
+            yield f"### {way.waterfall.title}\n\n" + markdown(contributions_table(way))
+            yield "\n".join(f"- {sentence}" for sentence in interaction_sentences(way)) + "\n"
+            if way.interactions:
+                yield markdown(pairs_table(way))
         if (tuning := tuning_table(outcome)) is not None:
             yield "### Learning rates\n\n" + markdown(tuning)
         if (factorial := analysis.factorials.get(name)) is not None:
@@ -306,6 +324,10 @@ def figures(analysis: Analysis) -> Iterator[tuple[str, charts.Figure]]:
             (f"{name} orders", charts.orders(outcome)),
             (f"{name} learning rates", charts.learning_rates(outcome)),
             (f"{name} positions", charts.positions(outcome)),
+        ]
+        made += [
+            (f"{name} {each.waterfall.title}", charts.waterfall(each))
+            for each in analysis.waterfalls.get(name, [])
         ]
         if name in analysis.factorials:
             made.append((f"{name} interactions", charts.heatmaps(analysis.factorials[name])))

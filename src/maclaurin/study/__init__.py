@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maclaurin.study.claims import Alike, Behind, Claim, Ordered, Published
 from maclaurin.study.design import Cell, Experiment, Study, Tune, cells_of, grid
 from maclaurin.study.metrics import Metric
+from maclaurin.study.shapley import Combination, Waterfall, waterfall
 
 if TYPE_CHECKING:
     from maclaurin.study.runner import run
@@ -21,15 +22,18 @@ __all__ = [
     "Behind",
     "Cell",
     "Claim",
+    "Combination",
     "Experiment",
     "Metric",
     "Ordered",
     "Published",
     "Study",
     "Tune",
+    "Waterfall",
     "cells_of",
     "grid",
     "run",
+    "waterfall",
 ]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, final
 from maclaurin.errors import InputError
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.metrics import Metric, metric_named
+from maclaurin.study.shapley import Waterfall
 
 Settings = Mapping[str, Any]
 
@@ -96,6 +97,7 @@ class Experiment:
     axes       names of the factors of a factorial design, in order; empty where cells are a plain list
     tune       how each cell gets its own learning rate; None: lr as the config has it
     equal      what is the same for all cells: optimizer steps, or training FLOPs (steps follow)
+    waterfalls ways from one cell to another, part by part; the page draws what each part contributes
     """
 
     name: str
@@ -108,6 +110,7 @@ class Experiment:
     axes: tuple[str, ...] = ()
     tune: Tune | None = None
     equal: Literal["steps", "flops"] = "steps"
+    waterfalls: tuple[Waterfall, ...] = ()
     where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -156,6 +159,13 @@ class Experiment:
             missing = [axis for axis in self.axes if axis not in cell.levels]
             if missing:
                 raise InputError(f"cell {cell.name!r} has no level on the axes {', '.join(missing)}.")
+        for way in self.waterfalls:
+            unknown = sorted(set(way.cells) - set(names))
+            if unknown:
+                raise InputError(
+                    f"waterfall {way.title!r} leads over {', '.join(unknown)}, and experiment {self.name!r} "
+                    f"has no such cell: {', '.join(names)}."
+                )
         for key in KEYS_OF_A_TASK:
             found = {str(self.settings(cell).get(key)) for cell in self.cells}
             if len(found) > 1:

@@ -204,7 +204,9 @@ def _reduced(experiment: Experiment, only: Sequence[str]) -> Experiment | None:
     if not wanted:
         return None
     cells = tuple(cell for cell in experiment.cells if cell.name in wanted | {experiment.baseline})
-    return dataclasses.replace(experiment, cells=cells)
+    left = {cell.name for cell in cells}
+    waterfalls = tuple(way for way in experiment.waterfalls if left.issuperset(way.cells))
+    return dataclasses.replace(experiment, cells=cells, waterfalls=waterfalls)
 
 
 def _matches(cell: Cell, experiment: Experiment, wanted: str) -> bool:

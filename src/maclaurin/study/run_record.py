@@ -19,6 +19,7 @@ from maclaurin.errors import InputError
 from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.claims import AnyClaim
+from maclaurin.study.shapley import Waterfall
 
 SCHEMA = 2
 FILE = "records.json"
@@ -206,6 +207,7 @@ class ExperimentRecord:
     axes: tuple[str, ...] = ()
     equal: str = "steps"
     tuning: Tuning | None = None
+    waterfalls: tuple[Waterfall, ...] = ()
 
 
 @final

@@ -404,6 +404,7 @@ def study_record(
             axes=e.axes,
             equal=e.equal,
             tuning=tunings.get(e.name),
+            waterfalls=e.waterfalls,
         )
         for e in study.experiments
     )

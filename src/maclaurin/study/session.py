@@ -67,7 +67,8 @@ class Session:
         with self._view:
             while state.has_work and not self.interrupted:
                 begun = self._submit(state)
-                ended = state.settle(self._executor.poll(SECONDS_BETWEEN_LOOKS))
+                results = self._executor.poll(SECONDS_BETWEEN_LOOKS)
+                ended = state.settle(results, stopping=self.interrupted)
                 state.progress |= self._executor.progress()
                 if begun or ended:
                     changed(state.records())

@@ -56,7 +56,7 @@ def _sizes_of_outputs(model: MaclaurinForCausalLM, tokens: Tensor) -> list[float
     return found
 
 
-def _rescale(size: float):  # noqa: ANN202: a hook of torch
+def _rescale(size: float):
     def hook(module: nn.Linear, given: object, output: Tensor) -> Tensor:
         factor = size / float(_rms(output).clamp(min=1e-12))
         for parameter in module.parameters():

@@ -124,7 +124,14 @@ def test_shipped_records_are_readable():
     from pathlib import Path
 
     root = Path(__file__).parents[3] / "studies"
-    for name, runs in (("mini", 54), ("scale", 24), ("paper_h200", 51)):
+    for name, runs in (
+        ("mini", 54),
+        ("scale", 24),
+        ("gap", 45),
+        ("interactions", 48),
+        ("recall", 57),
+        ("paper_h200", 51),
+    ):
         study = read_study(root / name)
         assert isinstance(study, StudyRecord)
         assert len(list(study.labelled())) == runs

@@ -1,5 +1,6 @@
 """Runs from waiting to their end with an executor that trains nothing; what is shown; locks."""
 
+import signal
 import subprocess
 import sys
 
@@ -93,6 +94,19 @@ def test_a_run_that_crashes_has_a_record_and_the_others_go_on(tmp_path):
     assert Pool(tmp_path / "pool").entry(bad.key).record().status == "crashed"
     during = [record.status for record in seen[1].values()]
     assert "stopped" not in during, "a running run is recorded as running"
+
+
+def test_a_run_that_ends_with_the_signal_to_the_study_is_stopped_and_not_crashed(tmp_path):
+    """`timeout` and Slurm signal the whole process group: runs may end before the study asks them to."""
+    record = make_record("waiting", seed=0)
+
+    def script(key):
+        signal.raise_signal(signal.SIGTERM)
+        return Result(key, problem="the process ended with exit code 255")
+
+    found, _, _ = train(tmp_path, plan_of(record), script)
+    assert found[record.key].status == "waiting"
+    assert Pool(tmp_path / "pool").entry(record.key).record() is None
 
 
 def test_a_running_run_is_recorded_as_running(tmp_path):

@@ -1,0 +1,152 @@
+"""Lines of `h200_runs.py` as the records of a study, so that `maclaurin report` makes its page.
+
+    python benchmarks/h200_records.py studies/parts_h200 benchmarks/results/h200/*.jsonl
+
+The study's cells are matched by attention, size and steps. A cell's learning rate is the one with the
+smallest validation loss of the tuning runs; its results are the runs of the plan's last phase at that rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from h200_runs import Record, _register_sizes, read_records
+
+from maclaurin.code_version import NUMERICS_VERSION
+from maclaurin.study.design import Cell, Experiment, Study
+from maclaurin.study.find import read_study_file
+from maclaurin.study.plan_runs import attention_facts
+from maclaurin.study.run_record import (
+    FILE,
+    CellTuning,
+    Label,
+    Run,
+    RunRecord,
+    StudyRecord,
+    Trial,
+    Tuning,
+    write_study,
+)
+from maclaurin.study.runner import study_record
+from maclaurin.training.config import config_from
+
+SEARCHES = ("tune", "rule")
+
+
+def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
+    """The study with the runs of these lines."""
+    lines = list(lines)
+    plan: dict[Label, RunRecord] = {}
+    tunings: dict[str, Tuning] = {}
+    for experiment in study.experiments:
+        tuned: dict[str, CellTuning] = {}
+        for cell in experiment.cells:
+            own = [line for line in lines if _belongs(line, experiment, cell)]
+            search = _search([line for line in own if line["phase"] in SEARCHES])
+            if search is not None:
+                tuned[cell.name] = search
+            for line in own:
+                at_rate = search is None or line["lr"] == search.rate
+                if line["phase"] not in SEARCHES and line["seed"] in experiment.seeds and at_rate:
+                    plan[Label(experiment.name, cell.name, line["seed"])] = run_record(line)
+        if tuned:
+            tunings[experiment.name] = Tuning(metric="validation_loss", source="this study", cells=tuned)
+    runs = {record.key: record for record in plan.values()}
+    return study_record(study, plan, runs, scale=1.0, added={}, tunings=tunings, forms=None)
+
+
+def _belongs(line: Record, experiment: Experiment, cell: Cell) -> bool:
+    wanted = experiment.settings(cell)
+    (attention,) = wanted["attention"]
+    run = line["run"]
+    same = all(run[key] == wanted[key] for key in ("size", "steps", "batch_size") if key in wanted)
+    return same and line["attention"] == attention
+
+
+def _search(lines: Sequence[Record]) -> CellTuning | None:
+    """The best rate that was tried; None where none was, or all diverged."""
+    losses = {line["lr"]: math.inf if (v := line["validation_loss"]) is None else v for line in lines}
+    if not losses or min(losses.values()) == math.inf:
+        return None
+    best = min(sorted(losses), key=lambda rate: losses[rate])
+    trials = tuple(_trial(line) for line in sorted(lines, key=lambda line: line["lr"]))
+    on_edge = best in (min(losses), max(losses))
+    return CellTuning(rate=best, trials=trials, subject="", on_edge=on_edge)
+
+
+def _trial(line: Record) -> Trial:
+    return Trial(
+        rate=line["lr"],
+        seed=line["seed"],
+        value=line["validation_loss"],
+        status=line["status"],
+        key=line["key"],
+        seconds=line["seconds"],
+        tokens=line["tokens"],
+    )
+
+
+def run_record(line: Record) -> RunRecord:
+    """One line as the record of a run. Speeds are left out: the runs shared the GPU."""
+    machine = line["machine"] or {}
+    versions = machine.get("versions", {})
+    order, state_bytes = attention_facts(config_from(line["config"]))
+    flops = line["flops_per_token"]
+    numbers = {
+        "loss": line["test_loss"],
+        "validation_loss": line["validation_loss"],
+        "accuracy": line["accuracy"],
+        "scored_tokens": line["test_tokens"],
+        "validation_scored_tokens": line["validation_tokens"],
+        "parameters": line["parameters"],
+        "training_flops": None if flops is None else flops * line["tokens"],
+        "peak_gpu_bytes": line["peak_gpu_bytes"],
+    }
+    version = ".".join(versions.get("torch", "0.0").split(".")[:2])
+    return RunRecord(
+        run=Run(
+            config=line["config"], data=line["data"]["fingerprint"], torch=version, numerics=NUMERICS_VERSION
+        ),
+        status=line["status"],
+        message=line["diverged"]["reason"] if line["diverged"] else None,
+        step=line["diverged"]["step"] if line["diverged"] else line["run"]["steps"],
+        order=order,
+        state_bytes=state_bytes,
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+        curves={
+            name: tuple((int(step), float(value)) for step, value in line[curve])
+            for name, curve in (("train_loss", "train_curve"), ("validation_loss", "validation_curve"))
+            if line[curve]
+        },
+        loss_by_position=tuple((int(place), float(loss)) for place, loss in line["loss_by_position"]),
+        seconds=line["seconds"],
+        provenance={
+            "data": line["data"]["name"],
+            "commit": line["commit"],
+            "machine": {key: value for key, value in machine.items() if key != "versions"},
+            "versions": versions,
+            "runs_at_once": line["workers"],
+            "date": line["date"],
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", type=Path, help="folder with a study.py; records.json is written there")
+    parser.add_argument("lines", type=Path, nargs="+", help="files of h200_runs.py")
+    options = parser.parse_args()
+    _register_sizes()
+    record = records_of(read_study_file(options.study / "study.py"), read_records(options.lines).values())
+    write_study(record, options.study / FILE)
+    planned = sum(len(e.cells) * len(e.seeds) for e in record.experiments)
+    print(f"{len(record.runs)} of {planned} runs in {options.study / FILE}")
+
+
+if __name__ == "__main__":
+    main()

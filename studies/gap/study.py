@@ -1,0 +1,35 @@
+"""Why is softmax ahead of linear attention? The way from one to the other, part by part.
+
+Every combination of parts that has a meaning is trained, at its own learning rate, and every layer is as loud
+at the start as softmax's (`equal_start`).
+"""
+
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
+from ways_to_softmax import FROM_LINEAR, TO_NORM, TO_SOFTMAX, cells
+
+from maclaurin.study import Experiment, Study
+
+WAYS = (FROM_LINEAR, TO_SOFTMAX, TO_NORM)
+
+study = Study(
+    name="gap",
+    title="Why softmax is ahead of linear attention",
+    question=(
+        "From linear attention to softmax in single parts: what does each bring, averaged over the orders "
+        "in which the parts can be added, and which of them need each other?"
+    ),
+    budget="about 40 minutes on 2 CPU cores with the search for learning rates (estimated)",
+    experiments=(
+        Experiment(
+            name="language",
+            title=f"{PICO_TEXT_TITLE}, equal start",
+            metric="loss",
+            common={**PICO_TEXT, "equal_start": True},
+            cells=cells(*WAYS),
+            seeds=(0, 1, 2),
+            baseline="softmax",
+            tune=SHORT_SEARCH,
+            waterfalls=WAYS,
+        ),
+    ),
+)

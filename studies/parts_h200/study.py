@@ -1,0 +1,94 @@
+"""The parts of attention at 17M parameters on prose, each at its own learning rate, all at the same start.
+
+python benchmarks/corpus.py prose.jsonl.xz
+python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT      # in calls of minutes, resumable
+python benchmarks/h200_records.py studies/parts_h200 OUT/records.jsonl
+"""
+
+from paper_claims import (
+    MARGIN,
+    MARGIN_REASON,
+    gate_does_not_stand_in,
+    norm_stands_in,
+    which_norm_hardly_matters,
+)
+
+from maclaurin.study import Alike, Behind, Experiment, Ordered, Study, Tune, cells_of
+
+study = Study(
+    name="parts-h200",
+    title="Which parts matter at 17M parameters",
+    question=(
+        "Norms, gates, 1/t, linear attention and Taylor orders on English prose and documentation, every "
+        "variant tuned and every layer as loud at the start as softmax's: what is behind softmax, and by "
+        "how much?"
+    ),
+    budget="about 20 minutes on one H200, six to eight runs at a time",
+    experiments=(
+        Experiment(
+            name="language",
+            title="Next token of prose and documentation, 17M parameters, 9.8M tokens, equal start",
+            metric="loss",
+            common={
+                "size": "mini",
+                "data": "prose.jsonl.xz",
+                "tokenizer": "bpe:8192",
+                "length": 512,
+                "batch_size": 64,
+                "steps": 300,
+                "warmup": 30,
+                "schedule": "linear",
+                "final_lr": 0.0,
+                "precision": "bf16",
+                "equal_start": True,
+                "eval_every": 75,
+                "eval_rows": 128,
+                "final_rows": 0,
+                "checkpoint_every": 0,
+            },
+            cells=cells_of(
+                {
+                    "softmax": "exp/sum",
+                    "norm l2": "exp/l2",
+                    "norm rms": "exp/rms",
+                    "norm layer": "exp/layer",
+                    "gate": "exp/len*out",
+                    "1/t": "exp/len",
+                    "linear elu": "linear(elu1)/sum",
+                    "linear relu": "linear(relu)/sum",
+                    "linear cosine": "linear(cosine)",
+                    "order 1 about mean": "taylor(1,about=mean)/sum",
+                    "order 2": "taylor(2)/sum",
+                    "order 4": "taylor(4)/sum",
+                    "order 2 about mean": "taylor(2,about=mean)/sum",
+                    "norm l2, gate": "exp/l2*out",
+                }
+            ),
+            seeds=(1, 2, 3),
+            baseline="softmax",
+            tune=Tune(rates=(1e-3, 2e-3), seeds=(0,)),
+        ),
+    ),
+    claims=(
+        norm_stands_in("language", "norm l2"),
+        which_norm_hardly_matters("language", "norm l2", "norm rms", "norm layer"),
+        gate_does_not_stand_in("language", "gate", "1/t"),
+        Behind(
+            says="Linear attention, whatever its feature map, is behind softmax.",
+            experiment="language",
+            cells=("softmax", "linear elu", "linear relu", "linear cosine"),
+        ),
+        Ordered(
+            says="Each further order of the series brings the loss closer to softmax.",
+            experiment="language",
+            cells=("order 1 about mean", "order 2", "order 4", "softmax"),
+        ),
+        Alike(
+            says="A gate after the norm adds nothing.",
+            experiment="language",
+            cells=("norm l2", "norm l2, gate"),
+            within=MARGIN,
+            because=MARGIN_REASON,
+        ),
+    ),
+)
