@@ -15,6 +15,8 @@ from maclaurin.programs.triton import (
     block_layout,
     exp_modified,
     first_order,
+    kept_step,
+    lifetimes,
     moments,
     polynomial_linear,
     polynomial_quadratic,
@@ -57,6 +59,7 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
         assert program.spills_in_loops <= spills, program
         assert not program.serialized or program.name in may_wait, program
         assert not program.overwritten, program
+        assert not program.unset, program
     if matrix_units:
         assert any(program.matrix_instructions for program in found)
 
@@ -119,14 +122,50 @@ def test_linear_attention(d, dtype, gated, call):
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, narrow=True)),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), chunk=1024, narrow=True)),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=64, sinks=1, chunk=1024, narrow=True)),
+        more(64, about_mean.Call(0.125, (1.0, 1.0), chunk=64, narrow=True)),
+        more(64, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=16, sinks=1, chunk=64, narrow=True)),
+        more(24, about_mean.Call(0.125, (1.0, 1.0), chunk=128, narrow=True)),
     ],
 )
 def test_about_the_mean(d, call):
-    q, k, v = tensors(d, d)
+    q, k, v = tensors(d, 40 if d == 24 else d)
     with compiled_for(HOPPER) as found:
         y, rest, rows, offset, _ = about_mean.forward(q, k, v, call)
         about_mean.backward(y, q, k, v, y, rest, rows, offset, call)
-    assert_good(found, spills=SPILLS_OF_WINDOW if call.window else SPILLS)
+    short = 0 < call.chunk < 1024  # nobody's default
+    assert_good(
+        found,
+        spills=SPILLS_OF_WINDOW if call.window else SPILLS,
+        may_wait={*MAY_WAIT, "_forward", "_backward_queries"} if short else MAY_WAIT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float16)]
+)
+def test_kept_keys(d, dtype):
+    q, k, v = (u.transpose(1, 2) for u in tensors(d, d, dtype, heads=9, kv_heads=3))
+    exact = lifetimes.Exact(32, 4, 96)
+    with compiled_for(HOPPER) as found:
+        until, score = lifetimes.lifetimes(q, k, 0.125, exact)
+        lifetimes.exact_keys(k, v, until, score, exact)
+        lifetimes.exact_keys(k, v, until, score, lifetimes.Exact(32, 4, 0))
+        o, lse = lifetimes.forward(q, k, v, until, 0.125, exact)
+        lifetimes.backward(o, q, k, v, until, lse, lse, 0.125, exact)
+    assert_good(found)
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
+)
+def test_a_step_with_kept_keys(d, dtype):
+    q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
+    recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (64, 4, 192))
+    scores = (torch.empty(1, 3, n) for n in (64, 192))
+    held = kept_step.Held(recent, recent, sinks, sinks, *scores, kept, kept)
+    with compiled_for(HOPPER) as found:
+        kept_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
+    assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_step"})
 
 
 @pytest.mark.parametrize(

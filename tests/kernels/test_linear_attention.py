@@ -45,8 +45,10 @@ def assert_right(notation, shape, dtype, device, *, causal=True, chunk=16):
         / max(float(reference.norm()), 1e-3 if name == "output" else largest / 10)
         for name, reference in gold.items()
     }
-    # features are rounded to the dtype of products, which the plain form does not do
-    assert max(errors.values()) < SLACK * ROUNDED_ROWS * ROUNDING[dtype], errors
+    # features are rounded to the dtype of products, which the plain form does not do; where features are
+    # positive and rows are divided by their sum, the mean of values cancels in q's gradient, not its rounding
+    reasons = 1 + notation.startswith("linear(elu1)/sum")
+    assert max(errors.values()) < SLACK * ROUNDED_ROWS**reasons * ROUNDING[dtype], errors
 
 
 SPECS = [

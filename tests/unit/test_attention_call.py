@@ -383,10 +383,15 @@ COMPILED = [
     "poly(0)+window(4,sinks=1,kept=3)/sum",
     "taylor(2,about=mean)+window(4,kept=3)/sum",
 ]
+#: kept keys in chunks take ten seconds to trace
+TRACED = [
+    pytest.param(spec, form, marks=[pytest.mark.exhaustive] if "kept" in spec and form == "chunked" else [])
+    for spec in COMPILED
+    for form in ("auto", "parallel", "chunked")
+]
 
 
-@pytest.mark.parametrize("form", ["auto", "parallel", "chunked"])
-@pytest.mark.parametrize("notation", COMPILED)
+@pytest.mark.parametrize(("notation", "form"), TRACED)
 @pytest.mark.slow
 def test_compiles_without_graph_breaks(notation, form):
     torch._dynamo.reset()

@@ -67,9 +67,14 @@ class Finding:
     @property
     def is_right(self) -> bool:
         """Whether it ran, and all errors are within the limit."""
-        if self.problem is not None or self.output_error is None:
-            return False
-        return max(self.output_error, self.gradient_error or 0.0) <= self.limit
+        return self.problem is None and self.largest_error <= self.limit
+
+    @property
+    def largest_error(self) -> float:
+        """Of output and gradients; infinite if it did not run."""
+        return (
+            float("inf") if self.output_error is None else max(self.output_error, self.gradient_error or 0.0)
+        )
 
 
 @final
@@ -100,11 +105,14 @@ class Trial:
         return Finding(*named, limit, output, gradient)
 
     def _errors(self) -> tuple[float, float]:
-        case = _case(self.spec, self.dtype, self.device)
+        case = self._case()
         direction = torch.randn_like(plain_output(self.spec, case.tensors)).to(self.dtype)
         errors = errors_of_piece(case, direction, lambda given: self._output(given))
         output = errors.pop("output")
         return output, max(errors.values())
+
+    def _case(self) -> TensorCase:
+        return _case(self.program, self.spec, self.dtype, self.device)
 
     def _output(self, case: TensorCase) -> Tensor:
         return self.program.run(_call(case))[0]
@@ -112,7 +120,7 @@ class Trial:
     @torch.no_grad()
     def _errors_of_step(self) -> tuple[float, None]:
         """The last token of a text, from the state of the others."""
-        case = _case(self.spec, self.dtype, self.device)
+        case = self._case()
         before, token = (case.map(lambda u, part=part: u[:, part]) for part in (slice(-1), slice(-1, None)))
         q, k, v, *gates = before.tensors.values()
         named = dict(zip(self.spec.gates, gates, strict=True))
@@ -123,8 +131,9 @@ class Trial:
 
 #: processes on a GPU: most of the time goes to compiling, and each keeps half a gigabyte of its memory
 MOST_PROCESSES = 12
-#: what torch says when a program has broken the GPU's context, and with it everything after it in a process
-BROKEN = "CUDA error"
+#: what torch says when a program has broken the GPU's context, and with it everything after it in a process,
+#: or when trials together need more memory than there is: such trials are repeated alone
+NOT_ITS_FAULT = ("CUDA error", "OutOfMemoryError")
 
 
 def examine(device: torch.device, report: Callable[[float, str], None]) -> list[Finding]:
@@ -137,11 +146,15 @@ def examine(device: torch.device, report: Callable[[float, str], None]) -> list[
             report(number / len(planned), trial.title)
         return found
     found = _side_by_side(planned, report)
-    suspects = [n for n, finding in enumerate(found) if BROKEN in (finding.problem or "")]
+    suspects = [n for n, finding in enumerate(found) if _perhaps_of_another(finding)]
     for n in suspects:
         report(1.0, f"again, alone: {planned[n].title}")
         (found[n],) = _side_by_side([planned[n]], lambda share, title: None)
     return found
+
+
+def _perhaps_of_another(finding: Finding) -> bool:
+    return finding.problem is not None and any(text in finding.problem for text in NOT_ITS_FAULT)
 
 
 def _side_by_side(planned: list[Trial], report: Callable[[float, str], None]) -> list[Finding]:
@@ -170,20 +183,22 @@ def trials(device: torch.device) -> Iterator[Trial]:
 
 def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> Trial | None:
     """The program on the whole text or on one further token; None if it computes neither."""
-    case = _case(spec, dtype, device).with_gradients()
+    case = _case(program, spec, dtype, device).with_gradients()
     if program.refuses(_call(case)) is None:
         return Trial(program, spec, dtype, device, is_step=False)
     if not spec.has_finite_state:
         return None
-    token = _case(spec, dtype, device).map(lambda u: u[:, -1:])
+    token = _case(program, spec, dtype, device).map(lambda u: u[:, -1:])
     with torch.no_grad():
         state = State.on_meta(spec, _call(token).inputs)
         step = _call(token)._replace(state=state, return_state=True)
         return None if program.refuses(step) else Trial(program, spec, dtype, device, is_step=True)
 
 
-def _case(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> TensorCase:
-    shape = SHAPE if device.type == "cuda" else SMALL_SHAPE
+def _case(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> TensorCase:
+    """Plain programs have no tiles, and states of order 4 of wide heads take gigabytes."""
+    is_plain = program.backend == "torch"
+    shape = SMALL_SHAPE if is_plain or device.type != "cuda" else SHAPE
     return random_tensors(spec, shape, 0, dtype, device=str(device))
 
 

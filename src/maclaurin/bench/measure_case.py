@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,11 +44,15 @@ class CannotCheck(MaclaurinError):
     """No piece of a case takes the program that the case takes, so its gradients cannot be judged."""
 
 
+#: folders before the last part of an absolute path: records are shared, and machines differ
+_ABSOLUTE = re.compile(r"(?<!\S)/(?:[^\s/]+/)+([^\s/]*)")
+
+
 def reason_of(problem: Exception) -> str:
-    """An error in one line."""
+    """An error in one line, files by their names alone."""
     if isinstance(problem, torch.OutOfMemoryError):
         return "out of memory"
-    first = (str(problem).strip().splitlines() or [""])[0]
+    first = _ABSOLUTE.sub(r"\1", (str(problem).strip().splitlines() or [""])[0])
     return first if isinstance(problem, MaclaurinError) else f"{type(problem).__name__}: {first}"
 
 

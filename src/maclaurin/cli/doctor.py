@@ -80,17 +80,32 @@ def _machine_lines(about: dict[str, Any], device: torch.device) -> list[str]:
 
 
 def _table(findings: list[Finding]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("program", "spec", "dtype"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("output", "gradients", "limit"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    """A row for every program and spec, a column for every dtype; it fits into 80 characters."""
+    dtypes = {f.dtype: f.limit for f in findings}
+    rows: dict[tuple[str, str], dict[str, Finding]] = {}
     for f in findings:
-        errors = ("–" if e is None else f"{e:.1e}" for e in (f.output_error, f.gradient_error))
-        verdict = "right" if f.is_right else f"[bold red]{'failed' if f.problem else 'WRONG'}[/]"
-        table.add_row(f.program, f.spec.replace("[", r"\["), f.dtype, *errors, f"{f.limit:.0e}", verdict)
+        rows.setdefault((f.program, f.spec), {})[f.dtype] = f
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("largest relative error\nlimit", no_wrap=True)
+    for dtype, limit in dtypes.items():
+        table.add_column(f"{dtype}\n{limit:.0e}", justify="right", no_wrap=True)
+    last = None
+    for (program, spec), found in rows.items():
+        if program != last:
+            table.add_row(f"[bold]{program}[/]")
+            last = program
+        cells = (_cell(found.get(dtype)) for dtype in dtypes)
+        table.add_row("  " + spec.replace("[", r"\["), *cells)
     return table
+
+
+def _cell(finding: Finding | None) -> str:
+    if finding is None:
+        return "–"
+    if finding.problem:
+        return "[bold red]failed[/]"
+    error = f"{finding.largest_error:.1e}"
+    return error if finding.is_right else f"[bold red]WRONG {error}[/]"
 
 
 def _advice(findings: list[Finding], device: torch.device) -> list[str]:
@@ -105,7 +120,7 @@ def _advice(findings: list[Finding], device: torch.device) -> list[str]:
     for program, found in wrong.items():
         problems = {f.problem for f in found if f.problem}
         what = "; ".join(sorted(problems)) or "computes wrongly"
-        where = ", ".join(f"{f.spec} in {f.dtype}" for f in found)
+        where = ", ".join(f"{f.spec} in {f.dtype}{_amount(f)}" for f in found)
         lines.append(f"[bold red]{program}[/] {what} ({where}).")
     names = ",".join(wrong)
     lines += [
@@ -114,6 +129,13 @@ def _advice(findings: list[Finding], device: torch.device) -> list[str]:
         "version of triton; then run maclaurin doctor again. Please report it with this output.",
     ]
     return lines
+
+
+def _amount(finding: Finding) -> str:
+    errors = {"output": finding.output_error, "gradients": finding.gradient_error}
+    return "".join(
+        f", {name} off by {e:.1e}" for name, e in errors.items() if e is not None and e > finding.limit
+    )
 
 
 def _write(out: Path, about: dict[str, Any], findings: list[Finding]) -> None:

@@ -57,7 +57,8 @@ class StateStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        if why := _refuse_step(call):
+        why = refuse_step(call)
+        if why is not None:
             return why
         if spec.window is not None or not spec.orders:
             return "it is for a state without exact keys"
@@ -104,7 +105,8 @@ class WindowStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        if why := _refuse_step(call):
+        why = refuse_step(call)
+        if why is not None:
             return why
         if spec.window is None or not spec.window.is_plain:
             return "it is for a plain window"
@@ -153,7 +155,8 @@ def refuse_state_on_gpu(call: Call, moments: Tensor) -> str | None:
     return "it has no gradient" if call.needs_gradient else None
 
 
-def _refuse_step(call: Call) -> str | None:
+def refuse_step(call: Call) -> str | None:
+    """Why a call is no step that fused programs make."""
     if not call.is_step or call.state is None:
         return "it is for one token after others"
     q, k, v = call.inputs.q, call.inputs.k, call.inputs.v

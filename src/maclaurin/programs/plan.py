@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
+from maclaurin.programs.kept_keys import KeptKeys, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plain import PlainForm
@@ -28,6 +29,7 @@ PLAIN_FORMS = {form: PlainForm(form) for form in Form}
 PROGRAMS: tuple[Program, ...] = (
     StateStep(),
     WindowStep(),
+    KeptStep(),
     TokenStep(),
     StockSoftmax(),
     ScoreMod(),
@@ -35,6 +37,7 @@ PROGRAMS: tuple[Program, ...] = (
     PairsAboutMean(),
     LinearAttention(),
     TailInChunks(),
+    KeptKeys(),
     LinearTime(),
     *PLAIN_FORMS.values(),
 )

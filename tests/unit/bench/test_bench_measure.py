@@ -8,7 +8,7 @@ from tests.unit.bench.tiny import ROOFS, SETTING, tiny_case, tiny_step
 
 from maclaurin.bench import measure_case as measure
 from maclaurin.bench import peers
-from maclaurin.bench.measure_case import judged, measure_call, measure_step
+from maclaurin.bench.measure_case import judged, measure_call, measure_step, reason_of
 from maclaurin.bench.peers import Contender
 from maclaurin.testing import cases as tensor_cases
 
@@ -163,3 +163,9 @@ def test_a_step_that_returns_a_wrong_state_gets_no_number(monkeypatch):
     monkeypatch.setattr(tensor_cases, "attention", attend)
     record = measure_step(tiny_step(spec="linear(identity)"), SETTING, ROOFS)
     assert record.status == "wrong"
+
+
+def test_a_reason_names_files_without_their_folders():
+    """Records are committed and read elsewhere."""
+    problem = RuntimeError("cannot clone to /home/someone/peers/cutlass: 1/2 done\nand more")
+    assert reason_of(problem) == "RuntimeError: cannot clone to cutlass: 1/2 done"

@@ -7,7 +7,12 @@ from maclaurin.programs.triton import INSTALLED
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton.compiled_code import instructions, overwritten_operands, spills_in_loops
+from maclaurin.programs.triton.compiled_code import (
+    instructions,
+    overwritten_operands,
+    spills_in_loops,
+    unset_operands,
+)
 
 LOOP = """
     /*0100*/ {first} ; /* 0x0 */
@@ -42,3 +47,30 @@ def test_spills_are_counted_where_products_are():
     code = instructions(LOOP.format(first="LDL R3, [R1+0x8]", left=0))
     assert spills_in_loops(code) == 1
     assert spills_in_loops(instructions("        /*0100*/   STL [R1], R3 ;   /* 0x0 */")) == 0
+
+
+UNIFORM = """
+    /*0100*/ ULDC.64 UR30, c[0x0][0x208] ; /* 0x0 */
+    /*0110*/ {first} ; /* 0x0 */
+    /*0120*/ LDG.E R92, desc[UR30][R42.64+0x18a0] ; /* 0x0 */
+    /*0130*/ UMOV UR8, URZ ; /* 0x0 */
+    /*0140*/ UMOV UR9, 0x40000040 ; /* 0x0 */
+    /*0150*/ UIADD3.64 UR10, UR8, 0x2, URZ ; /* 0x0 */
+    /*0160*/ HGMMA.64x32x16.F32.BF16 R88, gdesc[UR8], R88 ; /* 0x0 */
+    /*0170*/ HGMMA.64x32x16.F32.BF16 R88, R60, gdesc[UR{products}].tnspB, R88, gsb0 ; /* 0x0 */
+    /*0180*/ STS.U16 [R114+UR9+0x3000], R81 ; /* 0x0 */
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "products", "found"),
+    [
+        ("UMOV UR26, URZ", 8, []),
+        ("UIADD3 UR26, UP1, UR11, 0x2, URZ", 8, ["UIADD3 UR26, UP1, UR11, 0x2, URZ"]),  # ptxas of CUDA 12.8
+        ("UMOV UR26, UR31", 8, []),  # the second of a pair
+        ("UMOV UR26, URZ", 24, ["HGMMA.64x32x16.F32.BF16 R88, R60, gdesc[UR24].tnspB, R88, gsb0"]),  # UR27
+    ],
+)
+def test_uniform_registers_are_set_before_they_are_read(first, products, found):
+    code = instructions(UNIFORM.format(first=first, products=products))
+    assert [text.strip() for text in unset_operands(code)] == found

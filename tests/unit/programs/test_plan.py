@@ -38,6 +38,11 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         (WINDOW, 1, {"state": True}, "window step"),
         ("taylor(2)/l2", 1, {"state": True}, "state step"),
         ("hermite(2)/len", 4096, {}, "plain chunked"),
+        ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {}, "kept keys"),
+        ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {"return_state": True}, "kept keys"),
+        ("poly(0)+window(64,sinks=4)/sum", 8192, {"return_state": True}, "kept keys"),
+        ("poly(0)+window(64,sinks=4,kept=192)/sum", 1, {"state": True}, "kept step"),
+        ("poly(0)+window(64,sinks=4)/sum", 1, {"state": True}, "window step"),
     ],
 )
 @pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")

@@ -24,6 +24,9 @@ Positions: s and t count tokens; j = s − sinks and i = t − window − sinks 
 Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The gradients of queries leave dy/Σw and
 NUMBERS per row to those of keys: −dy·y/Σw, what p takes off, dc/n; beside a window also log₂ e^{c} Σw and dy·y. Rows
 are counted from AHEAD of the first that has a tail and padded, so that all are read without a mask.
+
+Where a chunk is not larger than a tile, no tile of it lies wholly before another. Those loops must not even stand in the
+program: what LLVM leaves of a loop without turns makes ptxas of CUDA 12.8 and 12.9 crash.
 """
 
 from __future__ import annotations
@@ -255,9 +258,10 @@ def _forward(
         of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D)
     z = no_sums(BM, ONES)
     p0 = _point_of_mean(c, SQUARE)
-    for start in range(begin, i0, BN):
-        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
-                           ONES, OPERAND, PRECISION)  # fmt: skip
+    if CHUNK > BM or not FAR:
+        for start in range(begin, i0, BN):
+            acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
+                               ONES, OPERAND, PRECISION)  # fmt: skip
     for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
         acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, True,
                            ONES, OPERAND, PRECISION)  # fmt: skip
@@ -465,9 +469,10 @@ def _backward_queries(
             seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
             dq, of_near, _, _ = _add_exact_pairs(dq, of_near, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + SINKS,
                                                  n, d, e, T, scale, D, E, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
-    for start in range(begin, i0, BN):
-        dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
-                                 D, E, C, SQUARE, SINKS, False, ONES, OPERAND, PRECISION)  # fmt: skip
+    if CHUNK > BM or not FAR:
+        for start in range(begin, i0, BN):
+            dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
+                                     D, E, C, SQUARE, SINKS, False, ONES, OPERAND, PRECISION)  # fmt: skip
     for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
         dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
                                  D, E, C, SQUARE, SINKS, True, ONES, OPERAND, PRECISION)  # fmt: skip
@@ -630,9 +635,10 @@ def _backward_keys(
         for start in tl.range(j0 // BM * BM, tl.minimum(whole, end), BM, num_stages=1):
             dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
                                   D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, True, OPERAND, PRECISION)  # fmt: skip
-        for start in range(whole, end, BM):
-            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, False, OPERAND, PRECISION)  # fmt: skip
+        if CHUNK > BN or not FAR:
+            for start in range(whole, end, BM):
+                dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
+                                      D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, False, OPERAND, PRECISION)  # fmt: skip
     inside = j + SINKS < T
     first = tl.zeros((), tl.int64) + j0 + SINKS
     dk *= scale * STEEPNESS
@@ -902,12 +908,15 @@ def _tiles_of_rows(tokens: int, call: Call, size: int) -> int:
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
+    # tiles of one width lie alike in shared memory: where they do not and take turns in one buffer, ptxas of CUDA 12.8
+    # makes an address from an unset register (compiled_code.unset_operands); order 2 has other buffers
+    alike = call.chunk > 0 and call.order == 1
     return {
         "GROUP": q.shape[2] // k.shape[2],
         "D": d,
         "E": e,
-        "BD": width(d),
-        "BE": width(e),
+        "BD": width(max(d, e) if alike else d),
+        "BE": width(max(d, e) if alike else e),
         "SB": width(call.sinks) if call.sinks else 16,
         "C": tuple(float(c) for c in call.coefficients),
         "SQUARE": call.square,

@@ -10,7 +10,9 @@ memory and reaches the matrix units, before anybody has timed it.
 The second half reads the machine code: loops, spills, and registers written under a running product. Hopper's
 matrix products run beside the other instructions. One that takes its left operand from registers reads them until
 a WARPGROUP.DEPBAR says that it is over; nothing may write there before. triton 3.6 lets the last parts of a
-product run on into the next turn of a loop, and the assembler does not see that far.
+product run on into the next turn of a loop, and the assembler does not see that far. Another of its faults: where two
+operands take turns in one buffer of shared memory, ptxas of CUDA 12.8 has made an address from a uniform register that
+no instruction had set.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class CompiledProgram:
     serialized              whether the assembler makes them wait for each other (its warning C7515), for instance
                             where a branch hands accumulators on
     overwritten             instructions that write registers a running product may still read: results are wrong
+    unset                   instructions that read uniform registers before anything is in them: results are wrong
     """
 
     name: str
@@ -56,6 +59,7 @@ class CompiledProgram:
     matrix_instructions: int
     serialized: bool
     overwritten: list[str]
+    unset: list[str]
 
 
 class _NoGPU:
@@ -117,6 +121,7 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
         matrix_instructions=matrix,
         serialized=matrix > 0 and _is_serialized(kernel, capability),
         overwritten=overwritten_operands(found),
+        unset=unset_operands(found),
     )
 
 
@@ -228,3 +233,36 @@ def _written(text: str) -> set[int]:
     name, first = found[1], int(found[2])
     four, two = re.search(r"\.128|LDSM\S*\.4", name), re.search(r"^D[A-Z]|64|\.WIDE|LDSM\S*\.2", name)
     return set(range(first, first + (4 if four else 2 if two else 1)))
+
+
+_UNIFORM = re.compile(r"\bUR(\d+)\b")
+_PRODUCT = re.compile(r"\bgdesc\[UR(\d+)\]")
+_SETS_UNIFORM = re.compile(r"([A-Z][\w.]*)\s+(?:U?P\w+, )*UR(\d+)\b")
+#: what reads uniform registers alone: an address of shared memory, or a descriptor of global memory
+_NOT_A_RESULT = ("STS", "STG", "BAR", "BRA", "SYNCS", "UTM", "UBLK")
+
+
+def unset_operands(code: dict[int, str]) -> list[str]:
+    """Instructions that read a uniform register that none before them sets."""
+    known: set[int] = set()
+    found = []
+    for _, text in sorted(code.items()):
+        result = None if text.startswith(_NOT_A_RESULT) else _SETS_UNIFORM.match(text)
+        operands = text[result.end() :] if result else text
+        if not _uniform_reads(operands, text) <= known:
+            found.append(text)
+        if result:
+            first = int(result[2])
+            pair = re.search(r"\.64|\.WIDE", result[1])
+            known.update({first, first + 1} if pair else {first})
+    return found
+
+
+def _uniform_reads(operands: str, text: str) -> set[int]:
+    """A product reads four, or two if its left operand is no address."""
+    read = {int(n) for n in _UNIFORM.findall(_PRODUCT.sub("", operands))}
+    product = _PRODUCT.search(text)
+    if product is not None:
+        first = int(product[1])
+        read.update(range(first + 2 if _FROM_REGISTERS.match(text) else first, first + 4))
+    return read

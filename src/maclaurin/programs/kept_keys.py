@@ -1,0 +1,241 @@
+"""Exact keys alone (a window, sinks, and keys kept behind it) on a fused program (triton/lifetimes.py).
+
+    y_t = Σ_s p_ts v_s,     p the softmax over the keys with s ≤ t < until_s
+
+Which keys are kept is decided first, by the attention each received in the window, and is not differentiated.
+Then one number per key, until_s, says who sees it, and the rest is softmax attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maclaurin.forms.attend import Form
+from maclaurin.forms.state import State
+from maclaurin.forms.tracing import are_traced, without_autocast
+from maclaurin.forms.window import ExactKeys
+from maclaurin.programs import triton as gpu
+from maclaurin.programs.decode_step import refuse_step
+from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
+from maclaurin.programs.operators import operator
+from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.spec import AttentionSpec
+
+#: what the step compares at once, and heads it takes (triton/kept_step.py)
+_MOST_SLOTS, _MOST_SINKS, _LARGEST_HEAD = 8192, 64, 128
+
+
+class KeptKeys(Program):
+    """A text from its beginning with a window, with or without kept keys and a state after it; no tail."""
+
+    name = "kept keys"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        why = _refuse_spec(spec)
+        if why is not None:
+            return why
+        if call.state is not None:
+            return "it begins with the first token of a text"
+        if call.return_state and call.inputs.present is not None:
+            return "it leaves no state behind padding"
+        if call.return_state and are_traced((call.inputs.q,)):
+            return "its state is not traced"
+        if call.return_state and spec.value_gates:
+            return "its state has no value gate"
+        if call.return_state and call.needs_gradient:
+            return "its state has no gradient"
+        return refuse_tensors(call)
+
+    def cost(self, call: Call) -> Cost:
+        """Exact keys once; for kept keys scores over the window twice, and each pair of scores compared."""
+        window = call.spec.window
+        assert window is not None
+        batch, tokens, heads, d = call.inputs.q.shape
+        kv_heads, e = call.inputs.k.shape[2], call.inputs.v.shape[3]
+        rows = float(batch * tokens * heads)
+        near, seen = min(window.size + 64, tokens), min(window.slots + 64, tokens)
+        flops = 2 * rows * seen * (d + e)
+        lists = 4.0 * batch * kv_heads * (tokens / 64) * seen
+        if window.kept:  # a comparison takes as long as some 30 operations of the matrix units
+            flops += 4 * rows * near * d + 30.0 * batch * kv_heads * tokens * tokens
+        return Cost(flops, 2 * lists, 12, lists + 8 * rows)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs, window = call.spec, call.inputs, call.spec.window
+        assert window is not None
+        exact = (window.size, window.sinks, window.kept)
+        with without_autocast(call.device):
+            q, k, v = (u.transpose(1, 2) for u in operands(spec, inputs))
+            until, score = key_lifetimes(q.detach(), k.detach(), call.scale, *exact)
+            o, _ = attention_while_seen(q, k, v, until, call.scale, *exact)
+            y = finish_rows(spec, o.transpose(1, 2), inputs.gates, inputs.q.dtype)
+        return y, _state_after(call, until, score) if call.return_state else None
+
+
+class KeptStep(Program):
+    """One further token with kept keys and no tail, over the row sum or under a norm."""
+
+    name = "kept step"
+    backend = "triton"
+    form = Form.RECURRENT
+
+    def cannot(self, call: Call) -> str | None:
+        spec = call.spec
+        why = refuse_step(call)
+        if why is None:
+            why = _refuse_spec(spec)
+        if why is not None:
+            return why
+        window = spec.window
+        assert window is not None
+        if not window.kept:
+            return "it is for windows with kept keys"
+        if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
+            return f"it takes up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
+        if spec.value_gates:
+            return "it has no value gate"
+        if max(call.inputs.q.shape[3], call.inputs.v.shape[3]) > _LARGEST_HEAD:
+            return f"it takes heads of up to {_LARGEST_HEAD}"
+        return None
+
+    def cost(self, call: Call) -> Cost:
+        """Exact keys are read and written once."""
+        window, k, v = call.spec.window, call.inputs.k, call.inputs.v
+        assert window is not None
+        size = float(k.shape[0] * k.shape[2] * window.slots * (k.shape[3] + v.shape[3]))
+        return Cost(2 * size * call.group, 2 * size * k.dtype.itemsize, 2, size * k.dtype.itemsize)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        from maclaurin.programs.triton import kept_step as program
+
+        spec, inputs, state = call.spec, call.inputs, call.state
+        assert state is not None
+        assert state.exact is not None
+        q, k, v = (gpu.dense(u[:, 0]) for u in (inputs.q, inputs.k, inputs.v))
+        held = program.Held(*(getattr(state.exact, name).contiguous() for name in program.Held._fields))
+        y, count, held = program.step(q, k, v, state.count.contiguous(), held, call.scale)
+        exact = dataclasses.replace(state.exact, **held._asdict())
+        y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
+        return y, dataclasses.replace(state, count=count, exact=exact)
+
+
+def _refuse_spec(spec: AttentionSpec) -> str | None:
+    window = spec.window
+    if window is None:
+        return "it is for windows"
+    if spec.kernel.orders:
+        return "it has no tail beside the exact keys"
+    if window.bias_text:
+        return f"it does not compute the bias of {window}"
+    if spec.decay_gates or spec.running_argument is not None:
+        return "it has no decay gate and no running sum"
+    if not spec.ignores_row_scale:
+        return f"it does not divide by {spec.denominator}"
+    return None
+
+
+def _state_after(call: Call, until: Tensor, score: Tensor) -> State:
+    """The state after the last token: window, sinks, and the keys that are kept then."""
+    from maclaurin.programs.triton import lifetimes as program
+
+    spec, window = call.spec, call.spec.window
+    assert window is not None
+    _, k, v = (u.transpose(1, 2) for u in operands(spec, call.inputs))
+    batch, kv_heads, tokens, d = k.shape
+    found = program.exact_keys(k, v, until, score, program.Exact(window.size, window.sinks, window.kept))
+    columns = v.shape[3] + int(spec.needs_row_sum)
+    return State(
+        spec,
+        score.new_zeros(batch, kv_heads, spec.features(d), columns),
+        torch.full((batch,), tokens, device=k.device),
+        exact=ExactKeys(**found),
+        is_full=tokens >= window.slots,
+    )
+
+
+# -------------------------------------------------------------------------------- the operators
+
+
+@operator("maclaurin::key_lifetimes")
+def key_lifetimes(
+    q: Tensor, k: Tensor, scale: float, window: int, sinks: int, kept: int
+) -> tuple[Tensor, Tensor]:
+    """The first query that no longer sees each key [B, K, T], and the attention it received in the window."""
+    from maclaurin.programs.triton import lifetimes as program
+
+    return program.lifetimes(q, k, scale, program.Exact(window, sinks, kept))
+
+
+@operator("maclaurin::attention_while_seen")
+def attention_while_seen(
+    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, window: int, sinks: int, kept: int
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d] and k, v [B, K, T, ·]."""
+    from maclaurin.programs.triton import lifetimes as program
+
+    return program.forward(q, k, v, until, scale, program.Exact(window, sinks, kept))
+
+
+@operator("maclaurin::attention_while_seen_backward")
+def attention_while_seen_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    until: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    window: int,
+    sinks: int,
+    kept: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv."""
+    from maclaurin.programs.triton import lifetimes as program
+    from maclaurin.programs.triton.rows import delta
+
+    exact = program.Exact(window, sinks, kept)
+    return program.backward(do, q, k, v, until, lse, delta(do, o, None), scale, exact)
+
+
+@key_lifetimes.register_fake
+def _(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    shape = (k.shape[0], k.shape[1], k.shape[2])
+    return k.new_empty(shape, dtype=torch.int32), k.new_empty(shape, dtype=torch.float32)
+
+
+@attention_while_seen.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, _size = q.shape
+    o = v.new_empty(batch, tokens, heads, v.shape[3]).transpose(1, 2)
+    return o, q.new_empty(batch, heads, tokens, dtype=torch.float32)
+
+
+@attention_while_seen_backward.register_fake
+def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, until, *ctx.call = inputs
+    ctx.save_for_backward(q, k, v, until, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, do: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    """Nothing of a spec reads the log-sum-exp."""
+    if do is None:
+        return (None,) * 8
+    q, k, v, until, o, lse = ctx.saved_tensors
+    found = attention_while_seen_backward(gpu.dense(do), q, k, v, until, o, lse, *ctx.call)
+    return *found, *(None,) * 5
+
+
+attention_while_seen.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,170 @@
+"""One further token with a window, sinks and kept keys: one launch, one program per key-value head.
+
+    1. the key that leaves the window takes the slot of the worst kept one, if that is not better
+    2. the new token attends to window, sinks and slots as they are then
+    3. every key in the window gets the attention it received, p over window and sinks, added to its score
+
+The queries of a head are the rows of a tile. Exact keys are read once, written once at their new places, and those of
+the window read again for their scores. Keys and values have the dtype of q, scores fp32. Exponentials are to base 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import precision, width
+
+#: keys looked at together
+KEYS = 64
+_LOG2_E = 1.4426950408889634
+#: numbers that differ from spec to spec: no program is compiled for some of them
+_ANY = ("W", "M", "SINKS")
+
+
+class Held(NamedTuple):
+    """What a state holds, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32."""
+
+    recent_k: Tensor
+    recent_v: Tensor
+    sink_k: Tensor
+    sink_v: Tensor
+    recent_score: Tensor
+    kept_score: Tensor
+    kept_k: Tensor
+    kept_v: Tensor
+
+
+@triton.jit
+def _moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE: tl.constexpr):
+    """Vectors [n, size] from their old places, or the new one; written to where they stand from now on."""
+    mask = inside[:, None] & (d < SIZE)[None, :]
+    at = OLD + (head * number + source)[:, None] * SIZE + d[None, :]
+    found = tl.load(at, mask=mask & (is_new == 0)[:, None], other=0.0)
+    found = tl.where(is_new[:, None], new[None, :], found)
+    tl.store(NEXT + (head * number + place)[:, None] * SIZE + d[None, :], found, mask=mask)
+    return found
+
+
+@triton.jit
+def _add(acc, total, largest, q, k, v, seen, scale, PRECISION: tl.constexpr):
+    """A tile of keys into the running maximum, sum and output of all queries."""
+    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    x = tl.where(seen[None, :], x, float("-inf"))
+    new = tl.maximum(largest, tl.max(x, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    shrink = tl.exp2(largest - safe)
+    p = tl.exp2(x - safe[:, None])
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, total * shrink + tl.sum(p, 1), new
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _step(
+    Q, K, V, COUNT, RECENT_K, RECENT_V, SINK_K, SINK_V, RECENT_SCORE, KEPT_SCORE, KEPT_K, KEPT_V,
+    Y, AFTER, NEXT_K, NEXT_V, NEXT_SINK_K, NEXT_SINK_V, NEXT_SCORE, NEXT_KEPT_SCORE, NEXT_KEPT_K, NEXT_KEPT_V,
+    q_strides, k_strides, v_strides, scale, kv_heads, W, M, SINKS,
+    GROUP: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    q_b, q_h = q_strides
+    k_b, k_h = k_strides
+    v_b, v_h = v_strides
+    head = tl.program_id(0).to(tl.int64)
+    b, g = head // kv_heads, head % kv_heads
+    d, e, row = tl.arange(0, BD), tl.arange(0, BE), tl.arange(0, BG)
+    count = tl.load(COUNT + b)
+    rows = (row < GROUP)[:, None] & (d < D)[None, :]
+    q = tl.load(Q + b * q_b + (g * GROUP + row)[:, None] * q_h + d[None, :], mask=rows, other=0.0)
+    new_k = tl.load(K + b * k_b + g * k_h + d, mask=d < D, other=0.0)
+    new_v = tl.load(V + b * v_b + g * v_h + e, mask=e < E, other=0.0)
+
+    # 1. who goes: the first of the lowest scores, empty slots being −∞
+    slot = tl.arange(0, BM)
+    scores = tl.load(KEPT_SCORE + head * M + slot, mask=slot < M, other=float("inf"))
+    leaving = tl.load(RECENT_SCORE + head * W)
+    lowest = tl.min(scores, 0)
+    enters = (count - W >= SINKS) & (leaving >= lowest)
+    worst = tl.min(tl.where((scores == lowest) & (slot < M), slot, BM), 0)
+    worst = tl.where(enters, worst, M)
+    source = tl.where(slot < worst, slot, slot + 1)
+    last = enters & (slot == M - 1)
+    moved = tl.load(KEPT_SCORE + head * M + source, mask=(slot < M) & (last == 0), other=0.0)
+    tl.store(NEXT_KEPT_SCORE + head * M + slot, tl.where(last, leaving, moved), mask=slot < M)
+
+    # 2. window and sinks, then slots
+    acc = tl.zeros((BG, BE), tl.float32)
+    total = tl.zeros((BG,), tl.float32)
+    largest = tl.full((BG,), float("-inf"), tl.float32)
+    for first in range(0, W, BN):
+        j = first + tl.arange(0, BN)
+        inside, is_new = j < W, j == W - 1
+        k = _moved(RECENT_K, NEXT_K, head, W, j + 1, j, is_new, new_k, inside, d, D)
+        v = _moved(RECENT_V, NEXT_V, head, W, j + 1, j, is_new, new_v, inside, e, E)
+        seen = inside & (count - W + 1 + j >= SINKS)
+        acc, total, largest = _add(acc, total, largest, q, k, v, seen, scale, PRECISION)
+    for first in range(0, SINKS, BN):
+        i = first + tl.arange(0, BN)
+        inside, is_new = i < SINKS, i == count
+        k = _moved(SINK_K, NEXT_SINK_K, head, SINKS, i, i, is_new, new_k, inside, d, D)
+        v = _moved(SINK_V, NEXT_SINK_V, head, SINKS, i, i, is_new, new_v, inside, e, E)
+        acc, total, largest = _add(acc, total, largest, q, k, v, inside & (i <= count), scale, PRECISION)
+    near = largest + tl.log2(total)
+    old_k = tl.load(RECENT_K + head * W * D + d, mask=d < D, other=0.0)
+    old_v = tl.load(RECENT_V + head * W * E + e, mask=e < E, other=0.0)
+    for first in range(0, M, BN):
+        i = first + tl.arange(0, BN)
+        inside, is_new = i < M, enters & (i == M - 1)
+        place = tl.where(i < worst, i, i + 1)
+        k = _moved(KEPT_K, NEXT_KEPT_K, head, M, place, i, is_new, old_k, inside, d, D)
+        v = _moved(KEPT_V, NEXT_KEPT_V, head, M, place, i, is_new, old_v, inside, e, E)
+        score = tl.load(KEPT_SCORE + head * M + place, mask=inside & (is_new == 0), other=0.0)
+        acc, total, largest = _add(
+            acc, total, largest, q, k, v, inside & (score > float("-inf")), scale, PRECISION
+        )
+    y = (acc / total[:, None]).to(Y.dtype.element_ty)
+    at = Y + (head * GROUP + row)[:, None] * E + e[None, :]
+    tl.store(at, y, mask=(row < GROUP)[:, None] & (e < E)[None, :])
+
+    # 3. scores of the window
+    for first in range(0, W, BN):
+        j = first + tl.arange(0, BN)
+        inside, is_new = j < W, j == W - 1
+        mask = (inside & (is_new == 0))[:, None] & (d < D)[None, :]
+        k = tl.load(RECENT_K + (head * W + j + 1)[:, None] * D + d[None, :], mask=mask, other=0.0)
+        k = tl.where(is_new[:, None], new_k[None, :], k)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        seen = inside & (count - W + 1 + j >= SINKS)
+        p = tl.where((row < GROUP)[:, None] & seen[None, :], tl.exp2(x - near[:, None]), 0.0)
+        before = tl.load(RECENT_SCORE + head * W + j + 1, mask=inside & (is_new == 0), other=0.0)
+        tl.store(NEXT_SCORE + head * W + j, before + tl.sum(p, 0) / GROUP, mask=inside)
+    tl.store(AFTER + b, count + 1, mask=g == 0)
+
+
+@on_its_device
+def step(
+    q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
+) -> tuple[Tensor, Tensor, Held]:
+    """y [B, 1, H, e] over the row sum, the count of tokens and what is held after the token.
+
+    q [B, H, d], k and v [B, K, …], of one dtype with the keys and values that are held.
+    """
+    batch, heads, d = q.shape
+    kv_heads, e = k.shape[1], v.shape[2]
+    y = torch.empty(batch, 1, heads, e, dtype=q.dtype, device=q.device)
+    after, following = torch.empty_like(count), Held(*(torch.empty_like(u) for u in held))
+    size, sinks, slots = held.recent_k.shape[2], held.sink_k.shape[2], held.kept_k.shape[2]
+    group = heads // kv_heads
+    _step[(batch * kv_heads,)](
+        q, k, v, count, *held, y, after, *following, q.stride()[:2], k.stride()[:2], v.stride()[:2],
+        scale * _LOG2_E, kv_heads, size, slots, sinks, GROUP=group, BG=width(group), D=d, E=e, BD=width(d), BE=width(e),
+        BN=KEYS, BM=width(slots), PRECISION=precision(q), num_warps=4,
+    )  # fmt: skip
+    return y, after, following

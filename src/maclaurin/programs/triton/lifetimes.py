@@ -1,0 +1,517 @@
+"""Attention over keys that each query sees for a while: a window, sinks, and keys kept behind it.
+
+Key s is seen from its own token on, up to until_s, when it leaves the window or a better key takes its slot:
+
+    seen      s ≤ t < until_s
+    score_s   Σ_{s≤u<s+w} mean_g p_us,       p the softmax over window and sinks
+    until_s   w + max(s, the M-th key, in the order of the text, that is better than s);  ∞ for sinks
+
+A key's rank among those that have left only falls, so one number per key says all (forms/ranking.py). Scores take two
+passes over the window, lifetimes one over pairs of scores. A tile of queries then reads the list of keys that any of
+them sees, at most w + M + sinks + the tile: time and memory are linear in the text but for comparing scores and lists.
+The gradient of keys goes over the queries that see them, few keys with long lives apart from the others. Exponentials are to base 2. Tensors are [B, H, T, size] seen
+through three strides; window, slots and sinks are plain numbers, so that every spec runs the same compiled program.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
+
+#: tiles by pass for heads up to 64 and up to 128
+TILES = {
+    "near": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+    "received": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
+    "forward": (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3)),
+    "queries": (Tile(64, 32, 4, 3), Tile(64, 32, 4, 2)),
+    "keys": (Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
+}
+#: scores compared at a time, and keys that lists are made of at a time
+_COMPARED, _LISTED = 64, 1024
+#: the end of the life of a sink
+FOREVER = 1 << 30
+_LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
+#: numbers that differ from spec to spec and from text to text: no program is compiled for some of them
+_ANY = ("T", "window", "sinks", "kept", "capacity")
+
+
+class Exact(NamedTuple):
+    """How many keys are exact: the last ones, the first ones, and slots for others."""
+
+    window: int
+    sinks: int
+    kept: int
+
+    @property
+    def most(self) -> int:
+        """Keys that one query sees at most."""
+        return self.window + self.sinks + self.kept
+
+
+# -------------------------------------------------------------------------------------- scores of keys
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _near(
+    Q, K, LSE, q_strides, k_strides, T, H, scale, window, sinks,
+    GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ln Σ e^x over window and sinks, to base 2."""
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    m, d = first + tl.arange(0, BM), tl.arange(0, BD)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + (h // GROUP) * k_h
+    total = tl.zeros((BM,), tl.float32)
+    largest = tl.full((BM,), float("-inf"), tl.float32)
+    edge = tl.maximum(0, first - window + 1) // BN * BN
+    of_sinks = tl.minimum(tl.cdiv(sinks, BN), edge // BN)
+    for tile in range(of_sinks + tl.cdiv(tl.minimum(first + BM, T) - edge, BN)):
+        start = tl.where(tile < of_sinks, tile * BN, edge + (tile - of_sinks) * BN)
+        n = start + tl.arange(0, BN)
+        k = load_rows(K, k_t, n, d, T, D)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        near = (n[None, :] > m[:, None] - window) | (n < sinks)[None, :]
+        x = tl.where(near & (n[None, :] <= m[:, None]), x, float("-inf"))
+        new = tl.maximum(largest, tl.max(x, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp2(largest - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
+        largest = new
+    tl.store(LSE + (b * H + h) * T + m, largest + tl.log2(total), mask=m < T)
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _received(
+    Q, K, LSE, SCORE, q_strides, k_strides, T, H, scale, window, sinks,
+    GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The attention that keys receive while they are in the window; 0 for sinks."""
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    first = tl.program_id(0) * BN
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    n, d = first + tl.arange(0, BN), tl.arange(0, BD)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    score = tl.zeros((BN,), tl.float32)
+    end = tl.minimum(T, first + BN + window - 1)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        for start in range(first // BM * BM, end, BM):
+            m = start + tl.arange(0, BM)
+            q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+            lse = tl.load(LSE + (b * H + h) * T + m, mask=m < T, other=float("inf"))
+            x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :]
+            inside = (m[None, :] >= n[:, None]) & (m[None, :] < n[:, None] + window)
+            score += tl.sum(tl.where(inside, tl.exp2(x), 0.0), 1)
+    score = tl.where(n < sinks, 0.0, score / GROUP)
+    tl.store(SCORE + (b * kv_heads + g) * T + n, score, mask=n < T)
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _lifetimes(SCORE, UNTIL, T, window, sinks, kept, forever, BLOCK: tl.constexpr):
+    """Until when each key is seen. Of equal scores the later is the better."""
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    SCORE += tl.program_id(1).to(tl.int64) * T
+    own = tl.load(SCORE + n, mask=n < T, other=0.0)
+    better = tl.zeros((BLOCK,), tl.int32)
+    last = tl.full((BLOCK,), forever, tl.int32)  # the key that is one too many
+    last = tl.where(kept == 0, n, last)
+    for start in range(sinks, T, BLOCK):
+        if tl.min(better) < kept:
+            u = start + tl.arange(0, BLOCK)
+            other = tl.load(SCORE + u, mask=u < T, other=float("-inf"))
+            beats = (other[:, None] > own[None, :]) | (
+                (other[:, None] == own[None, :]) & (u[:, None] > n[None, :])
+            )
+            beats = (beats & (u < T)[:, None]).to(tl.int32)
+            after = better + tl.sum(beats, 0)
+            crosses = (better < kept) & (after >= kept)
+            if tl.max(crosses.to(tl.int32)) > 0:
+                before = better[None, :] + tl.cumsum(beats, 0) < kept
+                last = tl.where(crosses, start + tl.sum(before.to(tl.int32), 0), last)
+            better = after
+    until = tl.minimum(window + tl.maximum(n, last), forever)
+    tl.store(UNTIL + tl.program_id(1).to(tl.int64) * T + n, tl.where(n < sinks, forever, until), mask=n < T)
+
+
+# --------------------------------------------------------------------------------- keys seen by a tile
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _lists(UNTIL, LIST, COUNT, T, capacity, BM: tl.constexpr, BLOCK: tl.constexpr):
+    """The keys that a tile of queries sees, in the order of the text."""
+    first, tiles = tl.program_id(0) * BM, tl.num_programs(0)
+    row = tl.program_id(1).to(tl.int64)
+    end = tl.minimum(first + BM, T)
+    at = row * tiles + tl.program_id(0)
+    count = 0
+    for start in range(0, end, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        until = tl.load(UNTIL + row * T + n, mask=n < end, other=0)
+        seen = (until > first).to(tl.int32)
+        tl.store(LIST + at * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
+        count += tl.sum(seen, 0)
+    tl.store(COUNT + at, count)
+
+
+@triton.jit
+def _gathered(pointer, stride_t, rows, inside, columns, SIZE: tl.constexpr):
+    """Rows of a matrix by their numbers, zeros where there is none."""
+    inside = inside[:, None] & (columns < SIZE)[None, :]
+    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _listed_keys(LIST, UNTIL, start, count, BN: tl.constexpr):
+    """The keys of a tile of the list, until when they are seen, and which of them there are."""
+    at = start + tl.arange(0, BN)
+    there = at < count
+    n = tl.load(LIST + at, mask=there, other=0)
+    return n, tl.load(UNTIL + n, mask=there, other=0), there
+
+
+# ------------------------------------------------------------------------------------------- attention
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _forward(
+    Q, K, V, UNTIL, LIST, COUNT, O, LSE,
+    q_strides, k_strides, v_strides, o_strides, T, H, scale, capacity,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    row = b * (H // GROUP) + g
+    m, d, e = first + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    UNTIL += row * T
+    tile = row * tl.num_programs(0) + tl.program_id(0)
+    LIST += tile * capacity
+    count = tl.load(COUNT + tile)
+    acc = tl.zeros((BM, BE), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    largest = tl.full((BM,), float("-inf"), tl.float32)
+    for start in range(0, count, BN):
+        n, until, there = _listed_keys(LIST, UNTIL, start, count, BN)
+        k, v = _gathered(K, k_t, n, there, d, D), _gathered(V, v_t, n, there, e, E)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        x = tl.where((n[None, :] <= m[:, None]) & (m[:, None] < until[None, :]), x, float("-inf"))
+        new = tl.maximum(largest, tl.max(x, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        shrink = tl.exp2(largest - safe)
+        p = tl.exp2(x - safe[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        largest = new
+    total = tl.where(m < T, total, 1.0)  # every query sees its own key
+    inside = (m < T)[:, None] & (e < E)[None, :]
+    o = (acc / total[:, None]).to(O.dtype.element_ty)
+    tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o, mask=inside)
+    tl.store(LSE + (b * H + h) * T + m, (largest + tl.log2(total)) * _LN2, mask=m < T)
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _backward_queries(
+    Q, K, V, DO, UNTIL, LIST, COUNT, LSE, DELTA, DQ,
+    q_strides, k_strides, v_strides, o_strides, dq_strides, T, H, scale, capacity,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
+    dq_b, dq_h, dq_t = dq_strides
+    first = tl.program_id(0) * BM
+    b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
+    g = h // GROUP
+    row = b * (H // GROUP) + g
+    m, d, e = first + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+    K += b * k_b + g * k_h
+    V += b * v_b + g * v_h
+    UNTIL += row * T
+    tile = row * tl.num_programs(0) + tl.program_id(0)
+    LIST += tile * capacity
+    count = tl.load(COUNT + tile)
+    rows = (b * H + h) * T + m
+    lse = tl.load(LSE + rows, mask=m < T, other=float("inf")) * _LOG2E
+    delta = tl.load(DELTA + rows, mask=m < T, other=0.0)
+    dq = tl.zeros((BM, BD), tl.float32)
+    for start in range(0, count, BN):
+        n, until, there = _listed_keys(LIST, UNTIL, start, count, BN)
+        k, v = _gathered(K, k_t, n, there, d, D), _gathered(V, v_t, n, there, e, E)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - lse[:, None]
+        x = tl.where((n[None, :] <= m[:, None]) & (m[:, None] < until[None, :]), x, float("-inf"))
+        dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
+        dq = tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION)
+    inside = (m < T)[:, None] & (d < D)[None, :]
+    dq = (dq * (scale * _LN2)).to(DQ.dtype.element_ty)
+    tl.store(DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq, mask=inside)
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _backward_keys(
+    Q, K, V, DO, UNTIL, ORDER, LSE, DELTA, DK, DV,
+    q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides, T, H, scale,
+    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys by ORDER, over the queries from the first of them to the end of the longest life; tiles [keys, queries]."""
+    q_b, q_h, q_t = q_strides
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    o_b, o_h, o_t = o_strides
+    dk_b, dk_h, dk_t = dk_strides
+    dv_b, dv_h, dv_t = dv_strides
+    kv_heads = H // GROUP
+    b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    at = tl.program_id(0) * BN + tl.arange(0, BN)
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    n = tl.load(ORDER + (b * kv_heads + g) * T + at, mask=at < T, other=T)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    until = tl.load(UNTIL + (b * kv_heads + g) * T + n, mask=n < T, other=0)
+    begin, end = tl.min(n, 0) // BM * BM, tl.minimum(T, tl.max(until, 0))
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    for member in range(GROUP):
+        h = g * GROUP + member
+        for start in range(begin, end, BM):
+            m = start + tl.arange(0, BM)
+            rows = (b * H + h) * T + m
+            q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+            do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+            lse = tl.load(LSE + rows, mask=m < T, other=float("inf")) * _LOG2E
+            delta = tl.load(DELTA + rows, mask=m < T, other=0.0)
+            x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :]
+            x = tl.where((n[:, None] <= m[None, :]) & (m[None, :] < until[:, None]), x, float("-inf"))
+            p = tl.exp2(x)
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
+            dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
+            dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
+    dk = (dk * (scale * _LN2)).to(DK.dtype.element_ty)
+    at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
+    tl.store(at, dk, mask=(n < T)[:, None] & (d < D)[None, :])
+    at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=(n < T)[:, None] & (e < E)[None, :])
+
+
+# ------------------------------------------------------------------------------------- the state after it
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _kept_at_the_end(UNTIL, LIST, COUNT, T, window, sinks, kept, BLOCK: tl.constexpr):
+    """The keys that have left the window and are still seen by the last token, in the order of the text."""
+    row = tl.program_id(0).to(tl.int64)
+    count = 0
+    for start in range(sinks, T - window, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        until = tl.load(UNTIL + row * T + n, mask=n < T - window, other=0)
+        seen = (until >= T).to(tl.int32)
+        tl.store(LIST + row * kept + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
+        count += tl.sum(seen, 0)
+    tl.store(COUNT + row, count)
+
+
+@triton.jit
+def _copied(FROM, stride_t, source, there, TO, row, number, place, inside, columns, SIZE: tl.constexpr):
+    """Vectors at their new places, zeros where there is none."""
+    found = _gathered(FROM, stride_t, source, there, columns, SIZE)
+    at = TO + (row * number + place)[:, None] * SIZE + columns[None, :]
+    tl.store(at, found, mask=inside[:, None] & (columns < SIZE)[None, :])
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _exact_keys(
+    K, V, SCORE, LIST, COUNT, RECENT_K, RECENT_V, SINK_K, SINK_V, RECENT_SCORE, KEPT_SCORE, KEPT_K, KEPT_V,
+    k_strides, v_strides, T, kv_heads, window, sinks, kept,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
+):  # fmt: skip
+    """Window and slots to the right of their places, sinks to the left; a program copies BN of them all."""
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    row = tl.program_id(1).to(tl.int64)
+    K += (row // kv_heads) * k_b + (row % kv_heads) * k_h
+    V += (row // kv_heads) * v_b + (row % kv_heads) * v_h
+    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    place = tl.program_id(0) * BN + tl.arange(0, BN)
+    inside, source = place < window, T - window + place
+    there = inside & (source >= 0)
+    _copied(K, k_t, source, there, RECENT_K, row, window, place, inside, d, D)
+    _copied(V, v_t, source, there, RECENT_V, row, window, place, inside, e, E)
+    if KEEPS:
+        score = tl.load(SCORE + row * T + source, mask=there, other=0.0)
+        tl.store(RECENT_SCORE + row * window + place, score, mask=inside)
+    source = place - window
+    inside = (source >= 0) & (source < sinks)
+    _copied(K, k_t, source, inside & (source < T), SINK_K, row, sinks, source, inside, d, D)
+    _copied(V, v_t, source, inside & (source < T), SINK_V, row, sinks, source, inside, e, E)
+    if KEEPS:
+        slot = place - window - sinks
+        inside = (slot >= 0) & (slot < kept)
+        listed = slot - kept + tl.load(COUNT + row)
+        there = inside & (listed >= 0)
+        source = tl.load(LIST + row * kept + listed, mask=there, other=0)
+        _copied(K, k_t, source, there, KEPT_K, row, kept, slot, inside, d, D)
+        _copied(V, v_t, source, there, KEPT_V, row, kept, slot, inside, e, E)
+        score = tl.load(SCORE + row * T + source, mask=there, other=float("-inf"))
+        tl.store(KEPT_SCORE + row * kept + slot, score, mask=inside)
+
+
+# ------------------------------------------------------------------------------------------- launching
+
+
+@on_its_device
+def lifetimes(q: Tensor, k: Tensor, scale: float, exact: Exact) -> tuple[Tensor, Tensor]:
+    """until [B, K, T] in int32, and scores [B, K, T] in fp32, zeros where no key is kept."""
+    batch, heads, tokens, d = q.shape
+    kv_heads = k.shape[1]
+    until = torch.empty(batch, kv_heads, tokens, dtype=torch.int32, device=q.device)
+    score = torch.zeros(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
+    if exact.kept:
+        lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+        sizes = {"GROUP": heads // kv_heads, "D": d, "BD": width(d), "PRECISION": precision(q)}
+        shared = (
+            q.stride()[:3], k.stride()[:3], tokens, heads, scale * _LOG2E.value, exact.window, exact.sinks
+        )  # fmt: skip
+        tile = tile_options(TILES["near"], q, q, tokens)
+        _near[(cdiv(tokens, tile["BM"]), batch * heads)](q, k, lse, *shared, **sizes, **tile)
+        tile = tile_options(TILES["received"], q, q, tokens)
+        grid = (cdiv(tokens, tile["BN"]), batch * kv_heads)
+        _received[grid](q, k, lse, score, *shared, **sizes, **tile)
+    _lifetimes[(cdiv(tokens, _COMPARED), batch * kv_heads)](
+        score, until, tokens, exact.window, exact.sinks, exact.kept, FOREVER, BLOCK=_COMPARED, num_warps=4
+    )
+    return until, score
+
+
+@on_its_device
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, exact: Exact
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] in the dtype of v and lse [B, H, T]."""
+    batch, heads, tokens, _ = q.shape
+    o = torch.empty(batch, tokens, heads, v.shape[3], dtype=v.dtype, device=q.device).transpose(1, 2)
+    lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    tile = tile_options(TILES["forward"], q, v, tokens)
+    listed, count, capacity = _keys_of_tiles(until, exact, tile["BM"])
+    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, until, listed, count, o, lse,
+        q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
+        tokens, heads, scale * _LOG2E.value, capacity, **_sizes(q, k, v), **tile,
+    )  # fmt: skip
+    return o, lse
+
+
+@on_its_device
+def backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, until: Tensor, lse: Tensor, delta: Tensor, scale: float, exact: Exact
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dq, dk, dv."""
+    batch, heads, tokens, _ = q.shape
+    dq, dk, dv = (torch.empty_like(u) for u in (q, k, v))
+    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], do.stride()[:3])
+    tile = tile_options(TILES["queries"], q, v, tokens)
+    listed, count, capacity = _keys_of_tiles(until, exact, tile["BM"])
+    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
+        q, k, v, do, until, listed, count, lse, delta, dq, *strides, dq.stride()[:3],
+        tokens, heads, scale * _LOG2E.value, capacity, **_sizes(q, k, v), **tile,
+    )  # fmt: skip
+    tile = tile_options(TILES["keys"], q, v, tokens)
+    _backward_keys[(cdiv(tokens, tile["BN"]), batch * k.shape[1])](
+        q, k, v, do, until, _order(until, exact), lse, delta, dk, dv, *strides, dk.stride()[:3], dv.stride()[:3],
+        tokens, heads, scale * _LOG2E.value, **_sizes(q, k, v), **tile,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+@on_its_device
+def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact) -> dict[str, Tensor]:
+    """What a state holds after the text, by name: the last keys, the first ones, the kept ones, the older first."""
+    batch, kv_heads, tokens, d = k.shape
+    e, rows = v.shape[3], batch * kv_heads
+
+    def keys(number: int) -> tuple[Tensor, Tensor]:
+        return k.new_empty(batch, kv_heads, number, d), v.new_empty(batch, kv_heads, number, e)
+
+    recent, sinks, kept = keys(exact.window), keys(exact.sinks), keys(exact.kept)
+    names = ("recent_k", "recent_v", "sink_k", "sink_v")
+    found = dict(zip(names, (*recent, *sinks), strict=True))
+    scores = (score.new_empty(batch, kv_heads, exact.window), score.new_empty(batch, kv_heads, exact.kept))
+    listed = count = None
+    if exact.kept:
+        found |= dict(zip(("recent_score", "kept_score", "kept_k", "kept_v"), (*scores, *kept), strict=True))
+        listed = torch.empty(rows, exact.kept, dtype=torch.int32, device=k.device)
+        count = torch.empty(rows, dtype=torch.int32, device=k.device)
+        block = min(_LISTED, width(tokens))
+        _kept_at_the_end[(rows,)](until, listed, count, tokens, *exact, BLOCK=block, num_warps=4)
+    _exact_keys[(cdiv(exact.most, 64), rows)](
+        k, v, score, listed, count, *recent, *sinks, *scores, *kept, k.stride()[:3], v.stride()[:3],
+        tokens, kv_heads, *exact, D=d, E=e, BD=width(d), BE=width(e), BN=64, KEEPS=exact.kept > 0, num_warps=4,
+    )  # fmt: skip
+    return found
+
+
+def _order(until: Tensor, exact: Exact) -> Tensor:
+    """Keys that end with the window before those that are seen longer, both in the order of the text.
+
+    Few keys live long, and a tile goes over all queries that see any of its keys.
+    """
+    number = torch.arange(until.shape[2], dtype=torch.int32, device=until.device)
+    if not exact.kept:
+        return number.expand(until.shape).contiguous()
+    lives_long = until > number + exact.window
+    return lives_long.to(torch.uint8).argsort(dim=-1, stable=True).to(torch.int32)
+
+
+def _keys_of_tiles(until: Tensor, exact: Exact, queries: int) -> tuple[Tensor, Tensor, int]:
+    """Lists [B, K, tiles, capacity] of keys, how many each holds, and the capacity."""
+    batch, kv_heads, tokens = until.shape
+    tiles = cdiv(tokens, queries)
+    capacity = min(exact.most + queries, tokens)
+    listed = torch.empty(batch, kv_heads, tiles, capacity, dtype=torch.int32, device=until.device)
+    count = torch.empty(batch, kv_heads, tiles, dtype=torch.int32, device=until.device)
+    _lists[(tiles, batch * kv_heads)](
+        until, listed, count, tokens, capacity, BM=queries, BLOCK=min(_LISTED, width(tokens)), num_warps=4
+    )
+    return listed, count, capacity
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict:
+    d, e = q.shape[3], v.shape[3]
+    return {
+        "GROUP": q.shape[1] // k.shape[1], "D": d, "E": e, "BD": width(d), "BE": width(e), "PRECISION": precision(q)
+    }  # fmt: skip

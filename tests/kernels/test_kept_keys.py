@@ -1,0 +1,150 @@
+"""Windows with kept keys on the fused program, against the plain form and float64 written out here."""
+
+import pytest
+import torch
+
+from maclaurin import attention, parse, plan
+from maclaurin.programs.kept_keys import attention_while_seen, attention_while_seen_backward, key_lifetimes
+from maclaurin.programs.triton import INSTALLED
+from maclaurin.testing import Shape, random_tensors
+from tests.kernels import interpreted_bfloat16
+from tests.kernels.conftest import INTERPRETED, ON_GPU
+from tests.kernels.judging import assert_as_right_as_plain
+
+if not INSTALLED:
+    pytest.skip("needs triton", allow_module_level=True)
+
+if INTERPRETED:
+    interpreted_bfloat16.correct()
+
+KEPT = "poly(0)+window(9,sinks=3,kept=12)/sum"
+
+
+def lifetimes_by_hand(q, k, scale, window, sinks, kept):
+    """until and scores in float64, token by token: who is thrown out when."""
+    q, k = q.double(), k.double()
+    batch, heads, tokens, _ = q.shape
+    group = heads // k.shape[1]
+    x = q @ k.repeat_interleave(group, 1).mT * scale
+    t, s = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+    near = (s <= t) & ((s > t - window) | (s < sinks))
+    p = x.cpu().masked_fill(~near, -torch.inf).softmax(-1)
+    p = p.masked_fill(~((s <= t) & (s > t - window)), 0.0).unflatten(1, (k.shape[1], group)).mean(2)
+    score = p.sum(-2)
+    score[..., :sinks] = 0.0
+    until = torch.full(score.shape, 1 << 30, dtype=torch.int64)
+    for b in range(batch):
+        for h in range(k.shape[1]):
+            slots = []
+            for now in range(window, tokens):
+                key = now - window  # leaves the window as token `now` comes
+                if key < sinks:
+                    continue
+                slots.append((float(score[b, h, key]), key))
+                if len(slots) > kept:
+                    worst = min(slots)
+                    slots.remove(worst)
+                    until[b, h, worst[1]] = now
+    return until, score
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "sinks", "kept"),
+    [(90, 20, 2, 10), (200, 16, 4, 40), (130, 7, 0, 3), (70, 64, 1, 100), (33, 50, 2, 5), (150, 1, 3, 64)],
+)
+def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
+    q, k = (torch.randn(2, h, tokens, 16, device=device) for h in (4, 2))
+    until, score = (u.cpu() for u in key_lifetimes(q, k, 0.5, window, sinks, kept))
+    expected, exact_score = lifetimes_by_hand(q, k, 0.5, window, sinks, kept)
+    torch.testing.assert_close(score.double(), exact_score, rtol=2e-5, atol=1e-6)
+    # of a key that is still seen at the end, the end is not known by hand
+    same = torch.where(until >= tokens, 1 << 30, until.long())
+    assert torch.equal(same, expected)
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "poly(0)+window(9,sinks=2,kept=7)/sum",
+        "poly(0)+window(20,kept=5)/rms",
+        "poly(0)+window(4,sinks=1,kept=60)*in/sum*out",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
+    shape = Shape(batch=2, tokens=130 if ON_GPU else 90, kv_heads=2, group=3, d=24, e=40)
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked")
+
+
+@pytest.mark.parametrize(
+    ("notation", "tokens", "more"),
+    [
+        (KEPT, 90, 13),
+        (KEPT, 5, 40),
+        (KEPT, 2, 3),
+        (KEPT, 37, 1),
+        ("poly(0)+window(9,sinks=3)/sum", 70, 20),
+        ("poly(0)+window(9,sinks=3)/sum", 2, 20),
+    ],
+)
+def test_a_text_goes_on_from_its_state(notation, tokens, more, device, poisoned):
+    spec = parse(notation)
+    case = random_tensors(spec, Shape(batch=2, tokens=tokens + more, kv_heads=2, group=2, d=16, e=16), 0)
+    q, k, v = (case.tensors[name].float().to(device) for name in "qkv")
+    whole = attention(q.double(), k.double(), v.double(), spec, form="parallel")
+    first = plan(q[:, :tokens], k[:, :tokens], v[:, :tokens], spec, return_state=True)
+    assert first.program.name == "kept keys", str(first)
+    y, state = attention(*(u[:, :tokens] for u in (q, k, v)), spec, return_state=True)
+    rest, _ = attention(*(u[:, tokens:] for u in (q, k, v)), spec, state=state, return_state=True)
+    torch.testing.assert_close(torch.cat([y, rest], 1).double(), whole, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("notation", [KEPT, "poly(0)+window(9,sinks=3)/sum", "poly(0)+window(9,kept=80)/rms"])
+def test_its_state_is_that_of_the_plain_form(notation, device, poisoned):
+    spec = parse(notation)
+    case = random_tensors(spec, Shape(batch=2, tokens=70, kv_heads=2, group=2, d=16, e=16), 0)
+    case = case.map(lambda u: u.float().to(device))
+    _, found = case(return_state=True)
+    _, plain = case(return_state=True, form="recurrent")
+    assert found.nbytes == plain.nbytes
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(found.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_operators_are_registered_as_torch_wants_them(device):
+    q, k, v = (torch.randn(1, h, 40, 16, device=device, requires_grad=True) for h in (4, 2, 2))
+    exact = (8, 2, 6)
+    call = (q.detach(), k.detach(), 0.25, *exact)
+    assert set(torch.library.opcheck(key_lifetimes.traced, call).values()) == {"SUCCESS"}
+    until, _ = key_lifetimes(*call)
+    call = (q, k, v, until, 0.25, *exact)
+    assert set(torch.library.opcheck(attention_while_seen.traced, call).values()) == {"SUCCESS"}
+    with torch.no_grad():
+        o, lse = attention_while_seen(*call)
+    back = (o, *(u.detach() for u in (q, k, v)), until, o, lse, 0.25, *exact)
+    assert set(torch.library.opcheck(attention_while_seen_backward.traced, back).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [KEPT, "poly(0)+window(5,kept=3)/rms", "poly(0)+window(70,sinks=1,kept=80)/sum*out"],
+)
+def test_token_by_token_from_the_first(notation, device, poisoned):
+    spec = parse(notation)
+    tokens = 190 if "80" in notation else 60
+    case = random_tensors(spec, Shape(batch=2, tokens=tokens, kv_heads=2, group=3, d=24, e=40), 0)
+    case = case.map(lambda u: u.float().to(device))
+    whole = case.map(lambda u: u.double())(form="parallel")
+    y, state = case.map(lambda u: u[:, :1])(return_state=True)
+    rows = [y]
+    for t in range(1, tokens):
+        token = case.map(lambda u, t=t: u[:, t : t + 1])
+        if t == 1:
+            q, k, v = (token.tensors[name] for name in "qkv")
+            assert plan(q, k, v, spec, state=state, return_state=True).program.name == "kept step"
+        y, state = token(state=state, return_state=True)
+        rows.append(y)
+    torch.testing.assert_close(torch.cat(rows, 1).double(), whole, rtol=1e-4, atol=1e-5)
+    _, plain = case(return_state=True, form="chunked")
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(state.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
