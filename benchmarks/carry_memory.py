@@ -32,6 +32,8 @@ import torch
 from transformers import AutoConfig
 
 from maclaurin.conversion.fact_questions import Question, fact_questions, without_facts
+from maclaurin.evaluation import needles
+from maclaurin.evaluation.prose import Prose
 from maclaurin.models.loading import load_model
 
 EVALUATION = ("r-cran-janeaustenr",)
@@ -73,6 +75,7 @@ def main() -> None:
     }
     for name, asked in questions.items():
         arrays |= packed(name, asked)
+    arrays |= facts_in_parts(tokenizer)
     with lzma.open(two / "tokens.npz.xz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     carry_package("gguf", two)
@@ -140,6 +143,29 @@ def packed(name: str, questions: Sequence[Question]) -> dict[str, np.ndarray]:
     return {
         f"{name}_tokens": line.numpy().astype(np.uint16),
         f"{name}_facts": np.array(facts, dtype=np.int64),
+    }
+
+
+def facts_in_parts(tokenizer: Any) -> dict[str, np.ndarray]:
+    """Beginnings of facts and of questions by name, and things, as tokens with −1 behind them; two marks.
+
+    Training puts them together anew in every row.
+    """
+    prose = Prose.embedded()
+
+    def tokens(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def table(texts: Sequence[str]) -> np.ndarray:
+        rows = [tokens(text) for text in texts]
+        longest = max(map(len, rows))
+        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int32)
+
+    return {
+        "facts_told": table([f" {needles.question(name)}" for name in prose.names]),
+        "facts_asked": table([f"\n{needles.question(name)}" for name in prose.names]),
+        "facts_things": table([f" {thing}" for thing in prose.things]),
+        "facts_marks": np.array([*tokens("."), *tokens("\n")], dtype=np.int32),
     }
 
 

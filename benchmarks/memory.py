@@ -5,8 +5,11 @@
 
 For each goal a memory is chosen by calibration text and questions (maclaurin.conversion.run.choose_by), then
 judged by 200 other questions at each distance and by novels that nothing was calibrated or trained on
-(carry_memory.py says which texts). Goals with training are trained for --train-seconds on text, recall and
-copying, and the original for as many steps on the same rows. Afterwards, rivals with the same bytes.
+(carry_memory.py says which texts). Goals with training have a memory by rule (`Goal.top`), since what is
+cheapest before training need not be so after it. All weights are trained for --train-seconds to predict what
+the original predicts (KL) on text, on text with facts and questions, and on text that comes twice, and to
+answer the questions; the original is trained for as many steps on the same rows. Afterwards, rivals of equal
+bytes.
 
 Every measurement is written as it comes. Given the same --out (or --resume FILE of an earlier run) nothing is
 measured twice, and nothing is begun that is not expected to end within --seconds. On a GPU the model is bf16.
@@ -15,17 +18,22 @@ measured twice, and nothing is begun that is not expected to end within --second
 from __future__ import annotations
 
 import argparse
+import bisect
+import copy
 import io
 import json
 import lzma
 import math
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import conversion
 import numpy as np
 import torch
 from machine import stamp
@@ -36,28 +44,41 @@ from maclaurin.conversion.allocate import (
     TAIL,
     WHOLE,
     WINDOW_ALONE,
+    Place,
     attention_of,
     bytes_of,
     filling,
+    memories_to_try,
+    plans_for,
 )
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
+from maclaurin.conversion.head_measures import measure_heads
 from maclaurin.conversion.measure import Perplexity, having
 from maclaurin.conversion.measure_file import MeasureFile
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.conversion.run import Chosen, choose_by, measured_with
+from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.files import write_json
+from maclaurin.models import MaclaurinCache
 from maclaurin.models.loading import load_model
-from maclaurin.training.losses import summed_cross_entropy
+from maclaurin.programs import dispatch
+from maclaurin.programs import plan as programs_plan
+from maclaurin.programs.kept_keys import KeptKeys
+from maclaurin.training.losses import summed_cross_entropy, summed_divergence
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 #: chance of a right answer among four
 CHANCE = 0.25
 #: rows of a training step: text, recall, copying
-STEP = (12, 5, 1)
-LEARNING_RATE = 1e-4
-#: how much more the answer of a recall row counts than another token
-ANSWER_WEIGHT = 20.0
+STEP = (3, 2, 1)
+LEARNING_RATE = 2e-4
+#: how much the mean loss of answers counts beside the mean divergence from the original
+ANSWER_WEIGHT = 0.1
+#: tokens between groups of facts in a recall row, facts in a group, and tokens from one to the next
+GROUPS_APART, FACTS_TOGETHER, FACTS_APART = 1024, 4, 25
+#: the nearest fact that is asked for
+NEAREST = 64
 
 
 @dataclass(frozen=True)
@@ -68,14 +89,22 @@ class Goal:
     memory: str | None
     constant: str | None
     at: int
-    trained: bool
+    #: for a memory that is trained: how many heads keep every key, or see `reach` tokens
+    top: int = 0
+    #: tokens back that training asks for
+    reach: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """Whether its weights are trained."""
+        return self.top > 0
 
 
 GOALS = (
-    Goal("30% at 4k", "30%", None, 4096, trained=False),
-    Goal("constant 53 MB", None, "53MB", 4096, trained=False),
-    Goal("10% at 8k", "10%", None, 8192, trained=True),
-    Goal("constant 8 MB", None, "8MB", 8192, trained=True),
+    Goal("30% at 4k", "30%", None, 4096),
+    Goal("constant 53 MB", None, "53MB", 4096),
+    Goal("10% at 8k", "10%", None, 8192, top=6, reach=4600),
+    Goal("constant 8 MB", None, "8MB", 8192, top=10, reach=1200),
 )
 
 
@@ -93,24 +122,30 @@ def main() -> None:
         model = _model(options)
         tokens = _tokens(options.carry)
     results.keep("machine", stamp())
-    results.keep("settings", {n: str(v) for n, v in vars(options).items()})
+    settings = {n: v for n, v in vars(options).items() if v is not None and not isinstance(v, Path)}
+    results.keep("settings", settings)
     bench = Bench(options, clock, results, model, tokens)
+    with clock.step("check program", 25) as go:
+        if go:
+            results.keep("program", checked_program(model.device))
     bench.measure("original", None)
     goals = [goal for goal in GOALS if goal.name in options.goals]
+    bench.trained([g for g in goals if g.trained])
+    bench.speed([g for g in goals if g.trained])
     for goal in (g for g in goals if not g.trained):
         bench.untrained(goal)
-    bench.trained([g for g in goals if g.trained])
+    bench.summary()
     for goal in (g for g in goals if not g.trained):
         bench.rivals(goal)
     bench.summary()
 
 
 def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
-    """A page for each goal with a memory, as `maclaurin convert` writes one, and one for kvpress."""
+    """A page for each goal whose memory was chosen by measuring, and one for kvpress."""
     from maclaurin.conversion.memory_page import page_of_bench, page_of_presses
 
     options.draw.mkdir(parents=True, exist_ok=True)
-    for goal in found.get("chosen", {}):
+    for goal in (name for name, chosen in found.get("chosen", {}).items() if "measured" in chosen):
         page = page_of_bench(found, goal, source=options.out.name)
         (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
     if options.kvpress is not None:
@@ -127,8 +162,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draw", type=Path, help="only write the pages of known results into this folder")
     parser.add_argument("--kvpress", type=Path, help="with --draw: benchmarks/results/kvpress.json")
     parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--train-seconds", type=float, default=45.0, help="of the first trained goal")
-    parser.add_argument("--train-length", type=int, default=2048, help="tokens of a training row")
+    parser.add_argument("--train-seconds", type=float, default=90.0, help="of the first trained goal")
+    parser.add_argument("--train-length", type=int, default=8192, help="tokens of a training row")
+    parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 65536], help="tokens to read, timed")
     parser.add_argument("--goals", nargs="+", default=[goal.name for goal in GOALS])
     parser.add_argument("--questions", type=int, default=200, help="at each distance")
     parser.add_argument("--distances", type=int, nargs="+", default=[1024, 4096, 256])
@@ -333,7 +369,7 @@ class Bench:
 
     def _guess(self, kind: str, tokens: float) -> float:
         """Seconds for so many tokens on an H200 before anything was timed."""
-        return 1.0 + tokens / (400_000 if kind == "original" else 90_000)
+        return 1.0 + tokens / (400_000 if kind == "original" else 200_000)
 
     def _once(
         self, found: dict[str, Any], name: str, label: str, guess: float, work: Callable[[], Any]
@@ -387,49 +423,69 @@ class Bench:
         with self.clock.step("choose" if known else "choose first", 30 if known else 60) as go:
             if not go:
                 return None
-            chosen = choose_by(self.model, budget, self.choosing, self.calibration, file, progress=False)
-            self.results.keep("chosen", {**known, goal.name: _chosen(chosen)})
-            print(goal.name, chosen.decision.best.plan.name, flush=True)
-        return list(chosen.decision.best.plan.attention)
+            if goal.trained:
+                found = self._by_rule(goal, budget, file)
+            else:
+                chosen = choose_by(self.model, budget, self.choosing, self.calibration, file, progress=False)
+                found = _chosen(chosen)
+            self.results.keep("chosen", {**known, goal.name: found})
+            print(goal.name, found["plan"]["name"], flush=True)
+        return found["attention"]
+
+    def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
+        """So many of the heads that remember keep every key or see far; the others share by damage."""
+        heads = measure_heads(self.model, self.choosing, file)
+        memories = memories_to_try(self.calibration.shape[1])
+        damage = measure_damage(self.model, self.calibration, memories, file)
+        return planned(self.model.config, goal, budget, heads.ranking, damage)
 
     # --------------------------------------------------------------------------------------- trained
 
     def trained(self, goals: Sequence[Goal]) -> None:
-        """Each goal trained, then the original for as many steps on the same rows."""
-        weights = {name: t.clone() for name, t in self.model.state_dict().items()}
+        """Each goal trained, then the original for as many steps on the rows of the first."""
+        teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
         steps = self.results.found.get("training", {}).get("steps")
         for goal in goals:
             attention = self.chosen(goal)
             if attention is None:
                 continue
             self.measure(f"{goal.name}, untrained", attention)
-            steps = self._trained_arm(f"{goal.name}, trained", attention, weights, steps) or steps
+            arm = f"{goal.name}, trained"
+            steps = self._trained_arm(arm, attention, teacher, goal.reach, steps) or steps
+            self.summary()
         if steps:
-            self._trained_arm("original, trained", self.own, weights, steps)
+            self._trained_arm("original, trained", self.own, teacher, goals[0].reach, steps)
 
     def _trained_arm(
-        self, arm: str, attention: list[str], weights: dict[str, Tensor], steps: int | None
+        self, arm: str, attention: list[str], teacher: Any, reach: int, steps: int | None
     ) -> int | None:
         """Train from the original weights, measure, put the weights back; the number of steps."""
         if self._is_complete(arm):
             return steps
         is_own = attention == self.own
-        guess = self.options.train_seconds * (0.3 if is_own else 1.0) + 5
-        after = 10 if is_own else 25  # a trained model that is not measured is lost
-        with self.clock.step(f"train{' original' if is_own else ''}", guess + after) as go:
+        guess = float(self.options.train_seconds)
+        if steps:
+            of_step: float = self.clock.known.get("step of training", guess / steps)
+            guess = of_step * steps * (0.7 if is_own else 1.0)
+        after = 8 if is_own else 12  # a trained model that is not measured is lost
+        with self.clock.step(f"train {arm}", guess + 5 + after) as go:
             if not go:
                 return None
             begin = time.monotonic()
-            with having(self.model, attention):
-                done, losses = self._train(steps)
+            try:
+                with having(self.model, attention):
+                    done, losses = self._train(teacher, reach, steps)
+            except Exception:  # whatever it is, the other arms go on
+                traceback.print_exc()
+                self.model.load_state_dict(teacher.state_dict())
+                return None
             took = time.monotonic() - begin
+        self.clock.known.setdefault("step of training", took / done)
         self.results.of(arm)["training"] = {"steps": done, "seconds": round(took, 1), "losses": losses}
-        self.results.keep(
-            "training", {"steps": done, "rows_of_a_step": STEP, "length": self.options.train_length}
-        )
-        self.clock.known.pop("train", None)
+        about = {"steps": done, "rows_of_a_step": STEP, "length": self.options.train_length}
+        self.results.keep("training", {**about, "learning_rate": LEARNING_RATE, "answers": ANSWER_WEIGHT})
         self.measure(arm, None if is_own else attention)
-        self.model.load_state_dict(weights)
+        self.model.load_state_dict(teacher.state_dict())
         return done
 
     def _is_complete(self, arm: str) -> bool:
@@ -438,37 +494,86 @@ class Bench:
         wanted += [f"perplexity {n}" for n in self.options.lengths]
         return all(name in found for name in wanted)
 
-    def _train(self, steps: int | None) -> tuple[int, list[float]]:
-        """AdamW on fp32 copies of the weights; by time where the number of steps is not given."""
+    def _train(self, teacher: Any, reach: int, steps: int | None) -> tuple[int, list[list[float]]]:
+        """AdamW on fp32 copies of the weights; by time where the number of steps is not given.
+
+        Of every twentieth step: the mean divergence, the mean loss of answers, the norm of the gradient.
+        """
         model = self.model
         own = list(model.parameters())
         masters = [p.detach().float().clone().requires_grad_() for p in own]
-        optimizer = torch.optim.AdamW(masters, lr=LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.95))
+        on_gpu = model.device.type == "cuda"
+        optimizer = torch.optim.AdamW(
+            masters, lr=LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.95), fused=on_gpu
+        )
         begin, losses, done = time.monotonic(), [], 0
-        at_once = tokens_at_once(model.device)
+        at_once = 1 << 20  # all rows together, unless memory says otherwise
+        facts = Facts(self.tokens)
         model.train()
-        for batch in _batches(self.tokens, _questions(self.tokens, "training"), self.options.train_length):
-            warm = min(1.0, (done + 1) / 10)
+        for batch in _batches(self.tokens, facts, self.options.train_length, reach):
             elapsed = (time.monotonic() - begin) / self.options.train_seconds
             share = done / steps if steps else elapsed
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * warm * max(0.05, 1 - share)
-            total, at_once = _backward(model, batch, at_once)
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
-            for master, gradient in zip(masters, gradients, strict=True):
-                master.grad = gradient.float()
-            torch.nn.utils.clip_grad_norm_(masters, 1.0)
-            optimizer.step()
+                group["lr"] = LEARNING_RATE * min(1.0, (done + 1) / 20) * max(0.02, 1 - share)
+            found, at_once = _backward(model, teacher, batch, at_once)
             with torch.no_grad():
-                for parameter, master in zip(own, masters, strict=True):
-                    parameter.copy_(master)
-                    parameter.grad = None
-            losses.append(round(total, 4))
+                for master, parameter in zip(masters, own, strict=True):
+                    master.grad = (
+                        torch.zeros_like(master) if parameter.grad is None else parameter.grad.float()
+                    )
+                norm = float(torch.nn.utils.clip_grad_norm_(masters, 1.0))
+                optimizer.step()
+                torch._foreach_copy_(own, masters)  # pyright: ignore[reportPrivateImportUsage]
+            model.zero_grad(set_to_none=True)
+            losses.append([round(x, 4) for x in (*found, norm)])
             done += 1
+            if done in (1, 5, 20) or done % 50 == 0:
+                print(f"  step {done}, {time.monotonic() - begin:.1f} s: {losses[-1]}", flush=True)
             if done == steps or (not steps and time.monotonic() - begin > self.options.train_seconds):
                 break
         model.eval()
         return done, losses[:: max(1, len(losses) // 20)]
+
+    # ------------------------------------------------------------------------------------------ speed
+
+    def speed(self, goals: Sequence[Goal]) -> None:
+        """Seconds to read texts into a cache, and tokens per second after a long one, beside the original."""
+        attention = {
+            g.name: self.results.found.get("chosen", {}).get(g.name, {}).get("attention") for g in goals
+        }
+        plans = {"original": self.own, **{name: its for name, its in attention.items() if its}}
+        texts = [(batch, tokens) for tokens in self.options.prefill for batch in (1, 8)]
+        for batch, tokens in (text for text in texts if math.prod(text) <= 65536):
+            for name, its in plans.items():
+                work = partial(_seconds_to_read, self.model, batch, tokens)
+                self._timed(f"seconds to read {batch} x {tokens}, {name}", its, work)
+        if not self.options.prefill:
+            return
+        longest = max(self.options.prefill)
+        folder = self.options.model or self.options.carry / "model"
+        self._timed(
+            f"tokens/s after {longest}, transformers, static cache, recorded",
+            self.own,
+            partial(_speed_of_transformers, folder, self.model, longest),
+        )
+        for name, its in reversed(plans.items()):
+            self._timed(
+                f"tokens/s after {longest}, {name}", its, partial(_tokens_per_second, self.model, longest)
+            )
+
+    def _timed(self, name: str, attention: Sequence[str], work: Callable[[], Any]) -> None:
+        found = self.results.found.setdefault("speed", {})
+        if name in found:
+            return
+        with self.clock.step("timing", 6) as go:
+            if go:
+                try:
+                    with having(self.model, attention):
+                        found[name] = work()
+                except Exception:  # whatever it is, the other measures go on
+                    traceback.print_exc()
+                print(name, found.get(name), flush=True)
+        self.results.keep("speed", found)
 
     # ---------------------------------------------------------------------------------------- rivals
 
@@ -563,79 +668,271 @@ def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
+# ------------------------------------------------------------------------------------- by rule
+
+
+def planned(
+    config: Any, goal: Goal, budget: MemoryBudget, ranking: Sequence[Place], damage: TextDamage
+) -> dict[str, Any]:
+    """The plan of a goal that is trained, as `_chosen` writes one that was measured."""
+    plans = plans_for(config, budget, ranking, damage, [goal.reach])
+    fitting = [p for p in plans if "by their damage" in p.of_others and p.top]
+    if goal.constant is not None:
+        fitting = [p for p in fitting if f"window({goal.reach}," in p.of_top]
+    best = min(fitting, key=lambda plan: abs(plan.top - goal.top))
+    return {
+        "attention": list(best.attention),
+        "top": best.top,
+        "budget": asdict(budget),
+        "plan": {"name": best.name, "bytes": best.bytes},
+        "heads": [list(place) for place in ranking[: best.top]],
+    }
+
+
+# --------------------------------------------------------------------------------- is the program right
+
+
+def checked_program(device: torch.device) -> dict[str, Any]:
+    """The fused program for kept keys against float64; where it is wrong or fails, plain torch is used."""
+    spec = "poly(0)+window(16,sinks=4,kept=48)/sum"
+    found: dict[str, Any] = {}
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(2, 700, h, 64, generator=generator, dtype=torch.float64) for h in (6, 2, 2, 6)]
+    given = [u.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32) for u in drawn]
+    try:
+        answers = []
+        for inputs in (given, [u.double() for u in given]):
+            q, k, v = (u.detach().requires_grad_() for u in inputs[:3])
+            y = dispatch.attention(q, k, v, spec, form="chunked")
+            answers.append([y.detach(), *torch.autograd.grad(y, (q, k, v), inputs[3])])
+        found = {
+            name: float((own.double() - wanted).norm() / wanted.norm())
+            for name, own, wanted in zip(("y", "dq", "dk", "dv"), *answers, strict=True)
+        }
+        right = max(found.values()) < 0.05
+        q, k, v, _ = given
+        found["program"] = dispatch.plan(q, k, v, spec, form="chunked").program.name
+    except Exception as problem:  # whatever a first launch on this machine may raise
+        found, right = {"problem": repr(problem)[:2000]}, False
+    print("program for kept keys:", found, flush=True)
+    if not right:
+        programs_plan._LEFT_OUT |= {KeptKeys.name}
+        programs_plan.forget_plans()
+    return {**found, "right": right}
+
+
+# ------------------------------------------------------------------------------------------------- speed
+
+
+@torch.no_grad()
+def _seconds_to_read(model: Any, batch: int, tokens: int, times: int = 5) -> float:
+    """The median of some, after one to compile."""
+    found = []
+    for _ in range(times + 1):
+        begin = _now(model)
+        _cache_after(model, batch, tokens)
+        found.append(_now(model) - begin)
+    return sorted(found[1:])[times // 2]
+
+
+@torch.no_grad()
+def _tokens_per_second(model: Any, tokens: int) -> dict[str, float]:
+    """Recorded as a CUDA graph where the cache does not grow, step by step otherwise."""
+    cache = _cache_after(model, 1, tokens)
+    size, recorded = cache.nbytes, cache.is_constant
+    steps = 128 if recorded else 16
+    step = conversion._recorded_step(model, cache)
+    begin = _now(model)
+    for _ in range(steps):
+        step()
+    return {"tokens_per_second": steps / (_now(model) - begin), "cache_bytes": size, "recorded": recorded}
+
+
+@torch.no_grad()
+def _speed_of_transformers(folder: Any, like: Any, tokens: int, steps: int = 128) -> float | None:
+    """transformers' own model with its static cache, from a recorded step."""
+    from transformers import LlamaForCausalLM
+
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=like.dtype).to(like.device).eval()
+    step = conversion._recorded_step_of_original(model, tokens, steps)
+    if step is None:
+        return None
+    begin = _now(model)
+    for _ in range(steps):
+        step()
+    return steps / (_now(model) - begin)
+
+
+def _cache_after(model: Any, batch: int, tokens: int) -> MaclaurinCache:
+    cache = MaclaurinCache(model.config)
+    ids = torch.arange(tokens, device=model.device).expand(batch, -1) % 1000
+    model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+    return cache
+
+
+def _now(model: Any) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic()
+
+
 # ------------------------------------------------------------------------------------- training rows
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Tokens [B, T] to predict, and how much more than others the last one counts: [B]."""
+    """Tokens [B, T] to predict, and which of them are answers to questions."""
 
     tokens: Tensor
-    last_weight: Tensor
+    answers: Tensor
 
     def parts(self, tokens_at_once: int) -> Iterator[Rows]:
         """So many tokens at a time."""
         rows = max(1, tokens_at_once // self.tokens.shape[1])
-        for tokens, weight in zip(self.tokens.split(rows), self.last_weight.split(rows), strict=True):
-            yield Rows(tokens, weight)
+        for tokens, answers in zip(self.tokens.split(rows), self.answers.split(rows), strict=True):
+            yield Rows(tokens, answers)
 
-    def loss(self, model: Any, of: int) -> Tensor:
-        """Their share in the mean over the tokens of `of` rows."""
+    def losses(self, model: Any, teacher: Any, of: Rows) -> tuple[Tensor, Tensor]:
+        """Their share in the mean divergence and in the mean loss of answers of `of`."""
         ids = self.tokens.to(model.device)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-        weight = model.lm_head.weight
-        every = summed_cross_entropy(hidden.flatten(0, 1), weight, ids[:, 1:].flatten())
-        more = [n for n, w in enumerate(self.last_weight.tolist()) if w > 1]
-        if more:
-            answers = summed_cross_entropy(hidden[more, -1], weight, ids[more, -1])
-            every = every + (ANSWER_WEIGHT - 1) * answers
-        return every / (of * (ids.shape[1] - 1))
+        with torch.no_grad():
+            known = teacher.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
+        is_answer = self.answers[:, 1:].flatten()
+        weight, other = model.lm_head.weight, teacher.lm_head.weight
+        all_but = (~is_answer).to(ids.device)
+        divergence = summed_divergence(hidden, weight, known, other, all_but)
+        at = is_answer.nonzero()[:, 0].to(ids.device)
+        answers = summed_cross_entropy(hidden[at], weight, ids[:, 1:].flatten()[at])
+        number = max(1, int(of.answers.sum()))
+        return divergence / (of.tokens.numel() - number), answers / number
 
 
-def _backward(model: Any, batch: Rows, at_once: int) -> tuple[float, int]:
-    """The loss of a batch, and how many tokens at once fit into the memory; gradients are in place."""
+def _backward(model: Any, teacher: Any, batch: Rows, at_once: int) -> tuple[tuple[float, float], int]:
+    """Both losses of a batch, and how many tokens at once fit into the memory; gradients are in place."""
     while True:
-        total = 0.0
+        total = [0.0, 0.0]
         try:
             for some in batch.parts(at_once):
-                loss = some.loss(model, len(batch.tokens))
-                loss.backward()
-                total += float(loss.detach())
+                divergence, answers = some.losses(model, teacher, batch)
+                (divergence + ANSWER_WEIGHT * answers).backward()
+                total = [total[0] + float(divergence.detach()), total[1] + float(answers.detach())]
         except torch.OutOfMemoryError:
+            at_once = min(at_once, batch.tokens.numel())
             if at_once <= batch.tokens.shape[1]:
                 raise
-            at_once //= 2
+            at_once = max(batch.tokens.shape[1], at_once // 2)
         else:
-            return total, at_once
+            return (total[0], total[1]), at_once
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         print(f"out of memory: {at_once:,} tokens at once from here on", flush=True)
 
 
-def _batches(tokens: dict[str, np.ndarray], questions: list[Question], length: int) -> Iterator[Rows]:
-    """Text, questions with their answers at the end of text, and text that comes twice; always the same."""
+class Facts:
+    """Facts as tokens, to be put into text: names and things in parts, as carry_memory.py packed them."""
+
+    def __init__(self, tokens: dict[str, np.ndarray]) -> None:
+        self.told, self.asked, self.things = (
+            [[t for t in row if t >= 0] for row in tokens[f"facts_{kind}"].tolist()]
+            for kind in ("told", "asked", "things")
+        )
+        self.stop, self.newline = tokens["facts_marks"].tolist()
+
+    def fact(self, name: int, thing: int) -> list[int]:
+        """The password of Anna is river."""
+        return [*self.told[name], *self.things[thing], self.stop]
+
+    def question(self, name: int, thing: int) -> tuple[list[int], int]:
+        """A line with the answer in it, and where that begins."""
+        begin = self.asked[name]
+        return [*begin, *self.things[thing], self.stop, self.newline], len(begin)
+
+
+def _batches(tokens: dict[str, np.ndarray], facts: Facts, length: int, reach: int) -> Iterator[Rows]:
+    """Text, text with facts asked for up to `reach` tokens later, text that comes twice; always the same."""
     generator = torch.Generator().manual_seed(0)
     text = torch.from_numpy(tokens["training"].astype(np.int64)).reshape(-1, length)
-    fitting = [q for q in questions if q.tokens < length - 8]
 
-    def draw(most: int) -> int:
-        return int(torch.randint(0, most, (1,), generator=generator))
+    def row() -> list[int]:
+        return text[int(torch.randint(0, len(text), (1,), generator=generator))].tolist()
 
-    def recall() -> Tensor:
-        q = fitting[draw(len(fitting))]
-        asked = torch.cat([q.context[0], q.prompt[0], torch.tensor([q.choices[q.right]])])
-        return torch.cat([text[draw(len(text))][: length - len(asked)], asked])
-
-    def copying() -> Tensor:
-        row = text[draw(len(text))]
-        return torch.cat([row[: length // 2], row[: length - length // 2]])
-
+    texts, recalls, copies = STEP
     while True:
-        texts, recalls, copies = STEP
-        rows = [text[draw(len(text))] for _ in range(texts)]
-        rows += [recall() for _ in range(recalls)] + [copying() for _ in range(copies)]
-        weight = torch.tensor([1.0] * texts + [ANSWER_WEIGHT] * recalls + [1.0] * copies)
-        yield Rows(torch.stack(rows), weight)
+        made = [(row(), []) for _ in range(texts)]
+        made += [with_questions(row(), facts, reach, generator) for _ in range(recalls)]
+        made += [(with_copies(row(), reach, generator), []) for _ in range(copies)]
+        answers = torch.zeros(len(made), length, dtype=torch.bool)
+        for n, (_, places) in enumerate(made):
+            answers[n, places] = True
+        yield Rows(torch.tensor([tokens for tokens, _ in made]), answers)
+
+
+def with_questions(
+    text: list[int], facts: Facts, reach: int, generator: torch.Generator
+) -> tuple[list[int], list[int]]:
+    """The text with groups of facts and a question for each, no longer than before; where answers stand."""
+    length = len(text)
+    names = torch.randperm(len(facts.told), generator=generator).tolist()
+    things = torch.randperm(len(facts.things), generator=generator).tolist()
+    stops = [0, *(n + 1 for n, token in enumerate(text) if token == facts.stop)]
+    put: list[tuple[int, int, list[int], int | None]] = []  # (where, which, what, where the answer begins)
+    for first in range(0, length - 2 * NEAREST, GROUPS_APART):
+        group = first + _below(GROUPS_APART // 2, generator)
+        for n in range(FACTS_TOGETHER):
+            if not names or not things:
+                break
+            name, thing = names.pop(), things.pop()
+            told = _next_of(stops, group + n * FACTS_APART)
+            most = min(reach, length - told) - FACTS_APART * FACTS_TOGETHER
+            if most <= NEAREST:
+                continue
+            asked = _next_of(stops, told + _distance(most, generator))
+            put.append((told, len(put), facts.fact(name, thing), None))
+            put.append((max(asked, told + 1), len(put), *facts.question(name, thing)))
+    made: list[int] = []
+    answers, at = [], 0
+    for where, _, what, answer in sorted(put, key=lambda item: item[:2]):
+        made += text[at:where]
+        at = max(at, where)
+        if answer is not None and len(made) + answer < length:
+            answers.append(len(made) + answer)
+        made += what
+    return (made + text[at:])[:length], answers
+
+
+def with_copies(text: list[int], reach: int, generator: torch.Generator) -> list[int]:
+    """Stretches of the text, each twice, up to `reach` tokens long."""
+    made: list[int] = []
+    at, length = 0, len(text)
+    while len(made) < length:
+        most = min(reach, length // 2)
+        size = max(1, min(most, round(NEAREST * (most / NEAREST) ** _share(generator))))
+        made += 2 * text[at : at + size]
+        at = (at + size) % (length - most)
+    return made[:length]
+
+
+def _distance(most: int, generator: torch.Generator) -> int:
+    """Half of the time any distance is as likely as any other, half of the time any order of magnitude."""
+    share = _share(generator)
+    if _share(generator) < 0.5:
+        return round(NEAREST + (most - NEAREST) * share)
+    return round(NEAREST * (most / NEAREST) ** share)
+
+
+def _next_of(places: list[int], at: int) -> int:
+    """The first of the places from `at` on, if it is near."""
+    found = bisect.bisect_left(places, at)
+    return places[found] if found < len(places) and places[found] < at + 2 * FACTS_APART else at
+
+
+def _below(most: int, generator: torch.Generator) -> int:
+    return int(torch.randint(0, max(1, most), (1,), generator=generator))
+
+
+def _share(generator: torch.Generator) -> float:
+    return float(torch.rand(1, generator=generator))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import maclaurin
 from maclaurin import InputError
 from maclaurin.conversion import head_measures
 from maclaurin.conversion.allocate import attention_of, bytes_of, decide, memories_to_try, plans_for
-from maclaurin.conversion.fact_questions import answers_together, fact_questions
+from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
 from maclaurin.conversion.measure import having
 from maclaurin.conversion.measure_file import MeasureFile
@@ -115,6 +115,42 @@ def test_bytes_go_to_the_heads_that_suffer_most_without(model):
     }
     sizes = {place: window.size + window.kept for place, window in memories.items()}
     assert sizes[1, 1] > max(size for place, size in sizes.items() if place != (1, 1))
+
+
+def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
+    """Head (0, 0) suffers less from a window than from kept keys of the same bytes, the others more."""
+
+    def harmed(memory, layer, head):
+        window = parse(memory).window
+        near = window.size + window.kept / 100 if (layer, head) == (0, 0) else window.size / 100 + window.kept
+        return 1 / near
+
+    memories = memories_to_try(1000)
+    damage = TextDamage({m: [[harmed(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
+    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if p.top == 0)
+    first, second = (LayerAttention.read(text, 2) for text in plan.attention)
+    kept = {h: group.spec.window.kept for group in first.groups for h in group.heads}
+    assert kept[0] == 0
+    assert kept[1] > 0
+    assert all(group.spec.window.kept for group in second.groups)
+
+
+def test_where_memory_must_not_grow_some_heads_see_as_far_as_facts_are_asked_from(model):
+    budget = MemoryBudget.read(model.config, memory=None, constant="30kB", at=1000)
+    plans = plans_for(model.config, budget, RANKING, DAMAGE, [150])
+    (far,) = [plan for plan in plans if plan.of_top == "poly(0)+window(150,sinks=4)/sum"]
+    assert far.top == 2  # 40 % of the bytes
+    assert far.bytes <= budget.bytes
+    named = [group.spec for text in far.attention for group in LayerAttention.read(text, 2).groups]
+    assert sum(spec.window.size == 150 for spec in named) == 2
+
+
+def test_the_reach_of_questions_is_that_of_the_farthest_fact(tokenizer):
+    questions = fact_questions(tokenizer, (64, 256), 2)
+    reaches = reaches_of(questions)
+    assert reaches == [max(q.tokens - q.fact.start for q in questions if q.distance == d) for d in (64, 256)]
+    assert reaches[0] < reaches[1]
 
 
 def test_damage_is_the_second_order_rise_of_the_divergence():

@@ -40,6 +40,8 @@ RECALL_WEIGHT = 0.1
 SHARES_OF_TOP = (0.0, 0.5, 0.7, 0.85)
 #: where memory must not grow: shares of the heads that count as remembering, and of the budget for them
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
+#: and the share for heads whose window is as long as a distance that is asked for
+SHARE_OF_REACH = 0.4
 #: shares of a head's slots that are its window; the others are kept keys
 WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
 #: keys a head may keep, sinks included, where its damage decides
@@ -147,10 +149,15 @@ def plans_for(
     budget: MemoryBudget,
     ranking: Sequence[Place],
     damage: TextDamage | None = None,
+    reaches: Sequence[int] = (),
 ) -> list[Plan]:
-    """Plans that fill the budget, for heads in the order of how much they remember."""
+    """Plans that fill the budget, for heads in the order of how much they remember.
+
+    reaches    where memory must not grow: how many tokens back facts are asked for; some plans have windows
+               that long for as many heads as a part of the budget allows
+    """
     found: dict[tuple[str, ...], Plan] = {}
-    for top, of_top, others in _mixtures(config, budget, ranking, damage):
+    for top, of_top, others in _mixtures(config, budget, ranking, damage, reaches):
         memories = dict.fromkeys(ranking[:top], of_top) | dict(zip(ranking[top:], others, strict=True))
         attention = attention_of(config, memories)
         size = bytes_of(config, attention, budget.at)
@@ -185,9 +192,12 @@ def bytes_of(config: MaclaurinConfig, attention: Sequence[str], tokens: int) -> 
 def memories_to_try(longest: int) -> list[str]:
     """The memories whose damage decides how bytes are shared, for texts of so many tokens.
 
-    A window alone does more damage than one with kept keys at every size but the smallest (docs/LOG.md).
+    Both a window alone and one with kept keys: of all heads together kept keys do less damage at every size,
+    but a third of the heads look at what is near, and for them a longer window is better (docs/LOG.md).
     """
-    return [exact_keys(slots, MOSTLY_KEPT) for slots in LADDER if slots <= max(longest, LADDER[0])]
+    fitting = [slots for slots in LADDER if slots <= max(longest, LADDER[0])]
+    both = (exact_keys(slots, near) for slots in fitting for near in (WINDOW_ALONE, MOSTLY_KEPT))
+    return list(dict.fromkeys(both))
 
 
 def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) -> str:
@@ -199,11 +209,15 @@ def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) 
 
 
 def _mixtures(
-    config: MaclaurinConfig, budget: MemoryBudget, ranking: Sequence[Place], damage: TextDamage | None
+    config: MaclaurinConfig,
+    budget: MemoryBudget,
+    ranking: Sequence[Place],
+    damage: TextDamage | None,
+    reaches: Sequence[int],
 ) -> Iterator[tuple[int, str, list[str]]]:
     """(number of top heads, their memory, that of each other head)"""
     size = config.head_size
-    tops = list(_tops(budget, len(ranking), size))
+    tops = list(_tops(budget, len(ranking), size, reaches))
     for number, (top, of_top, left) in enumerate(tops):
         others = ranking[top:]
         if not others:
@@ -219,7 +233,9 @@ def _mixtures(
                     yield top, of_top, [same] * len(others)
 
 
-def _tops(budget: MemoryBudget, heads: int, size: int) -> Iterator[tuple[int, str, float]]:
+def _tops(
+    budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
+) -> Iterator[tuple[int, str, float]]:
     """(number of top heads, their memory, bytes left for the others)"""
     key = 2 * size * COUNTED_IN.itemsize  # of one key and value
     if not budget.constant:
@@ -231,11 +247,23 @@ def _tops(budget: MemoryBudget, heads: int, size: int) -> Iterator[tuple[int, st
         top = round(share_of_heads * heads)
         if not top:
             yield 0, WHOLE, budget.bytes
+            yield from _tops_by_reach(budget, heads, size, reaches)
             continue
         for near in (WINDOW_ALONE, MOSTLY_KEPT):
             of_top = filling(share * budget.bytes / top, size, near)
             if of_top is not None:
                 yield top, of_top, budget.bytes * (1 - share)
+
+
+def _tops_by_reach(
+    budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
+) -> Iterator[tuple[int, str, float]]:
+    """As many heads as a part of the budget allows see as far as facts are asked from."""
+    for reach in reaches:
+        far = exact_keys(reach + SINKS)
+        top = min(heads, int(SHARE_OF_REACH * budget.bytes / _taken(far, size)))
+        if top:
+            yield top, far, budget.bytes - top * _taken(far, size)
 
 
 def _in_words(memories: Sequence[str]) -> str:
@@ -300,9 +328,11 @@ def _using_up(memories: list[str], left: float, size: int) -> list[str]:
 
 
 def _grown(memory: str, slots: int) -> str:
-    """So many more kept keys."""
+    """So many more kept keys, or a longer window where no key is kept."""
     window = parse(memory).window
     assert window is not None
+    if not window.kept:
+        return exact_keys(window.slots + slots)
     return f"poly(0)+window({window.size},sinks={window.sinks},kept={window.kept + slots})/sum"
 
 

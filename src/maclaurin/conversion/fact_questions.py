@@ -97,6 +97,15 @@ def without_facts(tokenizer: Any, number: int, seed: int = SEED) -> list[Questio
     return [_question(item, tokenizer, 0, n, facts=False) for n, item in enumerate(bare)]
 
 
+def reaches_of(questions: Sequence[Question]) -> list[int]:
+    """For each distance, how many tokens back the farthest of the asked facts begins."""
+    found: dict[int, int] = {}
+    for asked in questions:
+        reach = asked.tokens - asked.fact.start
+        found[asked.distance] = max(reach, found.get(asked.distance, 0))
+    return sorted(found.values())
+
+
 @torch.no_grad()
 def answers_together(
     model: MaclaurinForCausalLM,

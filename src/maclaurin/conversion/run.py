@@ -24,7 +24,7 @@ from maclaurin.conversion.convert import (
     save,
 )
 from maclaurin.conversion.convert import convert as convert_model
-from maclaurin.conversion.fact_questions import Question, fact_questions
+from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
 from maclaurin.conversion.measure import windows_alone
 from maclaurin.conversion.measure_file import MeasureFile
@@ -227,7 +227,7 @@ def choose_by(
         heads = measure_heads(model, questions, file, report)
     with report_progress("measuring heads by text", progress) as report:
         damage = measure_damage(model, rows, memories_to_try(rows.shape[1]), file, report)
-    plans = plans_for(config, budget, heads.ranking, damage)
+    plans = plans_for(config, budget, heads.ranking, damage, reaches_of(questions))
     with report_progress(f"measuring {len(plans)} plans", progress) as report:
         decision = decide(model, plans, rows, questions, file, report)
     return Chosen(budget, heads, decision)
