@@ -185,3 +185,14 @@ def test_the_state_is_constant_in_the_length_of_the_text():
         for tokens in (1, 7, 150)
     }
     assert len(set(sizes.values())) == 1
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_a_tiny_row_sum_has_no_gradient_where_no_loss_looks(form):
+    """y/D overflows under D = 2e-37; a loss over other rows still has finite gradients."""
+    q, k = (torch.ones(1, 2, 1, 1, requires_grad=True) for _ in "qk")
+    v = torch.tensor([1.0, 1e3]).view(1, 2, 1, 1)
+    small = torch.tensor([1.0, 1e-37]).view(1, 2, 1, 1)
+    y = maclaurin.attention(q * small, k, v, "linear(relu)/sum", causal=True, form=form, chunk_size=1)
+    first = torch.autograd.grad(y[:, 0].sum(), (q, k))
+    assert all(gradient.isfinite().all() for gradient in first)

@@ -115,7 +115,7 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
     denominator = spec.denominator
     seen = dataclasses.replace(seen, rows=rows)
     if denominator is not None and denominator.uses_row_sum:
-        return rows.numerator / denominator.divisor(seen)[..., None]
+        return _quotient(rows.numerator, denominator.divisor(seen)[..., None])
     log_gain = None if spec.ignores_row_scale else rows.log_scale
     if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
         log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads sees ratios only
@@ -126,6 +126,18 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
     log_divisor = denominator.log_divisor(seen)
     log_gain = -log_divisor if log_gain is None else log_gain - log_divisor
     return rows.numerator * log_gain.exp()[..., None]
+
+
+def _quotient(numerator: Tensor, divisor: Tensor) -> Tensor:
+    """n / D for D [..., 1] as (n/c) / (D/c) with the constant c = D, for the sake of its gradient.
+
+    torch computes dD as −dy · (y/D). Under a tiny D the bracket overflows, and a row that no loss looks at
+    gets 0 · ∞. Here D/c is 1.
+    """
+    if not divisor.requires_grad:
+        return numerator / divisor
+    constant = divisor.detach()
+    return (numerator / constant) / (divisor / constant)
 
 
 def gated_and_normed(spec: AttentionSpec, y: Tensor, gates: Mapping[str, Tensor]) -> Tensor:

@@ -11,12 +11,14 @@ Everything is checked in float64 with hypothesis over shapes, values and all gra
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from maclaurin.errors import InputError
 from maclaurin.forms.features import feature_slices, symmetric_powers
@@ -207,6 +209,8 @@ class SpecLaws:
             assert_same(after[:, :cut], y, form, 1e-6 if dtype is torch.float32 else 4e-3)
             if after.isfinite().all():
                 got = case.gradients((after[:, :cut].float() * weights).sum())
+                if not _are_finite(got.values()) and _torch_is_no_better(case, larger, cut):
+                    continue
                 expected = case.gradients((y.float() * weights).sum())
                 assert_same_gradients(got, expected, f"{form}: ")
 
@@ -384,6 +388,25 @@ def _fits(spec: AttentionSpec, case: TensorCase) -> bool:
 def _carries(spec: AttentionSpec, case: TensorCase) -> bool:
     """Whether it has a state, its own or that of its series."""
     return (spec.has_finite_state or spec.has_series) and _fits(spec, case)
+
+
+def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(bool(u.isfinite().all()) for u in tensors)
+
+
+def _torch_is_no_better(case: TensorCase, change: Callable[[torch.Tensor], torch.Tensor], cut: int) -> bool:
+    """Whether torch's own softmax of these tensors has gradients that are not finite before the cut.
+
+    On a CPU its backward pass takes e^(x − lse) of masked pairs too, which overflows: ∞ · 0.
+    """
+    given = [change(case.tensors[name]).detach() for name in "qkv"]
+    size = max(u.shape[3] for u in given)
+    q, k, v = (pad(u, (0, size - u.shape[3])).requires_grad_() for u in given)
+    group = q.shape[2] // k.shape[2]
+    keys, values = (u.repeat_interleave(group, 2).transpose(1, 2) for u in (k, v))
+    y = scaled_dot_product_attention(q.transpose(1, 2), keys, values, is_causal=True)
+    found = torch.autograd.grad(y[:, :, :cut].float().sum(), (q, k, v))
+    return not _are_finite(found)
 
 
 def _keeps_keys(spec: AttentionSpec) -> bool:
