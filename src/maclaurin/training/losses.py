@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from maclaurin.data.batch import NOT_SCORED, Batch
 from maclaurin.errors import InputError
@@ -141,10 +140,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight = ctx.saved_tensors
-        slope = gradients[0]
-        of_weight = None if of_weight is None else of_weight * slope.to(of_weight.dtype)
-        return of_hidden * slope.to(of_hidden.dtype), of_weight, None, None, None
+        return *_kept_gradients(ctx, gradients[0]), None, None, None
 
 
 # -------------------------------------------------------------------------------------- match logits
@@ -166,35 +162,93 @@ class MatchLogits(Objective):
 
     def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         """Σ of the divergences at scored tokens; logits are computed in chunks and not kept."""
-        return self._divergences(tokens, targets, documents).sum()
+        hidden, own, known, weight = self._states(tokens, documents)
+        return summed_divergence(hidden, own, known, weight, (targets != NOT_SCORED).flatten())
 
     @torch.no_grad()
     def by_token(self, batch: Batch) -> TokenLosses:
         """Divergences; there are no right answers."""
-        return TokenLosses(self._divergences(batch.tokens, batch.targets, batch.documents), None)
-
-    def _divergences(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        (teacher,) = self._teacher
-        with torch.no_grad():
-            known, weight = _hidden(teacher, tokens, documents), _head(teacher)
-        hidden, own = _hidden(self.model, tokens, documents), _head(self.model)
+        hidden, own, known, weight = self._states(batch.tokens, batch.documents)
         rows = _rows_at_once(own)
         parts = [
-            checkpoint(_divergence, student, own, wanted, weight, use_reentrant=False)
-            for student, wanted in zip(
-                hidden.flatten(0, 1).split(rows), known.flatten(0, 1).split(rows), strict=True
-            )
+            _divergence(nn.functional.linear(student, own), nn.functional.linear(wanted, weight))[0]
+            for student, wanted in zip(hidden.split(rows), known.split(rows), strict=True)
         ]
-        found = torch.cat(parts).view(targets.shape)
-        return torch.where(targets != NOT_SCORED, found, 0.0)
+        found = torch.cat(parts).view(batch.targets.shape)
+        return TokenLosses(torch.where(batch.targets != NOT_SCORED, found, 0.0), None)
+
+    def _states(self, tokens: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Hidden states [N, D] and head [V, D] of the model, and of the teacher."""
+        (teacher,) = self._teacher
+        with torch.no_grad():
+            known = _hidden(teacher, tokens, documents)
+        hidden = _hidden(self.model, tokens, documents)
+        return hidden.flatten(0, 1), _head(self.model), known.flatten(0, 1), _head(teacher)
 
 
-def _divergence(student: Tensor, own: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
-    """KL of every row, from hidden states [N, D] and heads [V, D]."""
-    with torch.no_grad():
-        known = nn.functional.linear(wanted, weight).float().log_softmax(-1)
-    found = nn.functional.linear(student, own).float().log_softmax(-1)
-    return (known.exp() * (known - found)).sum(-1)
+def summed_divergence(
+    hidden: Tensor, weight: Tensor, known: Tensor, known_weight: Tensor, scored: Tensor
+) -> Tensor:
+    """Σ KL(softmax(known Kᵀ) ‖ softmax(hidden Wᵀ)) over the scored of N rows; known is not differentiated.
+
+    No logits are kept for the backward pass.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    loss = _SummedDivergence.apply(hidden, weight, known, known_weight, scored, dtype, weight.requires_grad)
+    return cast("Tensor", loss)
+
+
+class _SummedDivergence(torch.autograd.Function):
+    """The gradient is made with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − the known shares."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        known: Tensor,
+        known_weight: Tensor,
+        scored: Tensor,
+        dtype: torch.dtype,
+        weight_too: bool,
+    ) -> Tensor:
+        rows = _rows_at_once(weight)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if weight_too else None
+        of_hidden, own_dtype = [], weight.dtype
+        weight, known_weight = weight.to(dtype), known_weight.to(dtype)
+        parts = zip(
+            hidden.to(dtype).split(rows), known.to(dtype).split(rows), scored.split(rows), strict=True
+        )
+        for states, wanted, counts in parts:
+            found, slope = _divergence(states @ weight.t(), wanted @ known_weight.t())
+            loss = loss + torch.where(counts, found, 0.0).sum()
+            slope = torch.where(counts[:, None], slope, 0.0).to(dtype)
+            of_hidden.append((slope @ weight).to(hidden.dtype))
+            if of_weight is not None:
+                of_weight += slope.t() @ states
+        of_weight = None if of_weight is None else of_weight.to(own_dtype)
+        ctx.save_for_backward(torch.cat(of_hidden), of_weight)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *_kept_gradients(ctx, gradients[0]), None, None, None, None, None
+
+
+def _divergence(logits: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(known ‖ logits) of every row [N], and its slope at the logits, for logits [N, V]."""
+    found, wanted = logits.float().log_softmax(-1), known.float().log_softmax(-1)
+    shares = wanted.exp()
+    return (shares * (wanted - found)).sum(-1), found.exp() - shares
+
+
+def _kept_gradients(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of hidden states and weight, as the forward pass found them, times the slope of what follows."""
+    of_hidden, of_weight = ctx.saved_tensors
+    of_weight = None if of_weight is None else of_weight * slope.to(of_weight.dtype)
+    return of_hidden * slope.to(of_hidden.dtype), of_weight
 
 
 def _hidden(model: Any, tokens: Tensor, documents: Tensor | None) -> Tensor:
