@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import importlib
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class MaclaurinError(ValueError):
@@ -45,7 +48,36 @@ class StateBudgetError(MaclaurinError):
     """The recurrent state would be larger than the caller allows."""
 
 
+class DataError(MaclaurinError):
+    """Data that is missing, cannot be read, or cannot be used as asked."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean …?' for a word close to known ones, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def load_extra(library: str, purpose: str, instead: str = "") -> Any:
+    """Import the library, or raise an error that names the extra with it and what works without it."""
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        alternative = f", or {instead}" if instead else ""
+        raise DataError(
+            f"{purpose} needs the library {library}, which is not installed: "
+            f"pip install 'maclaurin[data]'{alternative}."
+        ) from None
+
+
+@contextlib.contextmanager
+def requires_extra(extra: str, *modules: str) -> Iterator[None]:
+    """Turn a missing optional module into the command that installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        if problem.name is None or problem.name.split(".")[0] not in modules:
+            raise
+        raise MaclaurinError(
+            f"this command needs {problem.name}: pip install 'maclaurin[{extra}]'."
+        ) from None

@@ -13,9 +13,9 @@ from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, wi
 from maclaurin.conversion.memory import Memory
 from maclaurin.conversion.recall import RecallOverDistance, recall_over
 from maclaurin.conversion.text import tokens_of
+from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
-from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 import maclaurin
 from maclaurin import InputError, catalogue
 from maclaurin.data.data_config import DataConfig, open_source
-from maclaurin.data.task_source import TaskSource
+from maclaurin.data.tasks import TaskSource
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM, Size, size_named
 from maclaurin.training import compiling, losses
 from maclaurin.training.batches import Prefetch, StepBatch

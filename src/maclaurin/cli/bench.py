@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maclaurin.cli.console import table_console
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.user_files import require_writable_folder
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def _measure(
     from maclaurin.bench.bench_run import BenchRun
     from maclaurin.bench.setting import make_setting
     from maclaurin.bench.workloads import all_cases, chosen_cases
-    from maclaurin.cli.device import device_named
+    from maclaurin.cli.console import device_named
 
     setting = make_setting(device_named(device), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)

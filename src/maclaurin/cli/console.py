@@ -1,4 +1,4 @@
-"""Consoles of commands: wide tables in files and pipes, and a message while something loads."""
+"""What commands share: consoles for wide tables, a message while something loads, the device by its name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+
+from maclaurin.errors import InputError
 
 #: shorter waits are not mentioned at the end
 SECONDS = 2.0
@@ -35,3 +37,17 @@ def status(text: str) -> Iterator[None]:
     seconds = time.monotonic() - start
     if seconds >= SECONDS:
         console.print(f"{text}: {seconds:.0f} s", markup=False, soft_wrap=True)
+
+
+def device_named(name: str) -> str:
+    """The device, or an error that says why it cannot be used; auto is a GPU if there is one."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as problem:
+        first = str(problem).strip().splitlines()[0].rstrip(".")
+        raise InputError(f"--device {name} cannot be used here: {first}. Use cpu or auto.") from None
+    return name

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.cli.console import status
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
 
 
 def _loaded(name: str, device: str) -> tuple[Any, Any]:
-    from maclaurin.cli.device import device_named
+    from maclaurin.cli.console import device_named
     from maclaurin.conversion.run import loaded
 
     place = device_named(device)

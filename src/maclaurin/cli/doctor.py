@@ -37,7 +37,7 @@ def doctor(
 
     from maclaurin.bench.doctor import examine
     from maclaurin.bench.machine import full_stamp
-    from maclaurin.cli.device import device_named
+    from maclaurin.cli.console import device_named
     from maclaurin.progress_bar import report_progress
 
     if out is not None:

@@ -13,10 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.console import status
-from maclaurin.cli.device import device_named
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.cli.console import device_named, status
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import hub_is_reachable, require_model
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.console import status
-from maclaurin.cli.device import device_named
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.cli.console import device_named, status
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.explorer.explorer_page import explorer_page
 from maclaurin.files import write_file, write_json
 from maclaurin.model_names import require_model

@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 
 from maclaurin.cli.console import status
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import require_model
 from maclaurin.user_files import not_utf8, require_writable_file
 
@@ -131,7 +130,7 @@ def _check_options(prompt: list[str] | None, chat: bool, system: str | None, sav
 
 
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
-    from maclaurin.cli.device import device_named
+    from maclaurin.cli.console import device_named
     from maclaurin.models.loading import load_model
 
     chosen = None if not attention else attention[0] if len(attention) == 1 else attention

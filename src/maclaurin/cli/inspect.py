@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from maclaurin.cli.console import status
-from maclaurin.cli.device import device_named
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError
+from maclaurin.cli.console import device_named, status
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import require_model
 from maclaurin.user_files import require_file, require_writable_folder
 

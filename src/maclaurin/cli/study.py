@@ -17,8 +17,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli.console import table_console
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError, requires_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:

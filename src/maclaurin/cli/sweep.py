@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.optional import requires_extra
 from maclaurin.cli.train import with_config_options
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, requires_extra
 from maclaurin.files import write_json
 
 

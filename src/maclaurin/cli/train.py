@@ -13,8 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.optional import requires_extra
-from maclaurin.errors import InputError, SpecError
+from maclaurin.errors import InputError, SpecError, requires_extra
 
 Values = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from maclaurin.data.cache_folder import Cache
 from maclaurin.data.corpus import Corpus
-from maclaurin.data.named import is_task, open_corpus
+from maclaurin.data.data_config import is_task, open_corpus
 from maclaurin.errors import InputError
 from maclaurin.evaluation.needles import MultiQuery
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
-from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.inspection.contexts import read_contexts
 
 

@@ -1,9 +1,8 @@
 """Text and synthetic tasks as batches, independent of any model."""
 
-from maclaurin.data.batch import NOT_SCORED, Batch
 from maclaurin.data.data_config import DataConfig, open_source
-from maclaurin.data.data_errors import DataError
-from maclaurin.data.source import Source
+from maclaurin.data.source import NOT_SCORED, Batch, Source
+from maclaurin.errors import DataError
 
 __all__ = [
     "NOT_SCORED",

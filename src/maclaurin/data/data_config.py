@@ -1,19 +1,29 @@
-"""The configuration of a run's data, and the source it describes."""
+"""The configuration of a run's data, and the source it describes. What a user may write:
+
+stdlib | stdlib:tests | path[:field] | hf:NAME[:CONFIG][@SPLIT] | fineweb | slimpajama | pile
+mqar:pairs=8,vocab=256 | induction | copy | state | parity
+bytes | bpe:N | hf:NAME_OR_PATH
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import Any, TypeVar, final, get_type_hints
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.data_errors import DataError
-from maclaurin.data.named import TASK_NAMES, is_task, open_corpus, open_task, open_tokenizer
+from maclaurin.data.corpus import Corpus, FirstDocuments, StandardLibrary
+from maclaurin.data.hub_dataset import HubDataset
 from maclaurin.data.source import Source
-from maclaurin.data.splits import CorpusSplitter, Fractions
-from maclaurin.data.task_source import TaskSource
+from maclaurin.data.splits import CorpusSplitter, Fractions, Splitter
+from maclaurin.data.tasks import Induction, Recall, SelectiveCopy, StateTracking, Task, TaskSource
+from maclaurin.data.text_files import Files
 from maclaurin.data.text_source import LAYOUTS, TextSource
+from maclaurin.data.text_tokenizers import Bytes, Tokenizer, open_byte_pairs, open_hub_tokenizer
 from maclaurin.data.token_shards import prepare_tokens
-from maclaurin.errors import did_you_mean
+from maclaurin.errors import DataError, did_you_mean
 
 
 @final
@@ -102,3 +112,111 @@ def _open_text(config: DataConfig, progress: bool) -> TextSource:
         config.cross_documents,
         config.seed,
     )
+
+
+Options = TypeVar("Options")
+
+PRESETS: dict[str, str] = {
+    # the crawl of December 2024 that the 2B models and the long rows were trained on
+    "fineweb": "hf:HuggingFaceFW/fineweb:CC-MAIN-2024-51",
+    "slimpajama": "hf:cerebras/SlimPajama-627B",
+    # the Pile without its copyrighted parts; hf:EleutherAI/the_pile_deduplicated is the other choice
+    "pile": "hf:monology/pile-uncopyrighted",
+}
+"""Data sets the paper used. They are large: `limit_documents` says how many documents to take."""
+
+TASKS: dict[str, type[Task]] = {
+    task.notation: task for task in (Recall, Induction, SelectiveCopy, StateTracking)
+}
+SHORT_NAMES: dict[str, tuple[str, dict[str, str]]] = {"parity": ("state", {"group": "Z2"})}
+TASK_NAMES = (*TASKS, *SHORT_NAMES)
+
+
+def open_corpus(
+    written: str, *, limit: int | None, notes: Path, other_names: Iterable[str] = (), progress: bool = True
+) -> Corpus:
+    """The corpus, or its first `limit` documents; errors suggest `other_names` too."""
+    corpus = _corpus_named(PRESETS.get(written, written), notes, [*other_names], progress)
+    return corpus if limit is None else FirstDocuments(corpus, limit)
+
+
+def _corpus_named(written: str, notes: Path, other_names: list[str], progress: bool) -> Corpus:
+    kind, _, rest = written.partition(":")
+    if kind == "stdlib" and rest in ("", "tests"):
+        return StandardLibrary(with_tests=rest == "tests")
+    if kind == "hf":
+        return HubDataset.named(rest, notes, progress)
+    files = Files.named(written, notes, progress)
+    if not files.root.exists():
+        known = ["stdlib", "stdlib:tests", *PRESETS, *other_names]
+        raise DataError(
+            f"there is no data called {written!r}: it is neither a path that exists nor one of "
+            f"{', '.join(known)} nor hf:NAME.{did_you_mean(kind, known)}"
+        )
+    return files
+
+
+def is_task(written: str) -> bool:
+    """Whether this names a task."""
+    return written.partition(":")[0] in TASK_NAMES
+
+
+def open_task(written: str, length: int) -> Task:
+    """The task with its options; an option length=… overrides `length`."""
+    name, values = _split_options(written)
+    notation, preset = SHORT_NAMES.get(name, (name, {}))
+    return _read_options(TASKS[notation], name, {"length": str(length), **preset, **values})
+
+
+def open_tokenizer(
+    written: str, corpus: Corpus, splitter: Splitter, folder: Path, *, progress: bool = True
+) -> Tokenizer:
+    """The tokenizer; bpe:N is trained on the corpus's training documents."""
+    kind, _, rest = written.partition(":")
+    if written == "bytes":
+        return Bytes()
+    if kind == "bpe" and rest.isdecimal():
+        return open_byte_pairs(int(rest), corpus, splitter, folder, progress=progress)
+    if kind == "hf":
+        return open_hub_tokenizer(rest)
+    raise DataError(
+        f"there is no tokenizer {written!r}; it is bytes, bpe:N (such as bpe:4096) or hf:NAME_OR_PATH."
+        f"{did_you_mean(kind, ['bytes', 'bpe', 'hf'])}"
+    )
+
+
+def _split_options(written: str) -> tuple[str, dict[str, str]]:
+    """`name:a=1,b=2` → (name, {a: 1, b: 2})."""
+    name, _, rest = written.partition(":")
+    values: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise DataError(f"in {written!r}, {part!r} is not an option; options are written name=value.")
+        if key in values:
+            raise DataError(f"in {written!r}, {key} is given twice.")
+        values[key] = value
+    return name, values
+
+
+def _read_options(kind: type[Options], name: str, values: Mapping[str, str]) -> Options:
+    """The dataclass with these fields, each read by its type: int, float or str."""
+    hints = get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    for key in values:
+        if key not in known:
+            raise DataError(
+                f"{name} has no option {key!r}; it has {', '.join(known)}.{did_you_mean(key, known)}"
+            )
+    return kind(**{key: _read(hints[key], name, key, text) for key, text in values.items()})
+
+
+def _read(hint: Any, name: str, key: str, text: str) -> int | float | str:
+    if hint is str:
+        return text
+    number = float if hint is float else int
+    try:
+        return number(text)
+    except ValueError:
+        expected = "a number" if number is float else "an integer"
+        raise DataError(f"{name}: {key} must be {expected}, not {text!r}.") from None

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.data.cache_folder import digest, file_hashes
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.data_errors import DataError, load_extra
-from maclaurin.data.fingerprint import digest, file_hashes
 from maclaurin.data.text_files import text_or_error
+from maclaurin.errors import DataError, load_extra
 from maclaurin.files import write_json
 
 FIELD = "text"

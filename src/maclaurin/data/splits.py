@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, final
 
-from maclaurin.data.data_errors import DataError
+from maclaurin.errors import DataError
 
 if TYPE_CHECKING:
     from maclaurin.data.corpus import Corpus

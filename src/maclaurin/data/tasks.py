@@ -1,4 +1,4 @@
-"""Synthetic tasks: the vocabulary, and a row as a function of random numbers.
+"""Synthetic tasks: the vocabulary, a row as a function of random numbers, and a task as a source of rows.
 
 Multi-query associative recall   Arora et al. 2023, "Zoology", arXiv 2312.04927
 Induction                        Fu et al. 2023, H3; Gu & Dao 2023, Mamba
@@ -8,19 +8,22 @@ State tracking                   Liu et al. 2023; Merrill et al. 2024
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import ClassVar, final
 
 import numpy as np
 
-from maclaurin.data.batch import NOT_SCORED, Row
-from maclaurin.data.data_errors import DataError
-from maclaurin.data.random_draws import Draws
+from maclaurin.data.cache_folder import digest
+from maclaurin.data.random_order import Draws
+from maclaurin.data.source import NOT_SCORED, Row, Source
+from maclaurin.data.splits import TEST, TRAIN, VALIDATION
+from maclaurin.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -244,3 +247,73 @@ def _permutations(degree: int, even_only: bool) -> np.ndarray:
 def _is_even(permutation: tuple[int, ...]) -> bool:
     inversions = sum(a > b for a, b in itertools.combinations(permutation, 2))
     return inversions % 2 == 0
+
+
+STREAMS = {TRAIN: 0, TEST: 1, VALIDATION: 2}
+"""Each split draws from random numbers of its own."""
+
+HELD_OUT_ROWS = 1024
+
+
+@final
+@dataclass(frozen=True)
+class TaskSource(Source):
+    """Rows that never end for training, and 1024 each for validation and test, from other random numbers.
+
+    Where a task has few possible rows at all (parity of a few bits), the same one can come up in several
+    splits.
+    """
+
+    written: str
+    task: Task
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name the user gave."""
+        return self.written
+
+    @property
+    def vocab_size(self) -> int:
+        """The task's."""
+        return self.task.vocab_size
+
+    @property
+    def length(self) -> int:
+        """The task's."""
+        return self.task.length
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the task, its options and the seed."""
+        return digest({"kind": "task", "row": self._key, "test_rows": HELD_OUT_ROWS, "version": 1})
+
+    @property
+    def scores_accuracy(self) -> bool:
+        """Tasks are judged by accuracy."""
+        return True
+
+    @property
+    def tokens_per_epoch(self) -> None:
+        """Training rows never end."""
+        return
+
+    def held_out_rows(self, split: str) -> int:
+        """Enough for an accuracy within one or two percent."""
+        return HELD_OUT_ROWS
+
+    def train_row_numbers(self, first: int, count: int) -> np.ndarray:
+        """Rows in their order."""
+        return first + np.arange(count)
+
+    def train_row(self, number: int) -> Row:
+        """From the random numbers of training."""
+        return self.task.row(Draws(self._key, STREAMS[TRAIN], number))
+
+    def held_out_row(self, split: str, number: int) -> Row:
+        """From the random numbers of that split."""
+        return self.task.row(Draws(self._key, STREAMS[split], number))
+
+    @cached_property
+    def _key(self) -> str:
+        return digest([self.task.notation, dataclasses.asdict(self.task), self.seed])

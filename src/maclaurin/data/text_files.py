@@ -22,10 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast, final
 
+from maclaurin.data.cache_folder import file_hashes
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.data_errors import DataError, load_extra
-from maclaurin.data.fingerprint import file_hashes
-from maclaurin.errors import did_you_mean
+from maclaurin.errors import DataError, did_you_mean, load_extra
 
 Texts = Iterator[tuple[str, float]]
 

@@ -12,10 +12,9 @@ from typing import final
 
 import numpy as np
 
-from maclaurin.data.batch import NOT_SCORED, Row
-from maclaurin.data.fingerprint import digest
-from maclaurin.data.permutation import Permutation
-from maclaurin.data.source import Source
+from maclaurin.data.cache_folder import digest
+from maclaurin.data.random_order import Permutation
+from maclaurin.data.source import NOT_SCORED, Row, Source
 from maclaurin.data.splits import SPLITS, TRAIN
 from maclaurin.data.text_tokenizers import Tokenizer
 from maclaurin.data.token_shards import Documents, PreparedTokens

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.data.cache_folder import digest
 from maclaurin.data.corpus import Corpus
-from maclaurin.data.data_errors import DataError, load_extra
-from maclaurin.data.fingerprint import digest
 from maclaurin.data.splits import Splitter
+from maclaurin.errors import DataError, load_extra
 from maclaurin.files import locked, write_json
 from maclaurin.progress_bar import Report, report_progress
 

@@ -21,12 +21,11 @@ from typing import Any, final
 
 import numpy as np
 
-from maclaurin.data.cache_folder import Cache
+from maclaurin.data.cache_folder import Cache, digest, file_hashes
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.data.data_errors import DataError
-from maclaurin.data.fingerprint import digest, file_hashes
 from maclaurin.data.splits import SPLITS, Splitter
 from maclaurin.data.text_tokenizers import Tokenizer
+from maclaurin.errors import DataError
 from maclaurin.files import complete_folder, write_json
 from maclaurin.progress_bar import report_progress
 

@@ -9,12 +9,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.data_config import DataConfig
-from maclaurin.data.data_errors import DataError
-from maclaurin.data.named import is_task, open_corpus
+from maclaurin.data.data_config import DataConfig, is_task, open_corpus
 from maclaurin.data.splits import CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
-from maclaurin.errors import InputError
+from maclaurin.errors import DataError, InputError
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, named_tokenizer
 
 

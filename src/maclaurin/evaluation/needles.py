@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, final
 
-from maclaurin.data.random_draws import Draws
+from maclaurin.data.random_order import Draws
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
 

@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import final
 
+from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
-from maclaurin.data.random_draws import Draws
+from maclaurin.data.random_order import Draws
 from maclaurin.data.splits import hash_share
-from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.errors import InputError
 from maclaurin.user_files import read_text
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, NamedTuple, final
 
-from maclaurin.data.random_draws import Draws
+from maclaurin.data.random_order import Draws
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, Way, register
 from maclaurin.evaluation.needles import NeedleTask
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, THINGS, Prose, draws_for, held_out_sources

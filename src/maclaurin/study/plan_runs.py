@@ -12,8 +12,7 @@ from typing import Any, final
 import torch
 
 from maclaurin.code_version import NUMERICS_VERSION
-from maclaurin.data.data_config import DataConfig, open_source
-from maclaurin.data.named import is_task, open_task
+from maclaurin.data.data_config import DataConfig, is_task, open_source, open_task
 from maclaurin.data.source import Source
 from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError, MaclaurinError, did_you_mean

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from maclaurin.data.data_errors import load_extra
-from maclaurin.data.named import PRESETS, is_task
+from maclaurin.data.data_config import PRESETS, is_task
+from maclaurin.errors import load_extra
 from maclaurin.models.sizes import size_named
 from maclaurin.training.config import TrainConfig
 

@@ -11,9 +11,8 @@ from typing import Self, final
 
 import torch
 
-from maclaurin.data.batch import Batch
 from maclaurin.data.data_config import DataConfig, open_source
-from maclaurin.data.source import Source
+from maclaurin.data.source import Batch, Source
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.model import row_length
 from maclaurin.training.processes import Processes

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor, nn
 
-from maclaurin.data.batch import NOT_SCORED, Batch
+from maclaurin.data.source import NOT_SCORED, Batch
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.loading import load_model

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from maclaurin.data import NOT_SCORED, Batch
-from maclaurin.data.batch import Row
+from maclaurin.data.source import Row
 
 
 def test_rows_become_tensors_of_the_promised_types():

@@ -12,12 +12,11 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from maclaurin.data import DataError, fingerprint, token_shards
+from maclaurin.data import DataError, cache_folder, token_shards
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.corpus import FirstDocuments
-from maclaurin.data.named import open_corpus
+from maclaurin.data.corpus import FirstDocuments, StandardLibrary
+from maclaurin.data.data_config import open_corpus
 from maclaurin.data.splits import CorpusSplitter, Fractions
-from maclaurin.data.standard_library import StandardLibrary
 from maclaurin.data.text_files import PIECE, Files
 from maclaurin.data.text_tokenizers import Bytes
 
@@ -129,11 +128,11 @@ def test_the_fingerprint_is_of_the_content(tmp_path, files):
 
 
 def test_large_files_are_not_hashed_again_until_they_change(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(fingerprint, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(cache_folder, "REMEMBERED_FROM", 1)
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     reads = []
-    hash_file = fingerprint._sha256
-    monkeypatch.setattr(fingerprint, "_sha256", lambda p: reads.append(p) or hash_file(p))
+    hash_file = cache_folder._sha256
+    monkeypatch.setattr(cache_folder, "_sha256", lambda p: reads.append(p) or hash_file(p))
     assert files(path).fingerprint == files(path).fingerprint == GOLDEN
     assert reads == [path]
     write_jsonl(path, [*TEXTS, "more"])

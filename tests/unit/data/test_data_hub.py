@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from maclaurin.data import DataError
+from maclaurin.data.data_config import PRESETS
 from maclaurin.data.hub_dataset import HubDataset
-from maclaurin.data.named import PRESETS
 
 
 def write_fineweb(folder, texts, part):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maclaurin.data.batch import NOT_SCORED
+from maclaurin.data.source import NOT_SCORED
 from maclaurin.data.text_source import DocumentRows, PackedRows
 from maclaurin.data.token_shards import Documents
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, DataConfig, DataError, open_source
-from maclaurin.data.named import TASK_NAMES, open_task
-from maclaurin.data.random_draws import Draws
+from maclaurin.data.data_config import TASK_NAMES, open_task
+from maclaurin.data.random_order import Draws
 from maclaurin.data.splits import HELD_OUT
 from maclaurin.data.tasks import multiplication_table
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from maclaurin.data import DataError, text_tokenizers
 from maclaurin.data.corpus import FirstDocuments
-from maclaurin.data.named import open_tokenizer
+from maclaurin.data.data_config import open_tokenizer
 from maclaurin.data.splits import TRAIN, DocumentSplitter, Fractions
 from maclaurin.data.text_files import Files
 from maclaurin.data.text_tokenizers import (

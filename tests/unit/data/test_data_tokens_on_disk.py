@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from maclaurin.data import DataConfig, DataError, fingerprint, open_source, token_shards
+from maclaurin.data import DataConfig, DataError, cache_folder, open_source, token_shards
 from maclaurin.data.cache_folder import Cache
 from maclaurin.data.splits import CorpusSplitter, Fractions, split_corpus
 from maclaurin.data.text_files import Files
@@ -57,10 +57,10 @@ def test_a_damaged_folder_is_prepared_again(open_data, cache, damage, name):
 
 
 def test_large_files_are_hashed_once(open_data, monkeypatch):
-    monkeypatch.setattr(fingerprint, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(cache_folder, "REMEMBERED_FROM", 1)
     open_data()
     open_data()  # hashed after they were written
-    monkeypatch.setattr(fingerprint, "_sha256", lambda path: pytest.fail(f"hashed {path} again"))
+    monkeypatch.setattr(cache_folder, "_sha256", lambda path: pytest.fail(f"hashed {path} again"))
     open_data()
 
 

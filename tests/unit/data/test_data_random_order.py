@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin.data import DataError
-from maclaurin.data.permutation import Permutation
+from maclaurin.data.random_order import Permutation
 
 sizes = st.integers(1, 3000)
 keys = st.text(max_size=8)
