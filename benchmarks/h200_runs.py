@@ -340,8 +340,8 @@ def _use_deterministic_kernels() -> set[str]:
 
 
 def _register_sizes() -> None:
-    from maclaurin.models.sizes import SIZES as KNOWN
-    from maclaurin.models.sizes import Size
+    from maclaurin.models.configuration import SIZES as KNOWN
+    from maclaurin.models.configuration import Size
 
     for name, (hidden, ffn, heads, layers, length) in SIZES.items():
         KNOWN.setdefault(name, Size(name, hidden, ffn, heads, layers, length))

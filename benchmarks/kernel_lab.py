@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program

@@ -53,15 +53,14 @@ from maclaurin.conversion.allocate import (
 )
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import measure_heads
-from maclaurin.conversion.measure import Perplexity, having
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile, Perplexity, having
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.conversion.run import Chosen, choose_by, measured_with
 from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.files import write_json
 from maclaurin.models import MaclaurinCache
-from maclaurin.models.loading import load_model
+from maclaurin.models.model_folder import load_model
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KeptKeys

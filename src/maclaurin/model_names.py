@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from maclaurin.errors import InputError
-from maclaurin.user_files import near_misses
+from maclaurin.files import near_misses
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+    from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
     folder = tmp_path_factory.mktemp("llama")
     tokenizer = as_fast_tokenizer(byte_tokenizer())

@@ -74,7 +74,7 @@ def test_several_prompts_are_continued_in_turn(run):
 
 def test_long_lines_are_streamed_in_pieces_without_broken_letters(capsys):
     from maclaurin.cli.generate import _standard_output
-    from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+    from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
     text = "Grüße,你好🎈" * 80
     streamer = _standard_output(as_fast_tokenizer(byte_tokenizer()))
@@ -120,7 +120,7 @@ def test_a_chat_reads_each_turn_once_in_the_models_template(run, tmp_path, monke
 
 def test_a_misspelled_run_is_named_at_once(run, monkeypatch):
     monkeypatch.chdir(run.parent.parent)
-    monkeypatch.setattr("maclaurin.models.loading.load_model", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("maclaurin.models.model_folder.load_model", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(InputError, match=r"there is no folder .*/runn\. Did you mean .*/run\?"):
         generate(f"{run.parent.name}/runn", "--prompt", "x")
 

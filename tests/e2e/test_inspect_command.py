@@ -160,7 +160,7 @@ def test_another_models_inspection_is_not_overwritten(tmp_path, monkeypatch, cap
 
 
 def test_an_unwritable_folder_is_an_error_before_the_model_is_loaded(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("maclaurin.models.loading.load_model", None)
+    monkeypatch.setattr("maclaurin.models.model_folder.load_model", None)
     for out in ("/proc/nothing/here", TEXT / "folder"):
         error = maclaurin(monkeypatch, capfd, "inspect", tmp_path, *FEW, "--out", out, expect=2).stderr
         assert f"--out: {out} cannot be written" in " ".join(error.split())

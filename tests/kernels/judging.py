@@ -4,7 +4,7 @@ import torch
 
 from maclaurin import plan
 from maclaurin.forms.attend import Form, attend
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.stream import Inputs
 from maclaurin.testing import random_tensors, relative_error
 
 #: how much larger than the plain form's an error may be

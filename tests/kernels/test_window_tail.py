@@ -6,7 +6,7 @@ import torch
 import maclaurin
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.stream import Inputs
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, assert_as_right_as_plain

@@ -6,20 +6,27 @@ import math
 import pytest
 import torch
 
-from maclaurin.conversion.calibrate import calibrate_key_offsets
-from maclaurin.conversion.choose import choose, read_layers
-from maclaurin.conversion.convert import convert, own_attention, perplexities, require_new, save
+from maclaurin.conversion.convert import (
+    calibrate_key_offsets,
+    choose,
+    convert,
+    own_attention,
+    perplexities,
+    read_layers,
+    require_new,
+    save,
+)
+from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
 from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, windows_alone
-from maclaurin.conversion.memory import Memory
-from maclaurin.conversion.recall import RecallOverDistance, recall_over
-from maclaurin.conversion.text import tokens_of
+from maclaurin.conversion.memory_budget import Memory
+from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import hash_share
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.models.loading import load_model
+from maclaurin.models.model_folder import load_model
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 

@@ -12,7 +12,7 @@ from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
-from maclaurin.models.cache_size import cache_bytes
+from maclaurin.models.cache import cache_bytes
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention, specs_in
 from maclaurin.testing import assert_same
@@ -79,7 +79,7 @@ def test_heads_with_one_attention_are_one_group():
 # -------------------------------------------------------------------------------------- layers
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_each_group_is_one_call_of_attention(order):
     """Every head gets what attention alone gives it, in whatever order the groups are named."""
     specs = [KEPT, "exp/sum", TAIL]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from maclaurin import InputError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.llama_like import adopted
-from maclaurin.models.loading import load_model
+from maclaurin.models.model_folder import load_model
 
 SHAPE = {
     "vocab_size": 61,

@@ -11,14 +11,13 @@ from maclaurin.conversion import head_measures
 from maclaurin.conversion.allocate import attention_of, bytes_of, decide, memories_to_try, plans_for
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
-from maclaurin.conversion.measure import having
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile, having
 from maclaurin.conversion.memory_budget import MemoryBudget
 from maclaurin.conversion.memory_page import method_of, page_of_bench, page_of_presses
 from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.inspection.trials import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 

@@ -6,7 +6,7 @@ import torch
 import maclaurin
 from maclaurin import InputError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.cache_size import cache_bytes
+from maclaurin.models.cache import cache_bytes
 
 KEPT = "poly(0)+window(3,sinks=1,kept=4)/sum"
 

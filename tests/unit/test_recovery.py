@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from maclaurin.conversion.mixed_text import write_mixed
 from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.sample_text import write_mixed
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from

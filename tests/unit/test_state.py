@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maclaurin import InputError, State, parse
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.stream import Inputs
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 SPECS = [

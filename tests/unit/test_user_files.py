@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from maclaurin.errors import InputError
+from maclaurin.files import read_text, require_file, require_writable_file, require_writable_folder
 from maclaurin.model_names import hub_is_reachable, require_model
-from maclaurin.user_files import read_text, require_file, require_writable_file, require_writable_folder
 
 needs_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 

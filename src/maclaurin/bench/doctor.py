@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.bench.judge import errors_of_piece, plain_output
-from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs.dispatch import attention
 from maclaurin.programs.plan import PROGRAMS
 from maclaurin.programs.program import Call, Program

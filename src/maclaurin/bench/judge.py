@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form, attend
-from maclaurin.forms.inputs import Inputs
+from maclaurin.forms.stream import Inputs
 from maclaurin.spec import AttentionSpec
 from maclaurin.testing.cases import TensorCase
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from maclaurin.cli.console import table_console
 from maclaurin.errors import InputError, requires_extra
-from maclaurin.user_files import require_writable_folder
+from maclaurin.files import require_writable_folder
 
 if TYPE_CHECKING:
     from maclaurin.bench.bench_record import BenchRecord

@@ -15,9 +15,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.files import require_file, require_writable_file
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import catalogue, resolve
-from maclaurin.user_files import require_file, require_writable_file
 
 if TYPE_CHECKING:
     from maclaurin.testing.agreement import Agreement, ConvergencePoint

@@ -19,7 +19,7 @@ from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
     from maclaurin.conversion.convert import Conversion
-    from maclaurin.conversion.memory import Memory
+    from maclaurin.conversion.memory_budget import Memory
     from maclaurin.conversion.recover import Recovery
     from maclaurin.conversion.run import Chosen, Sampling, Wish
     from maclaurin.inspection.schema import Inspection
@@ -155,7 +155,7 @@ def _show_frontier(name: str, wish: Wish, sampling: Sampling, device: str) -> No
 
 
 def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, resume: bool) -> None:
-    from maclaurin.conversion.measure_file import MeasureFile
+    from maclaurin.conversion.measure import MeasureFile
     from maclaurin.conversion.run import choose_memory, require_free, write_chosen
 
     require_free(out)
@@ -227,8 +227,7 @@ def _convert(
     sampling: Sampling,
     device: str,
 ) -> Conversion:
-    from maclaurin.conversion.choose import choose, read_layers
-    from maclaurin.conversion.convert import own_attention, save
+    from maclaurin.conversion.convert import choose, own_attention, read_layers, save
     from maclaurin.conversion.run import require_free, swap
 
     require_free(out)
@@ -280,7 +279,7 @@ def _inspected(file: Path) -> Inspection:
 def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
     """The sharpest layers; the inspection must be of this model."""
     from maclaurin.inspection import layers_to_keep
-    from maclaurin.models.weights import weights_fingerprint
+    from maclaurin.models.cache import weights_fingerprint
 
     known = found.model.fingerprint
     if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):

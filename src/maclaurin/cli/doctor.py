@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.user_files import require_writable_file
+from maclaurin.files import require_writable_file
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,8 @@ from rich.console import Console
 from maclaurin.cli.console import device_named, status
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.explorer.explorer_page import explorer_page
-from maclaurin.files import write_file, write_json
+from maclaurin.files import require_file, require_writable_folder, write_file, write_json
 from maclaurin.model_names import require_model
-from maclaurin.user_files import require_file, require_writable_folder
 
 
 def explore(
@@ -92,7 +91,7 @@ def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device:
     from maclaurin.evaluation.model_tokenizer import tokenizer_for
     from maclaurin.explorer.capture import LONGEST, capture
     from maclaurin.inspection.contexts import read_contexts
-    from maclaurin.models.loading import load_model
+    from maclaurin.models.model_folder import load_model
 
     require_file(text, "--text")
     require_model(name)

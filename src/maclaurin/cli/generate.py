@@ -17,8 +17,8 @@ from rich.console import Console
 
 from maclaurin.cli.console import status
 from maclaurin.errors import InputError, requires_extra
+from maclaurin.files import not_utf8, require_writable_file
 from maclaurin.model_names import require_model
-from maclaurin.user_files import not_utf8, require_writable_file
 
 if TYPE_CHECKING:
     from maclaurin.models.generating import Generation, Sampling
@@ -131,7 +131,7 @@ def _check_options(prompt: list[str] | None, chat: bool, system: str | None, sav
 
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
     from maclaurin.cli.console import device_named
-    from maclaurin.models.loading import load_model
+    from maclaurin.models.model_folder import load_model
 
     chosen = None if not attention else attention[0] if len(attention) == 1 else attention
     place = device_named(device)
@@ -212,7 +212,7 @@ class _Writer:
 
     def talk(self, prompts: list[str] | None, system: str | None) -> Generation:
         """Every prompt, or line of the standard input, is the next message of one conversation."""
-        from maclaurin.models.conversation import Conversation
+        from maclaurin.models.generating import Conversation
 
         generation = self._new()
         conversation = Conversation(generation, self._tokenizer, system)
@@ -338,7 +338,7 @@ def _stopped_by_ctrl_c() -> Iterator[list[int]]:
 
 
 def _report(generation: Generation, figures: _Figures, saved: Path | None, more: bool) -> None:
-    from maclaurin.models.cache_size import key_value_bytes
+    from maclaurin.models.cache import key_value_bytes
 
     cache, model = generation.cache, generation.model
     console = Console(stderr=True, highlight=False)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from maclaurin.cli.console import device_named, status
 from maclaurin.errors import InputError, requires_extra
+from maclaurin.files import require_file, require_writable_folder
 from maclaurin.model_names import require_model
-from maclaurin.user_files import require_file, require_writable_folder
 
 if TYPE_CHECKING:
     from maclaurin.inspection.inspect_model import Settings
@@ -100,7 +100,7 @@ def _inspect(
     from maclaurin.inspection.inspect_model import context_length, inspect_model
     from maclaurin.inspection.inspection_folder import InspectionFolder
     from maclaurin.inspection.inspection_page import inspection_files
-    from maclaurin.models.loading import load_model
+    from maclaurin.models.model_folder import load_model
     from maclaurin.progress_bar import report_progress
 
     with nullcontext() if quiet else status(f"loading {name}"):

@@ -22,8 +22,8 @@ def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
 
         maclaurin sweep --attention exp/l2 --rates 1e-3,2e-3,4e-3 --steps 100 --out runs/sweep
     """
+    from maclaurin.files import require_writable_folder
     from maclaurin.training.config import load_config
-    from maclaurin.user_files import require_writable_folder
 
     if "lr" in given:
         raise InputError("a sweep takes its learning rates from --rates, not from --lr.")

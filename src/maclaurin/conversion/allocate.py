@@ -22,14 +22,13 @@ from typing import cast, final
 from torch import Tensor
 
 from maclaurin.conversion.fact_questions import Question, answers_together
-from maclaurin.conversion.measure import Perplexity, having, measured_with
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile, Perplexity, having, measured_with
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.conversion.text_damage import TextDamage
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.cache_size import cache_bytes
+from maclaurin.models.cache import cache_bytes
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 

@@ -1,4 +1,4 @@
-"""A pretrained model with another attention, as an ordinary model folder."""
+"""A pretrained model with another attention: which layer gets which, key offsets, and the folder."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import dataclasses
 import datetime
 import importlib.util
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 import maclaurin
-from maclaurin.conversion.calibrate import calibrate_key_offsets
-from maclaurin.conversion.choose import Choice
 from maclaurin.conversion.measure import (
     Gap,
     Measure,
@@ -26,13 +26,13 @@ from maclaurin.conversion.measure import (
     put_in_place,
     windows_alone,
 )
-from maclaurin.conversion.memory import Memory
-from maclaurin.conversion.text import rows_of
+from maclaurin.conversion.memory_budget import Memory
+from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
-from maclaurin.files import new_folder, write_file, write_json
+from maclaurin.files import new_folder, require_writable_folder, write_file, write_json
+from maclaurin.layers.attention import KeyOffset
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.spec.head_groups import specs_in
-from maclaurin.user_files import require_writable_folder
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
 
@@ -160,3 +160,108 @@ def save(
             from maclaurin.conversion.memory_page import PAGE, page_of_conversion
 
             write_file(folder / PAGE, page_of_conversion(written).html())
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The attention of every layer, and why."""
+
+    attention: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """Layers that do not keep their own attention."""
+        return tuple(n for n, why in enumerate(self.reasons) if why != "kept")
+
+
+def choose(
+    own: Sequence[str],
+    attention: str,
+    *,
+    layers: Iterable[int] | None = None,
+    sharp: Iterable[int] = (),
+    sharp_attention: str | None = None,
+) -> Choice:
+    """`attention` in `layers` (all by default), but sharp layers keep their own or get `sharp_attention`."""
+    for text in (attention, *([] if sharp_attention is None else [sharp_attention])):
+        specs_in(text)
+    chosen = set(range(len(own)) if layers is None else layers)
+    unknown = sorted(chosen - set(range(len(own))))
+    if unknown:
+        raise InputError(f"the model has layers 0 to {len(own) - 1}, not {', '.join(map(str, unknown))}.")
+    hard = set(sharp)
+    result, reasons = [], []
+    for n, before in enumerate(own):
+        if n not in chosen:
+            result.append(before)
+            reasons.append("kept")
+        elif n in hard:
+            result.append(sharp_attention or before)
+            reasons.append("sharp" if sharp_attention else "kept")
+        else:
+            result.append(attention)
+            reasons.append("swapped")
+    if all(reason == "kept" for reason in reasons):
+        raise InputError(
+            "no layer is left to convert: name other layers, or a --sharp-attention for sharp ones."
+        )
+    return Choice(tuple(result), tuple(reasons))
+
+
+def read_layers(text: str, count: int) -> list[int]:
+    """'0-4,7,-1' → layers; negative ones count from the end."""
+    found: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
+        if match is None:
+            raise InputError(
+                f"--layers takes numbers and ranges between commas, as in 0-4,7 or -1; got {piece.strip()!r}."
+            )
+        start = int(match[1])
+        stop = start if match[2] is None else int(match[2])
+        found += [n + count if n < 0 else n for n in range(start, stop + 1)]
+    return sorted(set(found))
+
+
+@torch.no_grad()
+def calibrate_key_offsets(model: MaclaurinForCausalLM, rows: Tensor) -> None:
+    """Give every layer its mean key over rows [B, T] as an offset; answers stay what they were."""
+    offsets = [_offset_of(block.self_attn) for block in model.model.layers]
+    means = [_Mean() for _ in offsets]
+    hooks = [offset.register_forward_hook(mean) for offset, mean in zip(offsets, means, strict=True)]
+    try:
+        for row in rows:
+            model(input_ids=row[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for offset, mean in zip(offsets, means, strict=True):
+        offset.offset += mean.value.to(offset.offset)
+    model.config.key_offset = True
+
+
+class _Mean:
+    """The mean key that passed by."""
+
+    def __init__(self) -> None:
+        self._total: Any = 0.0
+        self._count = 0
+
+    def __call__(self, module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        self._total = self._total + output.double().sum((0, 1))
+        self._count += output.shape[0] * output.shape[1]
+
+    @property
+    def value(self) -> Tensor:
+        return self._total / self._count
+
+
+def _offset_of(attention: Any) -> KeyOffset:
+    """The layer's offset, made if it has none yet."""
+    if not hasattr(attention, "key_offset"):
+        attention.key_offset = KeyOffset(attention.kv_heads, attention.key_size).to(
+            attention.k_proj.weight.device
+        )
+    return attention.key_offset

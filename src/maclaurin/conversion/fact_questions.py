@@ -1,7 +1,7 @@
-"""Questions for facts from far back, to measure heads and memories by: one token decides.
+"""Questions for facts from far back: those that memories are chosen by, and those they are judged by.
 
-They are made like those of `maclaurin eval --tasks maclaurin_recall_…` from another seed, so that a memory is
-not chosen by the questions it is judged by.
+Both are made like `maclaurin eval --tasks maclaurin_recall_…`, from seeds of their own, so that a memory is
+not chosen by the questions it is judged by. To choose, one token decides; to judge, one of four answers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, cast, final
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
+from maclaurin.conversion.measure import Tell
 from maclaurin.errors import InputError
+from maclaurin.evaluation.asking import Asker
 from maclaurin.evaluation.eval_task import Item
 from maclaurin.evaluation.needles import Recall, question
 from maclaurin.evaluation.prose import Prose
@@ -172,3 +174,48 @@ def _question(item: Item, tokenizer: Any, distance: int, number: int, *, facts: 
         tuple(s[stem] for s in spelled),
         query.right[0],
     )
+
+
+RECALL_SEED = 0
+#: no text of a measure is cut
+_ANY_LENGTH = 1 << 30
+
+
+@final
+@dataclass(frozen=True)
+class RecallOverDistance:
+    """The share of questions answered right; guessing answers one of four."""
+
+    at: int
+    items: tuple[Item, ...]
+    lengths: tuple[int, ...]
+    tokenizer: Any
+    kind: ClassVar[str] = "recall"
+    higher_is_better: ClassVar[bool] = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(self.lengths)
+
+    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+        """Accuracy of a model, asked question by question."""
+        asker = Asker(model, self.tokenizer, _ANY_LENGTH)
+        right = 0.0
+        for item, length in zip(self.items, self.lengths, strict=True):
+            (answer,) = asker.answers(item, "choices")
+            right += answer.score
+            tell(length)
+        return right / len(self.items)
+
+
+def recall_over(distances: list[int], tokenizer: Any, number: int) -> list[RecallOverDistance]:
+    """The first so many questions at each distance; the facts are the same at all of them."""
+    prose = Prose.embedded()
+    found = []
+    for distance in distances:
+        asked = islice(Recall(distance).items(prose, RECALL_SEED), number)
+        items = tuple(dataclasses.replace(item, without=None) for item in asked)  # no log-odds are shown
+        lengths = (len(tokenizer(item.context, add_special_tokens=False)["input_ids"]) for item in items)
+        found.append(RecallOverDistance(distance, items, tuple(lengths), tokenizer))
+    return found

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.conversion.fact_questions import Question
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile
 from maclaurin.errors import InputError
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout

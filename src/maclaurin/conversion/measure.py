@@ -1,15 +1,23 @@
-"""What a conversion costs: a measure with its tail and, as a control, with the tail switched off."""
+"""What a conversion costs: a measure with its tail and, as a control, with the tail switched off.
+
+What was measured so far is kept in a file beside the folder to come (`MeasureFile`), from which a stopped
+conversion continues.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast, final
 
 from torch import Tensor
 
+from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
+from maclaurin.files import write_json
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
@@ -159,3 +167,50 @@ def _alone(text: str) -> str:
     if window is None:
         return text
     return f"poly(0)+{replace(window, kept=0) if window.kept else window}/sum"
+
+
+@final
+@dataclass
+class MeasureFile:
+    """Results by name; each is written down as it comes. Without a path they are only remembered."""
+
+    path: Path | None
+    #: model, questions and text: what was measured with another is not used
+    identity: dict[str, Any]
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def beside(out: Path) -> Path:
+        """Where the file of a folder that is to be written lies."""
+        return out.with_name(f".{out.name}.measured.json")
+
+    @staticmethod
+    def open(path: Path | None, identity: dict[str, Any], *, resume: bool) -> MeasureFile:
+        """What the file holds; without `resume` it begins anew."""
+        if path is None or not resume:
+            return MeasureFile(path, identity)
+        if not path.is_file():
+            raise InputError(f"there is no {path} to go on from: leave --resume out to begin.")
+        try:
+            data = json.loads(path.read_text("utf-8"))
+        except ValueError as problem:
+            raise InputError(f"{path} is not JSON ({problem}): remove it, or leave --resume out.") from None
+        for name, mine in identity.items():
+            theirs = data.get("identity", {}).get(name)
+            if theirs != mine:
+                raise InputError(
+                    f"{path} was measured with {name} {theirs}, and now it is {mine}: give what was given "
+                    "then, or leave --resume out to begin anew."
+                )
+        return MeasureFile(path, identity, data["found"])
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remember a result, and write it down."""
+        self.found[name] = value
+        if self.path is not None:
+            write_json(self.path, {"identity": self.identity, "found": self.found}, indent=None)
+
+    def remove(self) -> None:
+        """The folder is written: nothing is left to go on from."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

@@ -1,16 +1,18 @@
-"""How many bytes a text may take: `25%` of the original's, `64MB`, or a size that never grows."""
+"""How many bytes a text may take (`25%` of the original's, `64MB`, a size that never grows) and does take."""
 
 from __future__ import annotations
 
+import copy
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 import torch
 
 from maclaurin.errors import InputError
-from maclaurin.models import MaclaurinConfig
-from maclaurin.models.cache_size import key_value_bytes
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.cache import growing_bytes, key_value_bytes, state_bytes
 
 #: bytes are counted for keys and values in this dtype, the one models are served in
 COUNTED_IN = torch.bfloat16
@@ -62,3 +64,39 @@ def _bytes(text: str, original: int, option: str) -> int:
     if total < 1 or (unit == "%" and number > 100):
         raise InputError(f"{option}: {text} is no budget: give more than nothing and at most 100%.")
     return total
+
+
+@final
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the cache for one text.
+
+    state_bytes            of all layers with a state of fixed size
+    bytes_per_token        that the other layers add with every token
+    original_state_bytes   the same two of the original
+    original
+    """
+
+    state_bytes: int
+    bytes_per_token: int
+    original_state_bytes: int
+    original: int
+
+    @staticmethod
+    def of(model: MaclaurinForCausalLM, original: Sequence[str]) -> Memory:
+        """Of a model whose config names its present attention, beside the attention it had."""
+        config = cast("MaclaurinConfig", model.config)
+        before = copy.deepcopy(config)
+        before.attention = list(original)
+        return Memory(*_sizes(config, model.dtype), *_sizes(before, model.dtype))
+
+    @property
+    def even_at(self) -> int | None:
+        """The length of text from which on the converted model takes less; None if it never does."""
+        saved = self.original - self.bytes_per_token
+        return None if saved <= 0 else max(0, -(-(self.state_bytes - self.original_state_bytes) // saved))
+
+
+def _sizes(config: MaclaurinConfig, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes of fixed size, and bytes per token."""
+    return state_bytes(config, 1, dtype), growing_bytes(config, 1, 1, dtype)

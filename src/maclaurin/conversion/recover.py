@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.conversion.mixed_text import write_mixed
+from maclaurin.conversion.sample_text import write_mixed
 from maclaurin.files import write_json
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
-from maclaurin.conversion.choose import Choice
 from maclaurin.conversion.convert import (
     CALIBRATION_LENGTH,
     CALIBRATION_ROWS,
+    Choice,
     Conversion,
     own_attention,
     perplexities,
@@ -24,21 +24,19 @@ from maclaurin.conversion.convert import (
     save,
 )
 from maclaurin.conversion.convert import convert as convert_model
-from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
+from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of, recall_over
 from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
-from maclaurin.conversion.measure import windows_alone
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile, windows_alone
 from maclaurin.conversion.memory_budget import MemoryBudget
-from maclaurin.conversion.recall import recall_over
-from maclaurin.conversion.text import rows_of, tokens_of
+from maclaurin.conversion.sample_text import rows_of, tokens_of
 from maclaurin.conversion.text_damage import measure_damage
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
+from maclaurin.files import require_writable_folder
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.loading import load_model
-from maclaurin.models.weights import weights_fingerprint
+from maclaurin.models.cache import weights_fingerprint
+from maclaurin.models.model_folder import load_model
 from maclaurin.progress_bar import report_progress
-from maclaurin.user_files import require_writable_folder
 
 #: calibration text shorter than this decides nothing
 FEWEST_TOKENS = 256

@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from maclaurin.conversion.measure_file import MeasureFile
+from maclaurin.conversion.measure import MeasureFile
 from maclaurin.layers.layout import Layout
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.programs.dispatch import attention

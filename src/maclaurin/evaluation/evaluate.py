@@ -27,8 +27,8 @@ from maclaurin.evaluation.eval_task import (
 )
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import AskedBy, Identity, Metric, Results, TaskResult, finished_tasks
+from maclaurin.files import require_writable_file
 from maclaurin.training.run_folder import machine_facts
-from maclaurin.user_files import require_writable_file
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.harness import AnsweringModel, FoundTasks
@@ -88,7 +88,7 @@ class EvaluationRequest:
         tasks = self._tasks()  # before the model: what is wrong with them is known in seconds
         with status(f"loading {self.model}"):
             model, attention, tokenizer, tokenizer_name = self._load()
-        from maclaurin.models.weights import weights_fingerprint
+        from maclaurin.models.cache import weights_fingerprint
 
         max_length = self.max_length or int(model.config.max_position_embeddings)
         identity = Identity(
@@ -118,7 +118,7 @@ class EvaluationRequest:
 
     def _load(self) -> tuple[Any, tuple[str, ...], Any, str]:
         from maclaurin.evaluation.model_tokenizer import require_end_token, tokenizer_for
-        from maclaurin.models.loading import load_model
+        from maclaurin.models.model_folder import load_model
 
         specs = list(self.attention)
         model, own = load_model(self.model, specs[0] if len(specs) == 1 else specs or None)

@@ -13,7 +13,7 @@ from maclaurin.data.data_config import DataConfig, is_task, open_corpus
 from maclaurin.data.splits import CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import DataError, InputError
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, named_tokenizer
+from maclaurin.models.model_folder import as_fast_tokenizer, named_tokenizer
 
 
 def tokenizer_for(

@@ -16,7 +16,7 @@ from maclaurin.data.data_config import DataConfig
 from maclaurin.data.random_order import Draws
 from maclaurin.data.splits import hash_share
 from maclaurin.errors import InputError
-from maclaurin.user_files import read_text
+from maclaurin.files import read_text
 
 #: English prose in today's vocabularies; sizes of tasks are in such tokens, so that items need no tokenizer
 CHARACTERS_PER_TOKEN = 4.0

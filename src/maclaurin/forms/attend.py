@@ -12,13 +12,12 @@ from functools import partial
 from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
-from maclaurin.forms.inputs import Inputs, make_stream
 from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.output import SeenByRows, finish, running_log_sum
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Rows, Stream
+from maclaurin.forms.stream import Inputs, Rows, Stream, make_stream
 from maclaurin.spec import AttentionSpec
 
 

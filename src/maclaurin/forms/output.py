@@ -14,8 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from maclaurin.forms.inputs import Inputs, working_dtype
-from maclaurin.forms.stream import Rows
+from maclaurin.forms.stream import Inputs, Rows, working_dtype
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.gate import RowGate

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.forms.certificate import Certificate
 from maclaurin.forms.features import symmetric_powers
-from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
-from maclaurin.forms.stream import Stream, values_with_count
+from maclaurin.forms.stream import Inputs, Stream, gated_values, values_with_count, working_dtype
 from maclaurin.forms.window import ExactKeys, merge_exact
 from maclaurin.spec import AttentionSpec, parse
 
@@ -307,14 +307,12 @@ class State:
 
     def save(self, path: str | Path) -> None:
         """Write it as a safetensors file, atomically."""
-        from maclaurin.forms.state_file import write_state
 
         write_state(path, self.tensors(), self._metadata())
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu") -> State:
         """Read what `save` wrote."""
-        from maclaurin.forms.state_file import read_state_file
 
         tensors, metadata = read_state_file(path, str(device), FILE_VERSION)
         certificate = metadata.get("certificate")
@@ -356,3 +354,49 @@ def _nothing_yet(spec: AttentionSpec, like: Tensor, heads: int) -> Tensor | None
     if argument is None:
         return None
     return like.new_full((like.shape[0], heads if argument.heads == "query" else like.shape[1]), -torch.inf)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MaclaurinError(
+            "saving and loading states needs safetensors: pip install 'maclaurin[state]'."
+        ) from None
+    return safetensors
+
+
+def write_state(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write the file, or leave what was there."""
+    path = Path(path)
+    contiguous = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
+    data = _safetensors().torch.save(contiguous, metadata)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_state_file(path: str | Path, device: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the metadata of a file that write_state wrote."""
+    library = _safetensors()
+    try:
+        with library.safe_open(str(path), framework="pt", device=device) as file:
+            stored = (file.metadata() or {}).get("maclaurin")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except library.SafetensorError as problem:
+        raise InputError(f"{path} is not a complete safetensors file: {problem}.") from None
+    if stored is None:
+        raise InputError(f"{path} is a safetensors file, but not a saved maclaurin state.")
+    metadata = json.loads(stored)
+    if metadata["version"] > version:
+        raise InputError(
+            f"{path} has state format {metadata['version']}, and this maclaurin reads up to {version}: "
+            "upgrade maclaurin."
+        )
+    return tensors, metadata

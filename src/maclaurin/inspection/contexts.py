@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
-from maclaurin.user_files import not_utf8, require_file
+from maclaurin.files import not_utf8, require_file
 
 #: characters given to the tokenizer at a time, up to the end of a line
 PIECE = 1 << 18

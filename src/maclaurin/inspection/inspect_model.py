@@ -24,7 +24,7 @@ from maclaurin.inspection.schema import Inspection, ModelRecord, PerplexityRecor
 from maclaurin.inspection.trials import Trial, attention_layers, check_layers, exchanged, trials, watched
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.models.weights import weights_fingerprint
+from maclaurin.models.cache import weights_fingerprint
 from maclaurin.spec.polynomials import HIGHEST_ORDER
 from maclaurin.training.run_folder import machine_facts
 

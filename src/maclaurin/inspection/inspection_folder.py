@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
-from maclaurin.files import write_file
+from maclaurin.files import require_writable_folder, write_file
 from maclaurin.inspection.heads import Tally
 from maclaurin.inspection.schema import FILE_NAME, Inspection, read_inspection, to_json
-from maclaurin.user_files import require_writable_folder
 
 UNFINISHED = "unfinished"
 PAGE = "index.html"

@@ -6,11 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from maclaurin.errors import InputError
-from maclaurin.layers.by_heads import attend_by_heads
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
-from maclaurin.layers.key_offset import KeyOffset
-from maclaurin.layers.layer_memory import LayerMemory
+from maclaurin.layers.layer_memory import LayerMemory, attend_by_heads
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary, rotated
 from maclaurin.programs.dispatch import attention
@@ -160,3 +158,22 @@ class AttentionLayer(nn.Module):
             argument.name: self.get_submodule(module_name(argument))(hidden, layout.positions, step_size)
             for argument in self.arguments
         }
+
+
+class KeyOffset(nn.Module):
+    """k − c for keys [B, T, kv heads, d], one c per key-value head, zero until it is calibrated.
+
+    q·(k − c) = q·k − q·c takes one number off a whole row of scores. Softmax does not see that, nor does an
+    expansion about the row's mean; but moments of small keys cancel less when they are re-centred in low
+    precision.
+    """
+
+    offset: Tensor
+
+    def __init__(self, kv_heads: int, key_size: int) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.zeros(kv_heads, key_size))
+
+    def forward(self, k: Tensor) -> Tensor:
+        """k − c"""
+        return k - self.offset.to(k.dtype)

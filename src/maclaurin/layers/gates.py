@@ -1,4 +1,4 @@
-"""Arguments of a spec's parts, made from the token: one module per recipe of `spec/argument.py`.
+"""Arguments of a spec's parts, made from the token: one module per recipe of `spec/part.py`.
 
 Forget gates begin with horizons 1/(1 − f) spread evenly in the logarithm from 4 to 1024 tokens over the
 heads, so that some heads remember from the start; input gates begin near 1/2, output gates at 1/2.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu, softplus
 
 from maclaurin.spec import Argument, AttentionSpec, Recipe
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.catalogue import LayerExtras
 
 SHORTEST_HORIZON, LONGEST_HORIZON = 4.0, 1024.0
 #: recipes that share one step size dt per layer

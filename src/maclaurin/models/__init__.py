@@ -6,10 +6,9 @@ Needs the extra `models` (transformers).
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from maclaurin.models.cache import MaclaurinCache
-from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.models.configuration import SIZES, MaclaurinConfig, Size, size_named
+from maclaurin.models.model_folder import save_quietly
 from maclaurin.models.modeling import MaclaurinForCausalLM, MaclaurinModel
-from maclaurin.models.saving import save_quietly
-from maclaurin.models.sizes import SIZES, Size, size_named
 
 AutoConfig.register("maclaurin", MaclaurinConfig)
 AutoModel.register(MaclaurinConfig, MaclaurinModel)

@@ -1,4 +1,4 @@
-"""The cache of a model: one memory per layer, and the positions of padding.
+"""The cache of a model: one memory per layer, the positions of padding, and how many bytes all of it takes.
 
 Every touch point with the cache classes of transformers is in this file and in MaclaurinForCausalLM.
 """
@@ -6,6 +6,7 @@ Every touch point with the cache classes of transformers is in this file and in 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from maclaurin.errors import InputError
-from maclaurin.forms.state_file import read_state_file, write_state
+from maclaurin.errors import InputError, StateBudgetError
+from maclaurin.forms.state import State, read_state_file, write_state
+from maclaurin.forms.stream import Inputs
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
-from maclaurin.models.cache_size import require_memory
 from maclaurin.models.configuration import MaclaurinConfig
-from maclaurin.models.weights import weights_fingerprint
 from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
+
+#: values read of each tensor, evenly spaced
+FINGERPRINT_SAMPLE = 1024
 
 FILE_VERSION = 1
 
@@ -328,3 +332,88 @@ def _shown(value: Any) -> str:
         return str(value)
     specs = list(dict.fromkeys(spec for spec, _ in value))
     return ", ".join(specs) + f" ({len(value)} layers)"
+
+
+def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
+    """Bytes of all states of fixed size, to the last one; heads that keep keys and values count nothing."""
+    with torch.device("meta"):
+        return sum(
+            State.bytes_for(group.spec, _one_token(config, layer, group, batch, dtype))
+            for layer in config.layer_attention()
+            for group in layer.groups
+            if group.spec.has_finite_state
+        )
+
+
+def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys, values and gates that heads without a state keep of so many tokens."""
+    with torch.device("meta"):
+        rows = [
+            _one_token(config, layer, group, batch, dtype)
+            for layer in config.layer_attention()
+            for group in layer.groups
+            if not group.spec.has_finite_state
+        ]
+    return tokens * sum(inputs.k.nbytes + inputs.v.nbytes for inputs in rows)
+
+
+def cache_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of a cache that has read so many tokens without padding, for specs without gates."""
+    return state_bytes(config, batch, dtype) + growing_bytes(config, batch, tokens, dtype)
+
+
+def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of so many tokens in every layer."""
+    e = config.head_size
+    numbers = sum((layer.extras.feature_size or e) + e for layer in config.layer_attention())
+    return batch * tokens * config.kv_heads * numbers * dtype.itemsize
+
+
+def _one_token(
+    config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup, batch: int, dtype: torch.dtype
+) -> Inputs:
+    """The shapes of what a group of heads takes for one token."""
+    e, heads = config.head_size, len(group.heads)
+    d = layer.extras.feature_size or e
+    queries = heads * (config.num_attention_heads // config.kv_heads)
+    sizes = ((queries, d), (heads, d), (heads, e))
+    q, k, v = (torch.empty(batch, 1, number, size, dtype=dtype) for number, size in sizes)
+    return Inputs(q, k, v)
+
+
+def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
+    """Raise unless the states of a batch fit in the free memory of the device."""
+    needed, free = state_bytes(config, batch, like.dtype), _free_bytes(like.device)
+    if free is None or needed <= free:
+        return
+    specs = ", ".join(dict.fromkeys(str(layer) for layer in config.layer_attention()))
+    raise StateBudgetError(
+        f"the states of {specs} take {needed:,} bytes for {batch} sequences in {config.num_hidden_layers} "
+        f"layers, and {free:,} are free on {like.device}. Use fewer sequences, a lower order, or a window "
+        "beside a lower order."
+    )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Free memory of the device; None where it is unknown."""
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
+    facts = Path("/proc/meminfo")
+    if device.type != "cpu" or not facts.is_file():
+        return None
+    for line in facts.read_text(encoding="utf-8").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and a sample of the values, rounded to bf16, of every tensor."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLE)].to("cpu", torch.bfloat16)
+        total.update(f"{name} {tuple(tensor.shape)}".encode())
+        total.update(sample.view(torch.int16).numpy().tobytes())
+    return total.hexdigest()

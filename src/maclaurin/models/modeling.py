@@ -21,9 +21,8 @@ from maclaurin.layers.gates import GateFromToken, GateLinear
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary
-from maclaurin.models.cache import MaclaurinCache, real_positions
+from maclaurin.models.cache import MaclaurinCache, real_positions, weights_fingerprint
 from maclaurin.models.configuration import MaclaurinConfig
-from maclaurin.models.weights import weights_fingerprint
 from maclaurin.spec.head_groups import LayerAttention
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
 from maclaurin.programs.plan import Plan, find_plan, remember_plan, remembered_plan
 from maclaurin.programs.program import Call

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import gated_values, log_decay, working_dtype
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import gated_values, log_decay, working_dtype
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     finish_rows,

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.features import HIGHEST_MOVED, moments_about
-from maclaurin.forms.inputs import log_decay
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import log_decay
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     finish_rows,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
 from maclaurin.forms.output import SeenByRows, gated_and_normed, running_log_sum
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs, gated_values, working_dtype
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call

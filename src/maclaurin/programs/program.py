@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import log_decay
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import running_totals
+from maclaurin.forms.stream import log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     finish_rows,

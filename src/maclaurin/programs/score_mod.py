@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import Inputs, log_decay
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Rows, running_totals
+from maclaurin.forms.stream import Inputs, Rows, log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import (

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from maclaurin.errors import InputError, NoFiniteStateError, SpecError, StateBudgetError
 from maclaurin.forms.certificate import Certificate, certified_order, output_error
-from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs.validate import check_state_budget
 from maclaurin.spec import AttentionSpec, SlidingWindow, Taylor
 

@@ -31,10 +31,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from maclaurin.forms.attend import Form
-from maclaurin.forms.inputs import Inputs, gated_values, working_dtype
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Rows, causal_mask
+from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.programs.operands import (
     finish_rows,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.features import HIGHEST_MOVED, moments_about
-from maclaurin.forms.inputs import Inputs
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, without_autocast
 from maclaurin.forms.window import ExactKeys
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head

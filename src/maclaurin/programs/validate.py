@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError, StateBudgetError, did_you_mean
-from maclaurin.forms.inputs import Inputs, working_dtype
 from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import Argument, AttentionSpec, Part
 from maclaurin.spec.part import registered
 

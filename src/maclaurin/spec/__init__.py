@@ -1,6 +1,5 @@
 """The algebra as frozen data: an AttentionSpec is a tuple of parts, each with its meaning."""
 
-from maclaurin.spec.argument import Argument, Recipe
 from maclaurin.spec.attention_spec import AttentionSpec
 from maclaurin.spec.denominator import Denominator, RowSum, RunningSum, VisibleKeys
 from maclaurin.spec.feature_map import Cosine, Elu1, FeatureMap, Identity, Relu
@@ -19,7 +18,18 @@ from maclaurin.spec.kernel import (
 )
 from maclaurin.spec.norm import L2, RMS, Layer, Norm
 from maclaurin.spec.notation import parse
-from maclaurin.spec.part import Part, choice, flag, number, numbers, positive, register, whole
+from maclaurin.spec.part import (
+    Argument,
+    Part,
+    Recipe,
+    choice,
+    flag,
+    number,
+    numbers,
+    positive,
+    register,
+    whole,
+)
 from maclaurin.spec.polynomials import Sign
 from maclaurin.spec.window import SlidingWindow, Window
 

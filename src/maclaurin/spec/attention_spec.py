@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.argument import Argument
 from maclaurin.spec.denominator import Denominator
 from maclaurin.spec.gate import DecayGate, Gate, RowGate, ValueGate
 from maclaurin.spec.kernel import Kernel
 from maclaurin.spec.norm import Norm
-from maclaurin.spec.part import Part, registered
+from maclaurin.spec.part import Argument, Part, registered
 from maclaurin.spec.polynomials import number_of_multisets
 from maclaurin.spec.window import Window
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.argument import Argument, Recipe
-from maclaurin.spec.part import Part, flag, positive, register, written
+from maclaurin.spec.part import Argument, Part, Recipe, flag, positive, register, written
 from maclaurin.spec.polynomials import Sign
 from maclaurin.spec.typeset import typeset
 

@@ -13,8 +13,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.spec.argument import Argument, Recipe
-from maclaurin.spec.part import Part, register
+from maclaurin.spec.part import Argument, Part, Recipe, register
 
 if TYPE_CHECKING:
     from torch import Tensor

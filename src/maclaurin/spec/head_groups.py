@@ -15,8 +15,7 @@ from typing import final
 
 from maclaurin.errors import SpecError
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.catalogue import catalogue, resolve
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
 
 
 @final

@@ -18,8 +18,7 @@ from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError, MaclaurinError, did_you_mean
 from maclaurin.extensions import source_digest
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.spec.catalogue import catalogue, resolve
-from maclaurin.spec.extras import LayerExtras
+from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.run_record import Label, Run, RunRecord

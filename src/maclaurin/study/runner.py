@@ -12,6 +12,7 @@ from typing import Any, final
 
 from maclaurin.errors import InputError
 from maclaurin.extensions import Extension, extensions_of
+from maclaurin.files import require_writable_folder
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
@@ -36,7 +37,6 @@ from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import Silent, View
-from maclaurin.user_files import require_writable_folder
 
 SECONDS_FOR_FORMS = 120.0
 

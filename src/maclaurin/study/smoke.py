@@ -10,7 +10,7 @@ from typing import Any
 
 from maclaurin.data.data_config import PRESETS, is_task
 from maclaurin.errors import load_extra
-from maclaurin.models.sizes import size_named
+from maclaurin.models.configuration import size_named
 from maclaurin.training.config import TrainConfig
 
 STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300

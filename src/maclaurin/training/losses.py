@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from maclaurin.data.source import NOT_SCORED, Batch
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.models.loading import load_model
+from maclaurin.models.model_folder import load_model
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.processes import Processes
 

@@ -16,11 +16,11 @@ from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Token
 from maclaurin.errors import InputError
 from maclaurin.files import new_folder
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
-from maclaurin.models.loading import load_model
-from maclaurin.models.tokenizer_folder import (
+from maclaurin.models.model_folder import (
     as_fast_tokenizer,
     byte_tokenizer,
     end_texts_with,
+    load_model,
     save_tokenizer,
 )
 from maclaurin.training.config import TrainConfig

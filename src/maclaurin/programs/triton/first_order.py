@@ -35,7 +35,7 @@ from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
 
-#: a log forget gate below this forgets everything (forms/inputs.py has the same limit)
+#: a log forget gate below this forgets everything (forms/stream.py has the same limit)
 _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
 #: programs that walk through segments at the same time: enough to fill a large GPU several times
 WALKERS = 1024

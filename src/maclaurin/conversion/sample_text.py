@@ -1,4 +1,7 @@
-"""Training text with recall and copying in it: plain text rarely asks for what lies far back.
+"""Text for a conversion: sample text as tokens, and training text with recall and copying in it.
+
+Sample text is a file's, or what runs on the standard library only test on. Plain text rarely asks for what
+lies far back, so training text is mixed:
 
     every n-th document     four facts inside running text and a question for each, with its answer
                             (evaluation/needles.py, from a seed that nothing else uses)
@@ -12,14 +15,46 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.corpus import Corpus
-from maclaurin.data.data_config import is_task, open_corpus
+from maclaurin.data.corpus import Corpus, StandardLibrary
+from maclaurin.data.data_config import DataConfig, is_task, open_corpus
+from maclaurin.data.splits import hash_share
 from maclaurin.errors import InputError
 from maclaurin.evaluation.needles import MultiQuery
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose
 from maclaurin.files import write_file
+from maclaurin.inspection.contexts import read_contexts
+
+
+def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
+    """The first `needed` tokens, or as many as there are: [T]."""
+    if file is not None:
+        return read_contexts(file, tokenizer, needed, max(needed, 2), vocabulary).tokens
+    return torch.tensor(tokenizer(_held_out(needed), add_special_tokens=False)["input_ids"][:needed])
+
+
+def rows_of(tokens: Tensor, length: int, rows: int) -> Tensor:
+    """[rows, length] from the front, fewer rows if the text ends before."""
+    length = min(length, tokens.numel())
+    count = max(1, min(rows, tokens.numel() // length))
+    return tokens[: count * length].view(count, length)
+
+
+def _held_out(needed: int) -> str:
+    """Documents that no run with data=stdlib trains on, enough of them for so many tokens."""
+    pieces: list[str] = []
+    for document in StandardLibrary().documents():
+        if hash_share(document.text) < DataConfig.test_fraction:
+            pieces.append(document.text)
+            if sum(map(len, pieces)) > 8 * needed:  # a token is rarely longer than eight characters
+                break
+    return "\n".join(pieces)
+
 
 SEED = 77
 
