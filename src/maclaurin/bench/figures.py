@@ -102,8 +102,8 @@ def _crossover(record: BenchRecord) -> Figure | None:
     if not ratios:
         return None
     crossings = {name: crossing(curves[name], linear) for name in ratios}
-    said = {name: f"{name}: even at T = {at:,.0f}" for name, at in crossings.items() if at is not None}
-    figure = _against_length(ratios, "time / time in linear form", said)
+    labels = {name: f"{name}: even at T = {at:,.0f}" for name, at in crossings.items() if at is not None}
+    figure = _against_length(ratios, "time / time in linear form", labels)
     figure.axes[0].axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=0)
     return figure
 

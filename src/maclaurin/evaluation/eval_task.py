@@ -39,7 +39,7 @@ class Query:
     choices       one of which may follow the prompt, after a space
     right         which of them are right
     written       another prompt for a model that writes its answer; empty: the same
-    known_until   characters of the context up to which everything needed to answer has been said
+    known_until   characters of the context up to which everything needed to answer has appeared
     """
 
     prompt: str

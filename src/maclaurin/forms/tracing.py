@@ -1,4 +1,4 @@
-"""What torch.compile, export and other tracers need to be told."""
+"""Whether a call is being traced, and what keeps code out of a trace (torch.compile, export, torch.func)."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Generation:
     def _next_logits(self, token: Tensor) -> Tensor:
         """Logits [B, vocabulary] after one token [B, 1], from a recorded step where one is possible."""
         if self._recorded is not None:
-            logits = self._recorded(token) if self._recorded.serves(self.model, self.cache) else None
+            logits = self._recorded(token) if self._recorded.supports(self.model, self.cache) else None
             if logits is not None:
                 return logits
             self._recorded, self._steps = None, 0
@@ -183,12 +183,12 @@ class Conversation:
 
     def ask(self, message: str) -> None:
         """Add a message of the user and the beginning of the reply."""
-        said = {"role": "user", "content": message}
+        asked = {"role": "user", "content": message}
         if self._is_begun:
             earlier = [{"role": "user", "content": "…"}, {"role": "assistant", "content": _REPLY}]
-            text = self._written([*self._before, *earlier, said]).partition(_REPLY)[2]
+            text = self._written([*self._before, *earlier, asked]).partition(_REPLY)[2]
         else:
-            text = self._written([*self._before, said])
+            text = self._written([*self._before, asked])
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         pending = self._generation.pending
         if self._is_begun and pending is not None and ids and int(pending[0, -1]) == ids[0]:

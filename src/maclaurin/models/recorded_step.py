@@ -58,7 +58,7 @@ class RecordedStep:
             self._replay = (record or cuda_graph)(self._work)
         self._placed: list[tuple[Any, ...]] = []
 
-    def serves(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
+    def supports(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
         """Whether it was recorded for this model, with its weights where they are now, and this cache."""
         same = model is self._model and cache is self._cache
         return same and next(model.parameters()).data_ptr() == self._weights[0].data_ptr()
