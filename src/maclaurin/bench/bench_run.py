@@ -15,9 +15,8 @@ import torch
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
 from maclaurin.bench.clock import free_memory
-from maclaurin.bench.machine import full_stamp, measure_roofs
+from maclaurin.bench.machine import Setting, full_stamp, measure_roofs
 from maclaurin.bench.measure_case import blank_record, failed, judged, measure_call, measure_step, reason_of
-from maclaurin.bench.setting import Setting
 from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError

@@ -22,8 +22,8 @@ from torch import Tensor
 from maclaurin.bench.bench_record import CaseRecord, Figures, Roofs
 from maclaurin.bench.clock import free_memory, issue_microseconds, peak_bytes_beyond, timings
 from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_piece, exact_row, piece_of
+from maclaurin.bench.machine import Setting, draw_direction, draw_inputs
 from maclaurin.bench.peers import Contender, make_peer
-from maclaurin.bench.setting import Setting, draw_direction, draw_inputs
 from maclaurin.bench.targets import PEER_TITLES, Measured
 from maclaurin.bench.workloads import Case, Work, work_of_call, work_of_step
 from maclaurin.errors import MaclaurinError

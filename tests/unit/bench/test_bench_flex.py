@@ -7,8 +7,8 @@ from tests.unit.bench.tiny import SETTING
 from maclaurin import parse
 from maclaurin.bench.bench_record import Size
 from maclaurin.bench.judge import plain_output
+from maclaurin.bench.machine import draw_inputs
 from maclaurin.bench.peers import PeerMissing, flex_attention_of, flex_contender, make_peer, softmax_of
-from maclaurin.bench.setting import draw_inputs
 from maclaurin.testing import relative_error
 
 MEANINGS = {

@@ -16,7 +16,7 @@ from maclaurin.bench.judge import (
     piece_of,
     rows_to_check,
 )
-from maclaurin.bench.setting import draw_direction, draw_inputs
+from maclaurin.bench.machine import draw_direction, draw_inputs
 from maclaurin.testing import relative_error
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING
 
