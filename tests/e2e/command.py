@@ -35,7 +35,7 @@ PRELOADED = [
     "maclaurin.study.runner",
     "maclaurin.study.worker",
     "maclaurin.report.write",
-    "maclaurin.conversion.convert",
+    "maclaurin.conversion.converted_model",
     "maclaurin.evaluation",
 ]
 

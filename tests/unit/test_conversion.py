@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from maclaurin.conversion.convert import (
+from maclaurin.conversion.converted_model import (
     calibrate_key_offsets,
     choose,
     convert,

@@ -18,7 +18,7 @@ from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
-    from maclaurin.conversion.convert import Conversion
+    from maclaurin.conversion.converted_model import Conversion
     from maclaurin.conversion.memory_budget import Memory
     from maclaurin.conversion.recover import Recovery
     from maclaurin.conversion.run import Chosen, Sampling, Wish
@@ -227,7 +227,7 @@ def _convert(
     sampling: Sampling,
     device: str,
 ) -> Conversion:
-    from maclaurin.conversion.convert import choose, own_attention, read_layers, save
+    from maclaurin.conversion.converted_model import choose, own_attention, read_layers, save
     from maclaurin.conversion.run import require_free, swap
 
     require_free(out)
@@ -291,7 +291,7 @@ def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForC
 
 
 def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) -> None:
-    from maclaurin.conversion.convert import measure_recovered, own_attention
+    from maclaurin.conversion.converted_model import measure_recovered, own_attention
     from maclaurin.conversion.measure import windows_alone
     from maclaurin.conversion.recover import recover, write_down
     from maclaurin.conversion.run import counted

@@ -16,7 +16,7 @@ from maclaurin.files import require_writable_file
 if TYPE_CHECKING:
     import torch
 
-    from maclaurin.bench.doctor import Finding
+    from maclaurin.bench.examine import Finding
 
 
 def doctor(
@@ -35,7 +35,7 @@ def doctor(
     """
     import torch
 
-    from maclaurin.bench.doctor import examine
+    from maclaurin.bench.examine import examine
     from maclaurin.bench.machine import full_stamp
     from maclaurin.cli.console import device_named
     from maclaurin.progress_bar import report_progress

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
-from maclaurin.conversion.convert import (
+from maclaurin.conversion.converted_model import (
     CALIBRATION_LENGTH,
     CALIBRATION_ROWS,
     Choice,
@@ -23,7 +23,7 @@ from maclaurin.conversion.convert import (
     require_new,
     save,
 )
-from maclaurin.conversion.convert import convert as convert_model
+from maclaurin.conversion.converted_model import convert as convert_model
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of, recall_over
 from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
 from maclaurin.conversion.measure import MeasureFile, windows_alone

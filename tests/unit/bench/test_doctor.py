@@ -8,20 +8,20 @@ import pytest
 import torch
 from tests.e2e.command import run
 
-from maclaurin.bench import doctor
+from maclaurin.bench import examine
 from maclaurin.programs.stock_softmax import StockSoftmax
 
 CPU = torch.device("cpu")
 
 
 def findings(program):
-    return [trial.run() for trial in doctor.trials(CPU) if trial.program.name == program]
+    return [trial.run() for trial in examine.trials(CPU) if trial.program.name == program]
 
 
 @pytest.mark.parametrize("program", ["token step", "stock softmax", "plain recurrent"])
 def test_right_programs_are_found_right(program):
     found = findings(program)
-    assert len(found) == doctor.SPECS_PER_PROGRAM
+    assert len(found) == examine.SPECS_PER_PROGRAM
     assert all(finding.is_right for finding in found), found
 
 
