@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.stream import Rows, Stream, decay_matrix, running_totals, split_count, values_with_count
+from maclaurin.forms.weights import weights_of
 from maclaurin.spec import AttentionSpec, RowStatistics
 
 #: numbers that the features of one span may take
@@ -161,7 +162,7 @@ def _span_sums(
     features = _times_coefficients(features, spec, statistics, q.shape[-1])
     far_sums = features @ before
     far_sums = far_sums if reach is None else far_sums * reach
-    near_sums = (spec.kernel.weight(x, statistics) * within) @ values[:, :, None]
+    near_sums = (weights_of(spec.kernel, x, statistics) * within) @ values[:, :, None]
     sums = out_of_chunks(far_sums + near_sums, tokens)
     return sums, None if statistics is None else statistics.map(lambda u: out_of_chunks(u, tokens)), after
 

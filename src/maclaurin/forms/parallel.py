@@ -12,6 +12,7 @@ from torch import Tensor
 
 from maclaurin.forms.ranking import kept_by_rank
 from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
+from maclaurin.forms.weights import weights_of
 from maclaurin.spec import AttentionSpec, Window
 
 
@@ -37,7 +38,7 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
     statistics = None
     if spec.kernel.depends_on_row:
         statistics = spec.kernel.statistics(_moments(in_tail, measure, spec.highest_order))
-    weights = spec.kernel.weight(in_tail, statistics) * measure
+    weights = weights_of(spec.kernel, in_tail, statistics) * measure
     rows = Rows(weights @ stream.v[:, :, None], weights.sum(-1))
     if spec.window is None or exact is None:
         return rows
