@@ -18,8 +18,7 @@ from typing import Any, ClassVar, final
 import jinja2
 from markupsafe import Markup, escape
 
-from maclaurin.report import figure as figures
-from maclaurin.report.figure import Figure
+from maclaurin.report.figure import Figure, page_config, vega_script
 from maclaurin.report.formatting import Table, Tone
 
 
@@ -210,8 +209,8 @@ def render(title: str, articles: Sequence[Article], foot: str, files: Sequence[s
         files=files,
         css=_inlined(_asset("page.css")),
         script=_inlined(_asset("page.js")),
-        vega=_inlined(figures.vega_script()) if has_figures else "",
-        chart_config=figures.page_config(),
+        vega=_inlined(vega_script()) if has_figures else "",
+        chart_config=page_config(),
     )  # fmt: skip
 
 

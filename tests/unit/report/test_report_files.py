@@ -6,6 +6,7 @@ import html.parser
 import json
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 from tests.unit.report import synthetic
@@ -14,6 +15,7 @@ from maclaurin.errors import InputError
 from maclaurin.report import study_charts as charts
 from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
+from maclaurin.report.figure import INK, PALETTE
 from maclaurin.report.page import breakable, embedded
 from maclaurin.report.sentences import status_sentence, trouble
 from maclaurin.report.study_charts import families
@@ -283,9 +285,17 @@ def test_text_cannot_end_the_data_of_a_chart():
 
 
 def test_a_script_that_would_end_its_element_is_refused(monkeypatch):
-    monkeypatch.setattr("maclaurin.report.figure.vega_script", lambda: "x = '</script>'")
+    monkeypatch.setattr("maclaurin.report.page.vega_script", lambda: "x = '</script>'")
     with pytest.raises(ValueError, match="end its own element"):
         page_of(small())
+
+
+def test_the_page_has_the_colours_of_the_files():
+    css = resources.files("maclaurin.report").joinpath("assets", "page.css").read_text("utf-8")
+    names = {"ink": INK, **{f"c{place}": colour for place, colour in enumerate(PALETTE)}}
+    light, printed = css.partition("@media (prefers")[0], css.partition("@media print")[2]
+    assert all(f"--{name}: {colour};" in light for name, colour in names.items())
+    assert all(f"--{name}: {colour};" in printed for name, colour in names.items() if name != "ink")
 
 
 def test_sections_appear_only_where_there_is_something_to_say(realistic):
