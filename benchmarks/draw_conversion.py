@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
+from maclaurin.report.figure import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 _FIGURES = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
 RESULTS = Path(__file__).parent / "results"

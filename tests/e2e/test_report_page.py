@@ -273,5 +273,7 @@ def test_it_is_readable_without_scripts(browser, written):
     page.goto(written[0].as_uri())
     text = page.inner_text("main")
     assert "What was found" in text
-    assert "This figure is drawn by a script" in text
+    images = page.locator("noscript img")
+    assert images.count() == 15
+    assert images.evaluate_all("nodes => nodes.every((node) => node.naturalWidth > 0)")
     context.close()

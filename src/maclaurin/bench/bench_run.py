@@ -21,7 +21,7 @@ from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError
 from maclaurin.progress_bar import report_progress
-from maclaurin.report.numbers import counted
+from maclaurin.report.formatting import counted
 
 
 @final

@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures
-from maclaurin.report.style import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
+from maclaurin.report.figure import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 #: T → a value
 Curve = dict[int, float]

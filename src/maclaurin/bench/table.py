@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures, Verdict
-from maclaurin.report.numbers import NOTHING, counted, listed, power, size
-from maclaurin.report.tables import Column, Entry, Table, markdown
+from maclaurin.report.formatting import NOTHING, Column, Entry, Table, counted, listed, markdown, power, size
 
 _MARKS = {True: "✓", False: "✗", None: NOTHING}
 

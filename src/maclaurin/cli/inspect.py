@@ -135,8 +135,8 @@ def _folder_name(model: str) -> str:
 def _print(found: Inspection, page: Path, as_json: bool) -> None:
     from maclaurin.inspection.schema import rounded
     from maclaurin.inspection.sharpness import layers_to_keep, sharp_heads
-    from maclaurin.inspection.single_file_page import has_charts
     from maclaurin.inspection.summary import findings
+    from maclaurin.report.figure import has_charts
 
     if as_json:
         data = {

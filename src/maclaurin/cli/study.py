@@ -389,7 +389,7 @@ def clean_pool(
 
         maclaurin study clean --unused --models
     """
-    from maclaurin.report.numbers import counted, size
+    from maclaurin.report.formatting import counted, size
     from maclaurin.study.compare import pool_use
     from maclaurin.study.pool import Pool
 

@@ -7,20 +7,23 @@ benchmarks/memory.py with the results of benchmarks/kvpress_comparison.py beside
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from maclaurin.inspection.single_file_page import (
-    PALETTE,
-    Cell,
-    Column,
-    Figure,
-    Table,
-    chart_spec,
-    has_charts,
+from maclaurin.report.figure import PALETTE, Figure, Sheet, has_charts
+from maclaurin.report.formatting import Column, Entry, Table, plain
+from maclaurin.report.page import (
+    NO_CHARTS,
+    Article,
+    Block,
+    Drawn,
+    Fold,
+    Numbering,
+    Section,
+    Tabled,
+    Text,
     render,
-    vega_scripts,
 )
 
 PAGE = "memory.html"
@@ -29,6 +32,20 @@ METHODS = (
     "full softmax", "whole heads", "long windows for some heads", "window + kept", "window", "tail",
     "whole layers", "kvpress",
 )  # fmt: skip
+BYTES = (
+    "Each mark is one way to spend memory. Bytes are those of the cache at the length the budget is given "
+    "for, keys and values in bf16. Marks at the same bytes can be compared; lower is better on the left, "
+    "higher on the right."
+)
+PRESSED = (
+    "Methods of kvpress, and ours marked “pressed”, compress after the whole prompt was read with full "
+    "attention. That is the easier task: the others read in small memory."
+)
+HEADS = (
+    "A head's score is the mean of two measures, each over its largest: the attention that a question pays "
+    "to the asked fact, and how much the log-odds of the right answer fall when this head alone sees a "
+    "window."
+)
 
 
 @final
@@ -66,21 +83,38 @@ class MemoryPage:
 
     def html(self) -> str:
         """The whole page in one file."""
-        figures = [_bytes_figure(self), _heads_figure(self)] if has_charts() else [None, None]
-        return render(
-            "maclaurin.conversion",
-            "memory.html.j2",
+        article = Article(
+            kind="memory",
             title=self.title,
-            facts=self.facts,
+            question="What does a byte of memory buy?",
+            lead=(Text(self.facts),),
             findings=self.findings,
-            bytes_figure=figures[0],
-            heads_figure=figures[1],
-            methods=_methods_table(self),
-            heads_table=_heads_table(self),
-            has_presses=any("pressed" in p.name or p.method == "kvpress" for p in self.points),
-            source=self.source,
-            vega=vega_scripts([figure.spec for figure in figures if figure is not None]),
+            sections=tuple(_sections(self)),
         )
+        return render(self.title, [article], "", (self.source,))
+
+
+def _sections(page: MemoryPage) -> Iterator[Section]:
+    number, can_draw = Numbering(), has_charts()
+
+    def figure(draw: Callable[[MemoryPage], Figure], title: str, note: str) -> Block:
+        return Drawn(draw(page), title, note, number("Figure")) if can_draw else NO_CHARTS
+
+    note = "Recall comes with its 95 % interval where answers were counted."
+    blocks = [
+        Text(BYTES),
+        figure(_bytes_figure, "Perplexity and recall against megabytes", note),
+        Tabled(_methods_table(page), "Every way that was measured", number("Table")),
+    ]
+    if any("pressed" in p.name or p.method == "kvpress" for p in page.points):
+        blocks.append(Text(PRESSED, "note"))
+    yield Section("bytes", "Bytes against perplexity and recall", tuple(blocks))
+    if page.scores:
+        note = "Framed: it keeps every key."
+        drawn = figure(_heads_figure, "How much each key-value head remembers", note)
+        every = Tabled(_heads_table(page), "One row per key-value head, named layer.head")
+        blocks = (Text(HEADS), drawn, Fold("Every head as a table", (every,)))
+        yield Section("heads", "Which heads remember", blocks)
 
 
 # ------------------------------------------------------------------------------- from what was written
@@ -222,91 +256,83 @@ def _bytes_figure(page: MemoryPage) -> Figure:
     """Two panels with the same bytes."""
     import altair as alt
 
-    data = alt.InlineData(
-        values=[
-            {
-                "method": p.method, "name": p.name, "MB": p.bytes / 1e6, "perplexity": p.perplexity,
-                "recall": p.recall, "low": p.low, "high": p.high,
-            }
-            for p in page.points
-        ]
+    sheet = Sheet()
+    base = sheet.add(
+        {
+            "method": p.method, "name": p.name, "MB": p.bytes / 1e6, "perplexity": p.perplexity,
+            "recall": p.recall, "low": p.low, "high": p.high,
+        }
+        for p in page.points
     )  # fmt: skip
     present = [method for method in METHODS if any(p.method == method for p in page.points)]
+    colours = [alt.ExprRef("ink"), *(alt.ExprRef(f"c{place}") for place in range(len(PALETTE)))]
     colour = alt.Color(
         "method:N",
-        scale=alt.Scale(domain=present, range=[*PALETTE, "#777777"][: len(present)]),
+        scale=alt.Scale(domain=present, range=colours[: len(present)]),
         legend=alt.Legend(title=None, orient="bottom", columns=4),
     )
     x = alt.X("MB:Q", title="megabytes", scale=alt.Scale(type="log", nice=False, padding=12))
+    tips = [
+        alt.Tooltip("name:N", title="memory"),
+        alt.Tooltip("MB:Q", title="megabytes", format=".1f"),
+        alt.Tooltip("perplexity:Q", format=".3f"),
+        alt.Tooltip("recall:Q", format=".3f"),
+    ]
 
     def panel(field: str, title: str) -> Any:
-        tips = [
-            alt.Tooltip("name:N", title="memory"),
-            alt.Tooltip("MB:Q", title="megabytes", format=".1f"),
-            alt.Tooltip("perplexity:Q", format=".3f"),
-            alt.Tooltip("recall:Q", format=".3f"),
-        ]
         y = alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False, padding=10))
-        marks = alt.Chart(data, width=330, height=300).mark_point(filled=True, size=90, opacity=0.85)
+        marks = base.properties(width=330, height=300).mark_point(filled=True, size=90, opacity=0.85)
         marks = marks.transform_filter(f"isValid(datum.{field})").encode(x=x, y=y, color=colour, tooltip=tips)
         if field != "recall" or all(p.low is None for p in page.points):
             return marks
-        bars = alt.Chart(data).mark_rule(opacity=0.35).transform_filter("isValid(datum.low)")
+        bars = base.mark_rule(opacity=0.35).transform_filter("isValid(datum.low)")
         return bars.encode(x=x, y=alt.Y("low:Q", title=title), y2="high:Q", color=colour) + marks
 
-    both = alt.hconcat(panel("perplexity", "perplexity"), panel("recall", page.recall_title))
-    return Figure(
-        "bytes", "Left: perplexity. Right: recall, with its 95 % interval where counted.", chart_spec(both)
-    )
+    return sheet.figure(alt.hconcat(panel("perplexity", "perplexity"), panel("recall", page.recall_title)))
 
 
-def _heads_figure(page: MemoryPage) -> Figure | None:
-    if not page.scores:
-        return None
+def _heads_figure(page: MemoryPage) -> Figure:
     import altair as alt
 
-    values = [
-        {"layer": layer, "head": head, "score": score, "memory": page.memories[layer][head],
-         "whole": page.memories[layer][head] == "exp/sum"}
-        for layer, row in enumerate(page.scores)
-        for head, score in enumerate(row)
-    ]  # fmt: skip
-    layers, heads = len(page.scores), len(page.scores[0])
+    sheet, layers, heads = Sheet(), len(page.scores), len(page.scores[0])
     chart = (
-        alt.Chart(alt.InlineData(values=values), width=max(300, 20 * layers), height=max(60, 26 * heads))
+        sheet.add(
+            {
+                "layer": layer, "head": head, "score": score, "memory": page.memories[layer][head],
+                "whole": page.memories[layer][head] == "exp/sum",
+            }
+            for layer, row in enumerate(page.scores)
+            for head, score in enumerate(row)
+        )
         .mark_rect()
         .encode(
             x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
             y=alt.Y("head:O", title="key-value head"),
             color=alt.Color("score:Q", scale=alt.Scale(scheme="blues"), legend=alt.Legend(title="score")),
-            stroke=alt.condition("datum.whole", alt.value(PALETTE[1]), alt.value(None)),
+            stroke=alt.condition("datum.whole", alt.value(alt.ExprRef("c1")), alt.value(None)),
             strokeWidth=alt.condition("datum.whole", alt.value(2.5), alt.value(0)),
             tooltip=["layer:O", "head:O", alt.Tooltip("score:Q", format=".2f"), "memory:N"],
         )
-    )
-    caption = "How much each key-value head remembers; framed: it keeps every key."
-    return Figure("heads", caption, chart_spec(chart))
+        .properties(width=max(300, 20 * layers), height=max(60, 26 * heads))
+    )  # fmt: skip
+    return sheet.figure(chart)
 
 
 def _methods_table(page: MemoryPage) -> Table:
     columns = (
-        Column("memory"),
+        Column("memory", "prose"),
         Column("kind"),
-        Column("megabytes"),
-        Column("perplexity"),
-        Column(page.recall_title),
+        Column("megabytes", "number"),
+        Column("perplexity", "number"),
+        Column(page.recall_title, "number"),
     )
     rows = [
         (
-            Cell(p.name),
-            Cell(p.method),
-            Cell(f"{p.bytes / 1e6:.1f}", p.bytes),
-            Cell("–" if p.perplexity is None else f"{p.perplexity:.2f}", p.perplexity),
-            Cell(
-                "–" if p.recall is None else f"{p.recall:.3f}",
-                p.recall,
-                "" if p.low is None else f"{p.low:.2f} … {p.high:.2f}",
-            ),
+            Entry(p.name),
+            Entry(p.method),
+            Entry(f"{p.bytes / 1e6:.1f}", p.bytes),
+            Entry(plain(p.perplexity, 2), p.perplexity),
+            Entry(plain(p.recall), p.recall, "" if p.low is None else f"{p.low:.2f} … {p.high:.2f}"),
         )
         for p in page.points
     ]
@@ -314,12 +340,12 @@ def _methods_table(page: MemoryPage) -> Table:
 
 
 def _heads_table(page: MemoryPage) -> Table:
-    columns = (Column("head", "layer.head"), Column("score"), Column("memory"))
+    columns = (Column("head", hint="layer.head"), Column("score", "number"), Column("memory", "code"))
     rows = [
         (
-            Cell(f"{layer}.{head}", layer * 1000 + head),
-            Cell(f"{score:.3f}", score),
-            Cell(page.memories[layer][head]),
+            Entry(f"{layer}.{head}", layer * 1000 + head),
+            Entry(f"{score:.3f}", score),
+            Entry(page.memories[layer][head]),
         )
         for layer, row in enumerate(page.scores)
         for head, score in enumerate(row)

@@ -5,57 +5,127 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from maclaurin.inspection.schema import About, HeadRecord, Histogram, Inspection, PerplexityRecord
+from maclaurin.inspection.schema import FILE_NAME, About, HeadRecord, Histogram, Inspection, PerplexityRecord
 from maclaurin.inspection.sharpness import SHARP_ORDER, error_at, layer_errors
-from maclaurin.inspection.single_file_page import (
-    PALETTE,
-    Cell,
-    Column,
-    Figure,
-    Table,
-    chart_spec,
-    has_charts,
-    render,
-    vega_scripts,
-)
 from maclaurin.inspection.summary import findings, order_text, perplexity_text
-from maclaurin.report.numbers import NOTHING, counted, many, plain, power, share
+from maclaurin.report.figure import Figure, Sheet, has_charts
+from maclaurin.report.formatting import (
+    NOTHING,
+    Column,
+    Entry,
+    Table,
+    counted,
+    in_one_line,
+    many,
+    plain,
+    power,
+    share,
+)
+from maclaurin.report.page import (
+    NO_CHARTS,
+    Article,
+    Block,
+    Drawn,
+    Facts,
+    Fold,
+    Numbering,
+    Section,
+    Tabled,
+    Text,
+    render,
+)
 
 #: orders whose error can be shown on the map, where they were tried
 SHOWN_ERRORS = (2, 4, 8)
+#: what each section begins with
+LEADS = {
+    "heads": (
+        "Each square is a head. Its error is the difference between its output with exp cut off at an order "
+        "and its softmax output, on the text above. Choose what the colours show; click a square, or move "
+        "the sliders, to see one head in detail."
+    ),
+    "orders": (
+        "Perplexity of the whole model with exp replaced by its Taylor polynomial in every layer, untrained. "
+        "Softmax does not change when a constant is added to a row of scores, so the polynomial can be taken "
+        "about the mean score of the row; the state is the same."
+    ),
+    "windows": (
+        "The last keys and the sinks keep their exact weights. A key that leaves the window enters a "
+        "polynomial tail about the mean, or is forgotten. Memory does not grow with the text."
+    ),
+    "layers": "Means over heads. Layers with large errors are the ones to keep exact in a conversion.",
+}
+FOOT = (
+    "An error is ‖y_N − y‖/‖y‖ over all tokens of the text, where y is the softmax output and y_N that of "
+    "the polynomial divided by its own row sum, both in float64. The order needed is the lowest even order "
+    "from which on the error stays within the tolerance; odd orders have a row sum that can vanish."
+)
 _NAMES: dict[About, str] = {"mean": "about the row mean", "zero": "about zero"}
 
 
 def inspection_files(inspection: Inspection) -> dict[str, str]:
     """Name → content of index.html and, where charts can be drawn, of the figures as SVG."""
-    figures = [heads_figure(inspection), orders_figure(inspection)] if has_charts() else [None, None]
-    drawn = [figure for figure in figures if figure is not None]
-    page = _page(inspection, *figures)
-    return {**{f"{figure.name}.svg": str(figure.svg) for figure in drawn}, "index.html": page}
+    drawn = {}
+    if has_charts():
+        drawn = {"heads": heads_figure(inspection), "orders": orders_figure(inspection)}
+    files = {f"{name}.svg": figure.svg for name, figure in drawn.items() if figure is not None}
+    return {**files, "index.html": _page(inspection, drawn)}
 
 
-def _page(inspection: Inspection, heads: Figure | None, orders: Figure | None) -> str:
-    drawn = [figure.spec for figure in (heads, orders) if figure is not None]
-    return render(
-        "maclaurin.inspection",
-        "inspection.html.j2",
-        model=inspection.model,
-        facts=_facts(inspection),
-        findings=findings(inspection),
-        sinks=counted(inspection.sinks, "sink"),
-        heads_figure=heads,
-        orders_figure=orders,
-        heads=heads_table(inspection),
-        orders=orders_table(inspection),
-        windows=windows_table(inspection),
-        layers=layers_table(inspection),
-        provenance=_provenance(inspection),
-        vega=vega_scripts(drawn),
+def _page(inspection: Inspection, drawn: Mapping[str, Figure | None]) -> str:
+    article = Article(
+        kind="inspection",
+        title=inspection.model.name,
+        question="Which orders of softmax does each head need?",
+        lead=(Text(_facts(inspection)),),
+        findings=tuple(findings(inspection)),
+        sections=tuple(_sections(inspection, drawn)),
     )
+    return render(article.title, [article], FOOT, (FILE_NAME,))
+
+
+def _sections(inspection: Inspection, drawn: Mapping[str, Figure | None]) -> Iterator[Section]:
+    """The sections that have content; `drawn` is empty where charts cannot be drawn."""
+    number = Numbering()
+
+    def section(name: str, title: str, *blocks: Block) -> Section:
+        return Section(name, title, (Text(LEADS[name]), *blocks))
+
+    def figure(name: str, title: str, note: str) -> tuple[Block, ...]:
+        made = drawn.get(name)
+        if made is None:
+            return () if name in drawn else (NO_CHARTS,)
+        return (Drawn(made, title, note, number("Figure"), f"{name}-figure"),)
+
+    def table(found: Table, caption: str) -> Tabled:
+        return Tabled(found, caption, number("Table"))
+
+    note = (
+        f"Orange: more than order {inspection.highest_order}, or no number. Beside it the chosen head: its "
+        "error by order, the size of each term of the series, its scores, and all measures."
+    )
+    every = Tabled(heads_table(inspection), "One row per head, named layer.head")
+    heads = figure("heads", "The heads, layers downwards", note)
+    yield section("heads", "Heads", *heads, Fold("Every head as a table", (every,)))
+    if (orders := orders_table(inspection)).rows:
+        note = "The dashed line is the model with its own attention."
+        caption = (
+            "Perplexity by order. A dash is an order that cannot be used; “all” is the model's own attention"
+        )
+        curves = figure("orders", "Perplexity against order", note)
+        yield section("orders", "Orders", *curves, table(orders, caption))
+    if (windows := windows_table(inspection)).rows:
+        caption = (
+            f"Perplexity by window and order of the tail, with {counted(inspection.sinks, 'sink')}; in "
+            "brackets, the share of the gap to softmax that the tail closes"
+        )
+        yield section("windows", "Windows and tails", table(windows, caption))
+    yield section("layers", "Layers", table(layers_table(inspection), "One row per layer"))
+    yield Section("provenance", "Provenance", (Facts(_provenance(inspection), in_rows=True),))
 
 
 def _facts(inspection: Inspection) -> str:
@@ -68,22 +138,14 @@ def _facts(inspection: Inspection) -> str:
     )
 
 
-def _provenance(inspection: Inspection) -> dict[str, str]:
+def _provenance(inspection: Inspection) -> tuple[tuple[str, str], ...]:
     facts: dict[str, Any] = {
         "text": f"{inspection.text.name}, sha256 {inspection.text.sha256[:16]}",
         "weights": inspection.model.fingerprint[:16],
         "attention": tuple(dict.fromkeys(inspection.model.attention)),
         **inspection.made,
     }
-    return {name: _one_line(value) for name, value in facts.items()}
-
-
-def _one_line(value: Any) -> str:
-    if value is None or value == "":
-        return NOTHING
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_one_line(part)}" for key, part in value.items() if part is not None)
-    return ", ".join(map(_one_line, value)) if isinstance(value, list | tuple) else str(value)
+    return tuple((name, in_one_line(value)) for name, value in facts.items())
 
 
 # --------------------------------------------------------------------------------------------- charts
@@ -147,8 +209,8 @@ def heads_figure(inspection: Inspection) -> Figure:
     """The map of heads, and beside it everything about the head that is chosen."""
     import altair as alt
 
-    measures = _measures(inspection)
-    heads = alt.InlineData(values=[_head_data(head, measures) for head in inspection.heads])
+    sheet, measures = Sheet(), _measures(inspection)
+    heads = sheet.add(_head_data(head, measures) for head in inspection.heads)
     sharpest = max(inspection.heads, key=lambda head: error_at(head, SHARP_ORDER, "mean"))
     measure = alt.param(
         name="measure",
@@ -170,7 +232,7 @@ def heads_figure(inspection: Inspection) -> Figure:
     )
     model = inspection.model
     heat = (
-        alt.Chart(heads, width=max(160, min(560, 26 * model.heads)), height=max(120, 15 * model.layers))
+        heads.properties(width=max(160, min(560, 26 * model.heads)), height=max(120, 15 * model.layers))
         .transform_calculate(value="datum.values[measure]", text="datum.texts[measure]")
         .mark_rect(invalid="show", cursor="pointer")
         .encode(
@@ -181,7 +243,7 @@ def heads_figure(inspection: Inspection) -> Figure:
                 scale=alt.Scale(scheme="blues", domain=_shade_domain(alt, inspection, measures)),
                 legend=alt.Legend(title=None),
             ),
-            stroke=alt.condition(chosen, alt.value(PALETTE[3]), alt.value(None)),
+            stroke=alt.condition(chosen, alt.value(alt.ExprRef("c3")), alt.value(None)),
             strokeWidth=alt.condition(chosen, alt.value(3), alt.value(0)),
             tooltip=[
                 alt.Tooltip("layer:O", title="layer"),
@@ -191,21 +253,15 @@ def heads_figure(inspection: Inspection) -> Figure:
         )
         .add_params(measure, chosen)
     )
-    one = alt.Chart(heads, width=360, height=150).transform_filter(chosen)
+    one = heads.properties(width=360, height=150).transform_filter(chosen)
     details = [
-        _errors_chart(alt, one, inspection),
+        _errors_chart(alt, sheet, one, inspection),
         _terms_chart(alt, one, inspection),
         _scores_chart(alt, one),
     ]
     left = alt.vconcat(heat, _values_chart(alt, one, measures)).resolve_scale(color="independent")
     right = alt.vconcat(*details).resolve_scale(color="independent")
-    both = alt.hconcat(left, right).resolve_scale(color="independent")
-    caption = (
-        f"Layers downwards, heads across; orange: more than order {inspection.highest_order}, or no number. "
-        "Beside it the chosen head: its error by order, the size of each term of the series, its scores, and "
-        "all measures."
-    )
-    return Figure("heads", caption, chart_spec(both))
+    return sheet.figure(alt.hconcat(left, right).resolve_scale(color="independent"))
 
 
 def _shade_domain(alt: Any, inspection: Inspection, measures: list[_Measure]) -> list[Any]:
@@ -215,13 +271,13 @@ def _shade_domain(alt: Any, inspection: Inspection, measures: list[_Measure]) ->
         shades = [
             measure.shade(value) for head in inspection.heads if (value := measure.of(head)) is not None
         ]
-        ends.append((_digits(min(shades)), _digits(max(shades))) if shades else (0.0, 1.0))
+        ends.append((min(shades), max(shades)) if shades else (0.0, 1.0))
     return [alt.ExprRef(f"{json.dumps([end[i] for end in ends])}[measure]") for i in (0, 1)]
 
 
 def _head_data(head: HeadRecord, measures: list[_Measure]) -> dict[str, Any]:
     values = [measure.of(head) for measure in measures]
-    shades = [None if v is None else _digits(m.shade(v)) for v, m in zip(values, measures, strict=True)]
+    shades = [None if v is None else m.shade(v) for v, m in zip(values, measures, strict=True)]
     return {
         "layer": head.layer,
         "head": head.head,
@@ -239,16 +295,12 @@ def _bars(name: str, histogram: Histogram) -> dict[str, Any]:
     """Shares instead of counts, at the left edges of the bins."""
     total = max(sum(histogram.counts), 1)
     places = [histogram.start + i * histogram.width for i in range(len(histogram.counts))]
-    return {f"{name}_x": places, f"{name}_share": [_digits(count / total) for count in histogram.counts]}
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.4g}")
+    return {f"{name}_x": places, f"{name}_share": [count / total for count in histogram.counts]}
 
 
 def _drawn(value: float | None) -> float | None:
     """A number for a logarithmic axis."""
-    return None if value is None or not value > 0 else _digits(min(max(value, 1e-12), 1e12))
+    return None if value is None or not value > 0 else min(max(value, 1e-12), 1e12)
 
 
 def _order_axis(alt: Any, inspection: Inspection) -> Any:
@@ -256,7 +308,7 @@ def _order_axis(alt: Any, inspection: Inspection) -> Any:
     return alt.X("order:Q", title="order", scale=domain, axis=alt.Axis(tickMinStep=1, format="d"))
 
 
-def _errors_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
+def _errors_chart(alt: Any, sheet: Sheet, one: Any, inspection: Inspection) -> Any:
     """Error by even order."""
     orders = f"sequence(0, {inspection.highest_order + 1}, 2)"
     lines = (
@@ -276,9 +328,8 @@ def _errors_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
             ],
         )
     )
-    tolerance = alt.InlineData(values=[{"tolerance": inspection.tolerance}])
-    limit = alt.Chart(tolerance).mark_rule(strokeDash=[5, 4])
-    title = alt.Title("error by order, even orders; dashed: the tolerance", fontSize=12)
+    limit = sheet.add([{"tolerance": inspection.tolerance}]).mark_rule(strokeDash=[5, 4])
+    title = "error by order, even orders; dashed: the tolerance"
     return (lines + limit.encode(y=alt.Y("tolerance:Q", title="error of the output"))).properties(title=title)
 
 
@@ -288,7 +339,7 @@ def _terms_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
         one.transform_calculate(order=f"sequence(0, {inspection.highest_order + 1})")
         .transform_flatten(["order", "terms"])
         .transform_filter("isValid(datum.terms)")
-        .mark_line(point=True, color=PALETTE[2])
+        .mark_line(point={"color": alt.ExprRef("c2")}, color=alt.ExprRef("c2"))
         .encode(
             x=_order_axis(alt, inspection),
             y=alt.Y("terms:Q", title="‖Σ xⁿv/n!‖ / ‖Σ eˣv‖", scale=alt.Scale(type="log"), axis=_powers(alt)),
@@ -297,12 +348,13 @@ def _terms_chart(alt: Any, one: Any, inspection: Inspection) -> Any:
                 alt.Tooltip("terms:Q", title="size", format=".2g"),
             ],
         )
-        .properties(title=alt.Title("size of each term, relative to the sum", fontSize=12))
+        .properties(title="size of each term, relative to the sum")
     )
 
 
 def _scores_chart(alt: Any, one: Any) -> Any:
     """Histograms of all scores and of the means of rows."""
+    colours = alt.Scale(range=[alt.ExprRef("c5"), alt.ExprRef("c3")])
 
     def bars(name: str, label: str) -> Any:
         return (
@@ -314,14 +366,12 @@ def _scores_chart(alt: Any, one: Any) -> Any:
                 x2="end:Q",
                 y=alt.Y(f"{name}_share:Q", title="share", stack=None),
                 y2=alt.Y2Datum(0),
-                color=alt.Color(
-                    "scores:N", scale=alt.Scale(range=[PALETTE[5], PALETTE[3]]), legend=_legend(alt)
-                ),
+                color=alt.Color("scores:N", scale=colours, legend=_legend(alt)),
             )
         )
 
     both = bars("score", "all scores") + bars("row", "row means")
-    return both.properties(title=alt.Title("scores", fontSize=12))
+    return both.properties(title="scores")
 
 
 def _values_chart(alt: Any, one: Any, measures: list[_Measure]) -> Any:
@@ -358,9 +408,10 @@ def orders_figure(inspection: Inspection) -> Figure | None:
     ]
     if not points:
         return None
-    scale = alt.Scale(type="log")
+    sheet, scale = Sheet(), alt.Scale(type="log")
     lines = (
-        alt.Chart(alt.InlineData(values=points), width=560, height=300)
+        sheet.add(points)
+        .properties(width=560, height=300)
         .mark_line(point=True)
         .encode(
             x=alt.X("order:Q", title="order", axis=alt.Axis(tickMinStep=1, format="d")),
@@ -375,10 +426,9 @@ def orders_figure(inspection: Inspection) -> Figure | None:
     )
     own = inspection.own_perplexity()
     if _is_number(own):
-        rule = alt.Chart(alt.InlineData(values=[{"own": own}])).mark_rule(strokeDash=[5, 4])
+        rule = sheet.add([{"own": own}]).mark_rule(strokeDash=[5, 4])
         lines = lines + rule.encode(y=alt.Y("own:Q", title="perplexity", scale=scale))
-    caption = "Perplexity against order; the dashed line is the model with its own attention."
-    return Figure("orders", caption, chart_spec(lines))
+    return sheet.figure(lines)
 
 
 def _is_number(value: float | None) -> bool:
@@ -397,12 +447,12 @@ def orders_table(inspection: Inspection) -> Table:
         }
         if found:
             rows.append(
-                (Cell(str(order), order), *(_perplexity(found.get(about)) for about in ("zero", "mean")))
+                (Entry(str(order), order), *(_perplexity(found.get(about)) for about in ("zero", "mean")))
             )
     if rows:
-        own = Cell(perplexity_text(inspection.own_perplexity()), inspection.own_perplexity())
-        rows.append((Cell("all", 10**6), own, own))
-    columns = (Column("order"), Column("about zero"), Column("about the row mean"))
+        own = Entry(perplexity_text(inspection.own_perplexity()), inspection.own_perplexity())
+        rows.append((Entry("all", 10**6), own, own))
+    columns = (Column("order"), Column("about zero", "number"), Column("about the row mean", "number"))
     return Table("perplexity by order", columns, tuple(rows))
 
 
@@ -416,8 +466,8 @@ def windows_table(inspection: Inspection) -> Table:
         of_order = {row.order: row for row in rows if row.window == window}
         bare = of_order[None].perplexity if None in of_order else None
         cells = [_perplexity(of_order.get(order), own, bare) for order in tails]
-        lines.append((Cell(str(window), window), *cells))
-    columns = (Column("window"), *(Column(name) for name in names))
+        lines.append((Entry(str(window), window), *cells))
+    columns = (Column("window"), *(Column(name, "number") for name in names))
     return Table("perplexity by window", columns, tuple(lines))
 
 
@@ -425,13 +475,13 @@ def layers_table(inspection: Inspection) -> Table:
     """Means over the heads of each layer."""
     columns = (
         Column("layer"),
-        Column("error at order 2", "root mean square over heads, about the row mean"),
-        Column("order needed", "median head, about the row mean"),
-        Column("sharp heads", f"heads that need more than order {SHARP_ORDER}"),
-        Column("row mean"),
-        Column("row deviation"),
-        Column("largest |x|"),
-        Column("sink mass"),
+        Column("error at order 2", "number", "root mean square over heads, about the row mean"),
+        Column("order needed", "number", "median head, about the row mean"),
+        Column("sharp heads", "number", f"heads that need more than order {SHARP_ORDER}"),
+        Column("row mean", "number"),
+        Column("row deviation", "number"),
+        Column("largest |x|", "number"),
+        Column("sink mass", "number"),
     )
     errors = layer_errors(inspection, 2)
     rows = [_layer(inspection, layer, errors[layer]) for layer in range(inspection.model.layers)]
@@ -441,37 +491,37 @@ def layers_table(inspection: Inspection) -> Table:
 def heads_table(inspection: Inspection) -> Table:
     """One row per head."""
     columns = (
-        Column("head", "layer.head"),
-        Column("order needed", "about the row mean"),
-        Column("about zero", "order needed about zero"),
-        Column("dominant order", "of the terms xⁿ/n! of the numerator"),
-        Column("error at order 2", "about the row mean"),
-        Column("mean score"),
-        Column("deviation"),
-        Column("least"),
-        Column("largest"),
-        Column("sink mass"),
-        Column("rank, order 1"),
-        Column("rank, order 2"),
+        Column("head", hint="layer.head"),
+        Column("order needed", "number", "about the row mean"),
+        Column("about zero", "number", "order needed about zero"),
+        Column("dominant order", "number", "of the terms xⁿ/n! of the numerator"),
+        Column("error at order 2", "number", "about the row mean"),
+        Column("mean score", "number"),
+        Column("deviation", "number"),
+        Column("least", "number"),
+        Column("largest", "number"),
+        Column("sink mass", "number"),
+        Column("rank, order 1", "number"),
+        Column("rank, order 2", "number"),
     )
     return Table("heads", columns, tuple(_head(inspection, head) for head in inspection.heads))
 
 
-def _head(inspection: Inspection, head: HeadRecord) -> tuple[Cell, ...]:
+def _head(inspection: Inspection, head: HeadRecord) -> tuple[Entry, ...]:
     scores, error = head.scores, error_at(head, 2, "mean")
     return (
-        Cell(f"{head.layer}.{head.head}", head.layer * 1000 + head.head),
+        Entry(f"{head.layer}.{head.head}", head.layer * 1000 + head.head),
         _needed(inspection, head.order_needed("mean", inspection.tolerance)),
         _needed(inspection, head.order_needed("zero", inspection.tolerance)),
-        Cell(str(head.dominant_order), head.dominant_order),
-        Cell(power(error), error if math.isfinite(error) else None),
-        *(Cell(plain(x, 2), x) for x in (scores.mean, scores.deviation, scores.least, scores.largest)),
-        Cell(share(head.sink_mass), head.sink_mass),
-        *(Cell(plain(x, 1), x) for x in (head.effective_rank_1, head.effective_rank_2)),
+        Entry(str(head.dominant_order), head.dominant_order),
+        Entry(power(error), error),
+        *(Entry(plain(x, 2), x) for x in (scores.mean, scores.deviation, scores.least, scores.largest)),
+        Entry(share(head.sink_mass), head.sink_mass),
+        *(Entry(plain(x, 1), x) for x in (head.effective_rank_1, head.effective_rank_2)),
     )
 
 
-def _layer(inspection: Inspection, layer: int, error: float) -> tuple[Cell, ...]:
+def _layer(inspection: Inspection, layer: int, error: float) -> tuple[Entry, ...]:
     heads = inspection.of_layer(layer)
     over = inspection.highest_order + 1
     needed = [head.order_needed("mean", inspection.tolerance) for head in heads]
@@ -482,25 +532,25 @@ def _layer(inspection: Inspection, layer: int, error: float) -> tuple[Cell, ...]
     largest = max(max(-head.scores.least, head.scores.largest) for head in heads)
     mass = statistics.mean(head.sink_mass for head in heads)
     return (
-        Cell(str(layer), layer),
-        Cell(power(error), error if math.isfinite(error) else None),
+        Entry(str(layer), layer),
+        Entry(power(error), error),
         _needed(inspection, None if middle == over else middle),
-        Cell(f"{sharp} of {len(heads)}", sharp),
-        *(Cell(plain(x, 2), x) for x in (row_mean, deviation, largest)),
-        Cell(share(mass), mass),
+        Entry(f"{sharp} of {len(heads)}", sharp),
+        *(Entry(plain(x, 2), x) for x in (row_mean, deviation, largest)),
+        Entry(share(mass), mass),
     )
 
 
-def _needed(inspection: Inspection, order: int | None) -> Cell:
+def _needed(inspection: Inspection, order: int | None) -> Entry:
     highest = inspection.highest_order
-    return Cell(order_text(order, highest), highest + 1 if order is None else order)
+    return Entry(order_text(order, highest), highest + 1 if order is None else order)
 
 
-def _perplexity(row: PerplexityRecord | None, own: float | None = None, bare: float | None = None) -> Cell:
+def _perplexity(row: PerplexityRecord | None, own: float | None = None, bare: float | None = None) -> Entry:
     if row is None or row.perplexity is None:
-        return Cell(NOTHING)
+        return Entry(NOTHING)
     aside = ""
     if row.order is not None and own is not None and bare is not None and bare > own:
         closed = (bare - row.perplexity) / (bare - own)
         aside = f"({round(100 * closed)} %)".replace("-", "−")
-    return Cell(perplexity_text(row.perplexity), row.perplexity, aside)
+    return Entry(perplexity_text(row.perplexity), row.perplexity, aside)

@@ -13,7 +13,7 @@ from maclaurin.inspection.sharpness import (
     layers_to_keep,
     sharp_heads,
 )
-from maclaurin.report.numbers import listed, share
+from maclaurin.report.formatting import listed, share
 
 #: orders the heads are counted at, where they were tried
 COUNTED = (2, 4, 8)

@@ -1,6 +1,7 @@
 """From the records of studies to tables, figures and one page. Needs no torch, but the extra `report`.
 
-Tables as data, and numbers as text, need no extra: maclaurin.report.tables and maclaurin.report.numbers.
+`page`, `figure` and `formatting` are what any page is made with, also that of an inspection or a memory: they
+need jinja2, altair with vl-convert, and nothing.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import final
 
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions, contributions
-from maclaurin.report.numbers import counted
+from maclaurin.report.formatting import counted
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import (
     experiment_finding,

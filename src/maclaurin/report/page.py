@@ -1,11 +1,16 @@
-"""One page that needs nothing but itself: what to say of a study, as blocks that the templates render."""
+"""Pages in one file: what stands on a page is data, and one template makes HTML of it.
+
+A page is a row of articles; an article has sections, and a section blocks: text, tables, figures. Style,
+scripts and data are inlined, so that a page loads nothing.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, ClassVar, final
@@ -13,62 +18,13 @@ from typing import Any, ClassVar, final
 import jinja2
 from markupsafe import Markup, escape
 
-from maclaurin.errors import MaclaurinError
-from maclaurin.report import charts
-from maclaurin.report.analysis import Analysis
-from maclaurin.report.anova import Factorial
-from maclaurin.report.contributions import Contributions
-from maclaurin.report.numbers import counted, duration, listed
-from maclaurin.report.outcome import Outcome
-from maclaurin.report.sentences import (
-    effect_sentence,
-    forms_finding,
-    interaction_sentences,
-    status_sentence,
-    trouble,
-    tuning_finding,
-    verdict_counts,
-    waterfall_finding,
-)
-from maclaurin.report.study_tables import (
-    TONES,
-    Register,
-    agreement_table,
-    common_settings,
-    contributions_table,
-    cost_table,
-    effects_table,
-    figures_table,
-    forms_table,
-    margin_text,
-    mixtures,
-    pairs_table,
-    parts_table,
-    planned_runs,
-    published_text,
-    runs_table,
-    settings_table,
-    tuning_table,
-)
-from maclaurin.report.tables import Table
-from maclaurin.report.verdict import Judgement
-from maclaurin.spec.head_groups import specs_in
-from maclaurin.study.run_record import RunRecord
-
-FOOT = (
-    "Means come with the standard deviation over seeds. Differences are taken seed by seed and come with "
-    "95 % intervals from the pair's own spread (paired t), in log-odds for accuracies. Intervals in "
-    "tables are not corrected for their number; claims and effects are (Holm). A run that diverged "
-    "counts as the worst result."
-)
-
-
-# ------------------------------------------------------------------------------------- blocks
+from maclaurin.report.figure import Figure, page_config, vega_script
+from maclaurin.report.formatting import Table, Tone
 
 
 @dataclass(frozen=True)
 class Block:
-    """Something on the page; `kind` names its macro."""
+    """Something on the page; `kind` names it in the template."""
 
     kind: ClassVar[str]
 
@@ -105,10 +61,11 @@ class Bullets(Block):
 @final
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names and values in a row."""
+    """Names and values, side by side or one below the other."""
 
     kind = "facts"
     facts: tuple[tuple[str, str], ...]
+    in_rows: bool = False
 
 
 @final
@@ -122,6 +79,18 @@ class Formulas(Block):
 
 @final
 @dataclass(frozen=True)
+class Progress(Block):
+    """How much of the planned is done, in a bar and in words."""
+
+    kind = "progress"
+    done: int
+    planned: int
+    text: str
+    note: str = ""
+
+
+@final
+@dataclass(frozen=True)
 class Tabled(Block):
     """A table with its caption; formulas are shown where a notation is pointed at."""
 
@@ -129,19 +98,25 @@ class Tabled(Block):
     table: Table
     caption: str = ""
     label: str = ""
-    formulas: dict[str, str] = field(default_factory=dict)
+    formulas: Mapping[str, str] = field(default_factory=dict)
 
 
 @final
 @dataclass(frozen=True)
 class Drawn(Block):
-    """A figure, as the specification that vega-embed draws."""
+    """A figure with its caption.
+
+    anchor   its id in the page
+    file     where it lies beside the page as SVG, for readers without scripts; else the page holds its SVG
+    """
 
     kind = "figure"
-    spec: dict[str, Any]
-    label: str
+    figure: Figure
     title: str
     note: str = ""
+    label: str = ""
+    anchor: str = ""
+    file: str = ""
 
 
 @final
@@ -151,7 +126,7 @@ class ClaimCard:
 
     says: str
     verdict: str
-    tone: str
+    tone: Tone
     facts: tuple[tuple[str, str], ...]
 
 
@@ -176,6 +151,12 @@ class Fold(Block):
     style: str = ""
 
 
+#: in place of figures, where they cannot be drawn
+NO_CHARTS = Text(
+    "Charts need altair: pip install 'maclaurin[plot]', then run the same command again.", "note"
+)
+
+
 @final
 @dataclass(frozen=True)
 class Section:
@@ -189,69 +170,68 @@ class Section:
 @final
 @dataclass(frozen=True)
 class Article:
-    """One study."""
+    """What a page is about: a study, a model, a memory.
 
-    anchor: str
-    name: str
+    kind, name   stand above the title, such as study mini
+    lead         below the question, before the findings
+    """
+
+    kind: str
     title: str
     question: str
-    budget: str
-    status: str
-    finished: int
-    planned: int
-    trouble: tuple[Block, ...]
+    lead: tuple[Block, ...]
     findings: tuple[str, ...]
     sections: tuple[Section, ...]
+    name: str = ""
+    anchor: str = "top"
 
 
-# ------------------------------------------------------------------------------------- the page
+@final
+class Numbering:
+    """Figure 1, Table 1, Figure 2: labels in the order in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._last = collections.Counter[str]()
+
+    def __call__(self, kind: str) -> str:
+        """The next label of a kind."""
+        self._last[kind] += 1
+        return f"{kind} {self._last[kind]}"
 
 
-def page(analyses: Sequence[Analysis]) -> str:
-    """The whole report as HTML."""
-    articles = [
-        Composer(analysis, analysis.study.name if len(analyses) == 1 else f"study {place + 1}").article()
-        for place, analysis in enumerate(analyses)
-    ]
-    drawn = any(_has_figure(section.blocks) for article in articles for section in article.sections)
+def render(title: str, articles: Sequence[Article], foot: str, files: Sequence[str]) -> str:
+    """The page as HTML; the files lie beside it and hold its numbers."""
+    has_figures = next(figures_of(articles), None) is not None
     return _environment().get_template("page.html").render(
-        title=listed([analysis.study.title for analysis in analyses]),
+        title=title,
         articles=articles,
-        css=Markup(asset("page.css")),
-        script=Markup(asset("page.js")),
-        vega=Markup(_closed(charts.script())) if drawn else "",
-        foot=FOOT,
+        foot=foot,
+        files=files,
+        css=_inlined(_asset("page.css")),
+        script=_inlined(_asset("page.js")),
+        vega=_inlined(vega_script()) if has_figures else "",
+        chart_config=page_config(),
     )  # fmt: skip
 
 
-def _has_figure(blocks: Sequence[Block]) -> bool:
-    return any(isinstance(b, Drawn) or (isinstance(b, Fold) and _has_figure(b.blocks)) for b in blocks)
+def figures_of(articles: Sequence[Article]) -> Iterator[Drawn]:
+    """Every figure, in the order of the page."""
+    for article in articles:
+        for section in article.sections:
+            yield from _drawn(section.blocks)
 
 
-@functools.cache
-def _environment() -> jinja2.Environment:
-    found = jinja2.Environment(
-        loader=jinja2.PackageLoader("maclaurin.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    found.filters |= {
-        "zip": lambda a, b: zip(a, b, strict=True), "breakable": breakable, "embedded": embedded,
-    }  # fmt: skip
-    return found
+def _drawn(blocks: Sequence[Block]) -> Iterator[Drawn]:
+    for block in blocks:
+        if isinstance(block, Drawn):
+            yield block
+        elif isinstance(block, Fold):
+            yield from _drawn(block.blocks)
 
 
-def asset(name: str) -> str:
-    """A style sheet or script that goes into the page."""
-    return _closed(resources.files("maclaurin.report").joinpath("assets", name).read_text("utf-8"))
-
-
-def _closed(text: str) -> str:
-    if re.search(r"</(script|style)", text, flags=re.IGNORECASE):
-        raise ValueError("a script or style sheet would end its own element.")
-    return text
+def slug(text: str) -> str:
+    """Text that can be an id and the name of a file."""
+    return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in text.lower()).split()) or "x"
 
 
 def breakable(notation: str) -> Markup:
@@ -265,347 +245,27 @@ def embedded(data: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
-def slug(text: str) -> str:
-    """Text that can be an id and the name of a file."""
-    return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in text.lower()).split()) or "x"
-
-
-# ------------------------------------------------------------------------------------- one study
-
-
-@final
-class Composer:
-    """One study, section by section; its anchors begin with `name`."""
-
-    def __init__(self, analysis: Analysis, name: str) -> None:
-        self._analysis, self._name = analysis, name
-        self._register = Register()
-
-    def article(self) -> Article:
-        """All of it. Sections without content do not appear."""
-        study = self._analysis.study
-        sections = [
-            ("form", "The form", self._form()),
-            ("parts", "The parts", self._each(self._part)),
-            ("gap", "The gap, explained", self._waterfalls()),
-            ("tuning", "The learning rates", self._each(self._tuning)),
-            ("orders", "The orders", self._orders()),
-            ("interactions", "The interactions", self._interactions()),
-            ("across", "Across the experiments", self._across()),
-            ("claims", "The claims", self._claims()),
-            ("settings", "What was trained", self._each(self._settings)),
-            ("cost", "The cost", self._each(self._cost)),
-            ("positions", "Loss by position", self._each(self._positions)),
-        ]
-        kept = [Section(self._anchor(n), title, tuple(b)) for n, title, b in sections if b]
-        kept.append(Section(self._anchor("provenance"), "Provenance", tuple(self._provenance())))
-        scale = "" if study.scale == 1 else f" Run with {study.scale:g} times its steps."
-        return Article(
-            anchor=self._anchor("top"),
-            name=study.name,
-            title=study.title,
-            question=study.question,
-            budget=study.budget.rstrip("."),
-            status=f"{status_sentence(study)}.{scale}",
-            finished=len(study.having("finished")),
-            planned=planned_runs(study),
-            trouble=tuple(self._trouble()),
-            findings=tuple(self._analysis.findings),
-            sections=tuple(kept),
-        )
-
-    def _anchor(self, name: str) -> str:
-        return slug(f"{self._name} {name}")
-
-    def _each(self, build: Callable[[Outcome], list[Block]]) -> list[Block]:
-        return [block for outcome in self._analysis.outcomes.values() for block in build(outcome)]
-
-    def _figure(
-        self, title: str, figure: charts.Figure | None, records: Sequence[RunRecord], note: str = ""
-    ) -> list[Block]:
-        if figure is None:
-            return []
-        return [Drawn(figure.spec(), self._register.figure(title, records), title, note)]
-
-    def _table(
-        self, table: Table, title: str, records: Sequence[RunRecord], formulas: dict[str, str] | None = None
-    ) -> Tabled:
-        return Tabled(table, title, self._register.table(title, records), formulas or {})
-
-    def _heading(self, outcome: Outcome, section: str) -> Heading:
-        return Heading(outcome.experiment.title, self._anchor(f"{section}-{outcome.experiment.name}"))
-
-    # ---------------------------------------------------------------------------------- sections
-
-    def _trouble(self) -> list[Block]:
-        lines = trouble(self._analysis.study)
-        if not lines:
-            return []
-        summary = f"{counted(len(lines), 'run')} without a result"
-        return [Fold(summary, (Bullets(tuple(lines)),), open=len(lines) <= 3, style="trouble")]
-
-    def _form(self) -> list[Block]:
-        forms = self._analysis.study.forms
-        if forms is None:
-            return []
-        return [
-            Text(forms_finding(forms)),
-            self._table(
-                forms_table(forms), "Largest relative difference to the parallel form, in float64", ()
-            ),
-            Fold("Every comparison", (Tabled(agreement_table(forms)),)),
-            *self._figure(
-                "Relative error of the series against softmax, by order",
-                charts.series_error(forms),
-                (),
-                "The same inputs at every order.",
-            ),
-        ]
-
-    def _part(self, outcome: Outcome) -> list[Block]:
-        experiment, records = outcome.experiment, outcome.records
-        direction = "higher" if outcome.higher_is_better else "lower"
-        words = f"{outcome.metric.capitalize()}; {direction} is better."
-        if outcome.most_seeds == 1:
-            words += " One seed only: there are no intervals, and nothing is concluded."
-        metric = outcome.metric.capitalize()
-        formulas = _formulas(outcome)
-        rows = tuple(
-            (", ".join(c.name for c in outcome.cells.values() if text in c.attention), text, formula)
-            for text, formula in formulas.items()
-        )
-        return [
-            self._heading(outcome, "parts"),
-            Text(words),
-            *(Text(f"Note. {note}", "note") for note in mixtures(outcome)),
-            self._table(
-                parts_table(outcome), f"{metric} and difference to {experiment.baseline}", records, formulas
-            ),
-            *([Fold("What each cell computes", (Formulas(rows),))] if rows else []),
-            *self._figure(
-                f"{metric} by cell",
-                charts.cells(outcome),
-                records,
-                f"Left: mean and standard deviation over seeds; the dashed line is {experiment.baseline}. "
-                "Right: difference seed by seed with its 95 % interval. An arrow marks what lies beyond "
-                "the axis.",
-            ),
-            *self._figure(
-                "Learning curves",
-                charts.curves(outcome),
-                records,
-                "Means over seeds; thin lines are seeds. Click a name below the chart to see it alone, with "
-                "the shift key to add another.",
-            ),
-            *self._figure(
-                "The same against training FLOPs",
-                charts.compute(outcome),
-                records,
-                "Read upwards to compare cells at equal compute; the learning rate decays over each "
-                "cell's own run.",
-            ),
-        ]
-
-    def _waterfalls(self) -> list[Block]:
-        ways = [way for found in self._analysis.waterfalls.values() for way in found]
-        if not ways:
-            return []
-        lead = (
-            "What a part brings depends on what is there already, so it is averaged over all orders of "
-            "adding the parts in which every combination on the way has a meaning (Shapley's value); the "
-            "parts add up to the whole gap. Each is taken seed by seed; intervals are those of Student's t "
-            "over the seeds."
-        )
-        return [Text(lead), *(block for way in ways for block in self._waterfall(way))]
-
-    def _waterfall(self, found: Contributions) -> list[Block]:
-        title, records = found.waterfall.title, self._records_of(found)
-        left_out = [
-            f"Seed {seed} is left out: no result of {listed(cells)}."
-            for seed, cells in found.incomplete.items()
-        ]
-        pairs = pairs_table(found)
-        return [
-            Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}")),
-            Text(waterfall_finding(found)),
-            *([Bullets(tuple(sentences))] if (sentences := interaction_sentences(found)) else []),
-            *self._figure(
-                title,
-                charts.waterfall(found),
-                records,
-                "Each bar begins where the one above ended; lines are 95 % intervals of what a part brings.",
-            ),
-            self._table(contributions_table(found), f"What each part brings: {title}", records),
-            *(
-                [Fold("What a part brings without another and with it", (Tabled(pairs),))]
-                if pairs.rows
-                else []
-            ),
-            *(Text(note, "note") for note in left_out),
-        ]
-
-    def _records_of(self, found: Contributions) -> list[RunRecord]:
-        return [record for cell in found.needed for record in found.outcome.cells[cell].records.values()]
-
-    def _tuning(self, outcome: Outcome) -> list[Block]:
-        table, tuning = tuning_table(outcome), outcome.experiment.tuning
-        if table is None or tuning is None:
-            return []
-        trials = [trial for cell in tuning.cells.values() for trial in cell.trials]
-        cost = sum(trial.seconds or 0.0 for trial in trials)
-        seeds = ", ".join(str(seed) for seed in sorted({trial.seed for trial in trials}))
-        return [
-            self._heading(outcome, "tuning"),
-            Text(tuning_finding(outcome)),
-            Text(
-                f"{counted(len(trials), 'tuning run')} with seed {seeds}, {duration(cost)} in all; the "
-                "results above come from other seeds.",
-                "note",
-            ),
-            self._table(table, f"Learning rates of {outcome.experiment.title}", ()),
-            *self._figure(
-                f"{tuning.metric.replace('_', ' ').capitalize()} against learning rate",
-                charts.learning_rates(outcome),
-                (),
-                "Chosen rates are filled. Runs that diverged are left out.",
-            ),
-        ]
-
-    def _orders(self) -> list[Block]:
-        blocks = self._each(self._order)
-        lead = "Order is the highest power of the score that a kernel holds; softmax holds all of them."
-        return [Text(lead), *blocks] if blocks else []
-
-    def _order(self, outcome: Outcome) -> list[Block]:
-        title = f"{outcome.metric.capitalize()} against Taylor order and size of the state"
-        ordered = [r for r in outcome.records if r.order is not None]
-        note = (
-            "Bars are standard deviations over seeds. Read upwards to compare cells at equal bytes of state."
-        )
-        found = self._figure(title, charts.orders(outcome), ordered, note)
-        return [self._heading(outcome, "orders"), *found] if found else []
-
-    def _interactions(self) -> list[Block]:
-        return [b for f in self._analysis.factorials.values() for b in self._factorial(f)]
-
-    def _factorial(self, factorial: Factorial) -> list[Block]:
-        outcome = factorial.outcome
-        sentences = [effect_sentence(factorial, effect) for effect in factorial.effects]
-        sentences += [
-            f"{name}: cannot be separated from other effects with the runs there are."
-            for name in factorial.inestimable
-        ]
-        return [
-            self._heading(outcome, "interactions"),
-            Bullets(tuple(sentences)),
-            *self._figure(
-                f"Mean {outcome.metric} for each pair of parts",
-                charts.heatmaps(factorial),
-                outcome.records,
-                "Deeper is better; the other parts are averaged.",
-            ),
-            self._table(
-                effects_table(factorial), "Effects: main, two-way, and what is left", outcome.records
-            ),
-            *(Text(note, "note") for note in _cautions(factorial)),
-        ]
-
-    def _across(self) -> list[Block]:
-        outcomes = list(self._analysis.outcomes.values())
-        records = [record for outcome in outcomes for record in outcome.records]
-        return self._figure(
-            "The same cells over all experiments",
-            charts.across(outcomes),
-            records,
-            "Each experiment has a task of its own; bars are standard deviations over seeds.",
-        )
-
-    def _claims(self) -> list[Block]:
-        judgements = self._analysis.judgements
-        if not judgements:
-            return []
-        names = {j.claim.experiment for j in judgements}
-        records = [r for n, o in self._analysis.outcomes.items() if n in names for r in o.records]
-        self._register.table("Claims", records)
-        lead = (
-            f"Of {counted(len(judgements), 'claim')}: {verdict_counts(judgements)}. A claim agrees only "
-            "where its numbers show it at 95 % after correction for all claims of this page (Holm). "
-            "“Undecided” means that the runs do not answer the question."
-        )
-        origin = self._analysis.claims_from
-        note = [Text(f"Claims as in {origin}.", "note")] if origin else []
-        return [Text(lead), *note, Claims(tuple(_card(judgement) for judgement in judgements))]
-
-    def _settings(self, outcome: Outcome) -> list[Block]:
-        table = settings_table(outcome)
-        if not table.rows:
-            return []
-        title = f"What differs between the cells of {outcome.experiment.title}"
-        return [
-            self._heading(outcome, "settings"),
-            Text("All cells were trained with:"),
-            Facts(tuple(common_settings(outcome))),
-            self._table(table, title, outcome.records),
-        ]
-
-    def _cost(self, outcome: Outcome) -> list[Block]:
-        table = cost_table(outcome)
-        if not table.rows:
-            return []
-        title = f"Cost by cell, means over finished runs: {outcome.experiment.title}"
-        return [self._table(table, title, outcome.records)]
-
-    def _positions(self, outcome: Outcome) -> list[Block]:
-        title = f"Test loss by position in the text: {outcome.experiment.title}"
-        note = "Means over seeds. Positions that nothing is scored at are left out."
-        return self._figure(title, charts.positions(outcome), outcome.records, note)
-
-    def _provenance(self) -> list[Block]:
-        study = self._analysis.study
-        count = counted(len(list(study.labelled())), "run")
-        return [
-            Text("Which runs each figure and table was made from, and where those were made."),
-            Fold("By figure and table", (Tabled(figures_table(self._register)),)),
-            Fold(f"All {count}", (Tabled(runs_table(study)),)),
-        ]
-
-
-def _card(judgement: Judgement) -> ClaimCard:
-    claim = judgement.claim
-    p = "" if judgement.p is None else f"p = {judgement.p:.2g} after Holm's correction"
-    facts = (
-        ("published", published_text(judgement)),
-        ("ours", judgement.ours),
-        ("margin", margin_text(judgement)),
-        ("test", p),
-        ("experiment", claim.experiment),
-        ("note", "; ".join(judgement.notes)),
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("maclaurin.report", "assets"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    shown = tuple((name, text) for name, text in facts if text)
-    return ClaimCard(claim.says, judgement.verdict, TONES[judgement.verdict], shown)
-
-
-def _formulas(outcome: Outcome) -> dict[str, str]:
-    """Notation → formula, for those this version can read."""
-    found = {}
-    for text in dict.fromkeys(t for cell in outcome.cells.values() for t in cell.attention):
-        try:
-            found[text] = "\n".join(spec.formula for spec in specs_in(text))
-        except MaclaurinError:
-            continue
+    found.filters |= {
+        "zip": lambda a, b: zip(a, b, strict=True), "breakable": breakable, "embedded": embedded,
+    }  # fmt: skip
     return found
 
 
-def _cautions(factorial: Factorial) -> Iterator[str]:
-    """What a reader of the effects should know."""
-    lost = [c.name for c in factorial.outcome.cells.values() if not c.values or c.diverged]
-    if not factorial.is_balanced:
-        text = "Not every combination has every seed, so shares need not add up to 100 %"
-        if lost:
-            text += f"; effects speak of the finished runs only: {', '.join(lost)} diverged or did not finish"
-        yield text + "."
-    if factorial.spreads_differ:
-        yield (
-            "The cells vary differently between seeds (Bartlett's test, p < 0.05), and these tests use one "
-            "noise for all: trust large effects more than small ones."
-        )
+def _asset(name: str) -> str:
+    return resources.files("maclaurin.report").joinpath("assets", name).read_text("utf-8")
+
+
+def _inlined(text: str) -> Markup:
+    """A style sheet or script that goes into the page as it is."""
+    if re.search(r"</(script|style)", text, flags=re.IGNORECASE):
+        raise ValueError("a script or style sheet would end its own element.")
+    return Markup(text)

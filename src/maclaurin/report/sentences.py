@@ -7,7 +7,7 @@ import math
 
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.contributions import Contributions, PairEffect
-from maclaurin.report.numbers import chance, counted, interval, listed, plain, power, ratio, share, signed
+from maclaurin.report.formatting import chance, counted, interval, listed, plain, power, ratio, share, signed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
 from maclaurin.report.study_tables import good_range, planned_runs, trial_means

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
-from maclaurin.report.numbers import (
+from maclaurin.report.formatting import (
     NOTHING,
+    Column,
+    Entry,
+    Table,
+    Tone,
     chance,
     counted,
     duration,
@@ -27,7 +31,6 @@ from maclaurin.report.numbers import (
 )
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference
-from maclaurin.report.tables import Column, Entry, Table, Tone
 from maclaurin.report.verdict import Judgement
 from maclaurin.study.claims import Alike, Published
 from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord
@@ -480,27 +483,16 @@ FACTS = ("commit", "data", "machine", "versions", "date")
 
 
 @final
-@dataclass
-class Register:
-    """Numbers figures and tables as they appear, and remembers the runs behind each."""
+@dataclass(frozen=True)
+class Source:
+    """A figure or table of the page, and the runs it was made from."""
 
-    items: list[tuple[str, str, tuple[RunRecord, ...]]] = field(default_factory=list)
-
-    def figure(self, title: str, records: Iterable[RunRecord]) -> str:
-        """Figure 3."""
-        return self._add("Figure", title, records)
-
-    def table(self, title: str, records: Iterable[RunRecord]) -> str:
-        """Table 2."""
-        return self._add("Table", title, records)
-
-    def _add(self, kind: str, title: str, records: Iterable[RunRecord]) -> str:
-        label = f"{kind} {1 + sum(name.startswith(kind) for name, *_ in self.items)}"
-        self.items.append((label, title, tuple(records)))
-        return label
+    label: str
+    title: str
+    records: tuple[RunRecord, ...]
 
 
-def figures_table(register: Register) -> Table:
+def figures_table(sources: Sequence[Source]) -> Table:
     """One line per figure and table of the page."""
     columns = (
         Column("what"),
@@ -511,13 +503,14 @@ def figures_table(register: Register) -> Table:
         Column("keys", "folded"),
     )
     rows = []
-    for label, title, records in register.items:
+    for source in sources:
+        records = source.records
         seeds = sorted({record.run.seed for record in records})
         keys = list(dict.fromkeys(record.key[:12] for record in records))
         rows.append(
             (
-                Entry(label),
-                Entry(title),
+                Entry(source.label),
+                Entry(source.title),
                 Entry(str(len(records)), len(records)),
                 Entry(", ".join(map(str, seeds)) or NOTHING),
                 *(Entry(_all(name, records)) for name in FACTS),

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from maclaurin.report.numbers import counted, interval, listed, plain, signed
+from maclaurin.report.formatting import counted, interval, listed, plain, signed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE, Difference, holm
 from maclaurin.study.claims import Alike, AnyClaim, Ordered

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.errors import InputError
-from maclaurin.report import charts
 from maclaurin.report.analysis import Analysis, analyse
+from maclaurin.report.formatting import markdown
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.page import page, slug
+from maclaurin.report.page import Article, figures_of
 from maclaurin.report.sentences import effect_sentence, interaction_sentences, status_sentence
 from maclaurin.report.statistics import Difference
+from maclaurin.report.study_page import FIGURES, study_articles, study_page
 from maclaurin.report.study_tables import (
     claims_table,
     contributions_table,
@@ -31,13 +32,11 @@ from maclaurin.report.study_tables import (
     standing_entry,
     tuning_table,
 )
-from maclaurin.report.tables import markdown
 from maclaurin.study.find import read_study_file, source_file
 from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord, read_study
 
 #: which of two records of the same run is kept
 WORTH = {"finished": 0, "diverged": 1, "crashed": 2, "running": 3, "stopped": 4, "waiting": 5}
-FIGURES = "figures"
 
 
 @final
@@ -53,14 +52,15 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, pdf: bool = 
     """Read studies, write the page, tables and figures into a folder (beside the first study's records)."""
     studies = read_studies(paths)
     analyses = analyse([with_present_claims(study, path) for path, study in studies])
+    articles = study_articles(analyses)
     first = Path(paths[0])
     folder = out or (first if first.is_dir() else first.parent) / "report"
     with _replaced(folder) as partial:
         (partial / "runs.csv").write_text(runs_csv(analyses), encoding="utf-8")
         (partial / "summary.csv").write_text(summary_csv(analyses), encoding="utf-8")
         (partial / "tables.md").write_text(tables_md(analyses), encoding="utf-8")
-        write_figures(analyses, partial / FIGURES, pdf=pdf)
-        (partial / "index.html").write_text(page(analyses), encoding="utf-8")
+        write_figures(articles, partial, pdf=pdf)
+        (partial / "index.html").write_text(study_page(articles), encoding="utf-8")
     return Report(folder / "index.html", tuple(analysis.headline for analysis in analyses))
 
 
@@ -298,41 +298,14 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
         yield "## The claims\n\n" + markdown(claims_table(analysis.judgements))
 
 
-def write_figures(analyses: Sequence[Analysis], folder: Path, *, pdf: bool) -> None:
-    """Every figure of every study, named after study, experiment and what it shows."""
-    folder.mkdir(parents=True)
-    names = [analysis.study.name for analysis in analyses]
-    for place, analysis in enumerate(analyses):
-        study = f"{names[place]} {place + 1}" if names.count(names[place]) > 1 else names[place]
-        for name, figure in figures(analysis):
-            stem = folder / slug(f"{study} {name}")
-            stem.with_suffix(".svg").write_text(figure.svg(), encoding="utf-8")
-            if pdf:
-                stem.with_suffix(".pdf").write_bytes(figure.pdf())
-
-
-def figures(analysis: Analysis) -> Iterator[tuple[str, charts.Figure]]:
-    """(name, figure) of every figure of a study."""
-    made: list[tuple[str, charts.Figure | None]] = []
-    if analysis.study.forms is not None:
-        made.append(("series", charts.series_error(analysis.study.forms)))
-    for name, outcome in analysis.outcomes.items():
-        made += [
-            (f"{name} parts", charts.cells(outcome)),
-            (f"{name} curves", charts.curves(outcome)),
-            (f"{name} compute", charts.compute(outcome)),
-            (f"{name} orders", charts.orders(outcome)),
-            (f"{name} learning rates", charts.learning_rates(outcome)),
-            (f"{name} positions", charts.positions(outcome)),
-        ]
-        made += [
-            (f"{name} {each.waterfall.title}", charts.waterfall(each))
-            for each in analysis.waterfalls.get(name, [])
-        ]
-        if name in analysis.factorials:
-            made.append((f"{name} interactions", charts.heatmaps(analysis.factorials[name])))
-    made.append(("across", charts.across(list(analysis.outcomes.values()))))
-    yield from ((name, figure) for name, figure in made if figure is not None)
+def write_figures(articles: Sequence[Article], folder: Path, *, pdf: bool) -> None:
+    """Every figure of a page, in the file that the page names."""
+    for drawn in figures_of(articles):
+        file = folder / drawn.file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(drawn.figure.svg, encoding="utf-8")
+        if pdf:
+            file.with_suffix(".pdf").write_bytes(drawn.figure.pdf)
 
 
 @final

@@ -1,6 +1,7 @@
 """Files, sentences, resumption, and what convert asks of an inspection."""
 
 import dataclasses
+import html
 import json
 import math
 import re
@@ -339,7 +340,7 @@ def files(inspection):
 
 
 def specs_of(page):
-    found = re.findall(r'<script type="application/json">(.*?)</script>', page, flags=re.DOTALL)
+    found = re.findall(r'<script type="application/json" class="spec">(.*?)</script>', page, flags=re.DOTALL)
     return [json.loads(text) for text in found]
 
 
@@ -400,7 +401,7 @@ def test_without_altair_the_page_has_tables_and_says_what_is_missing(inspection,
     monkeypatch.setattr(inspection_page, "has_charts", lambda: False)
     found = inspection_files(inspection)
     assert set(found) == {"index.html"}
-    assert "pip install 'maclaurin[plot]'" in found["index.html"]
+    assert "pip install 'maclaurin[plot]'" in html.unescape(found["index.html"])
     assert "vegaEmbed=" not in found["index.html"]
 
 

@@ -6,16 +6,20 @@ import html.parser
 import json
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 from tests.unit.report import synthetic
 
 from maclaurin.errors import InputError
-from maclaurin.report import charts, write_report
+from maclaurin.report import study_charts as charts
+from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
-from maclaurin.report.charts import families
-from maclaurin.report.page import breakable, embedded, page
+from maclaurin.report.figure import INK, PALETTE
+from maclaurin.report.page import breakable, embedded
 from maclaurin.report.sentences import status_sentence, trouble
+from maclaurin.report.study_charts import families
+from maclaurin.report.study_page import study_articles, study_page
 from maclaurin.report.study_tables import good_range, mixtures, settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
@@ -44,7 +48,7 @@ def analysis(study):
 
 
 def page_of(*studies):
-    return page(analyse([(study, "") for study in studies]))
+    return study_page(study_articles(analyse([(study, "") for study in studies])))
 
 
 # --------------------------------------------------------------------------------------- reading
@@ -166,7 +170,7 @@ def test_without_the_extra_records_are_readable_and_a_report_says_what_is_missin
         "import sys\n"
         "for name in ('scipy', 'statsmodels', 'altair', 'vl_convert', 'jinja2'): sys.modules[name] = None\n"
         "from pathlib import Path\n"
-        "import maclaurin.report.tables, maclaurin.report.numbers, maclaurin.report.style\n"
+        "import maclaurin.report.formatting, maclaurin.report.figure\n"
         "from maclaurin.study.run_record import read_study\n"
         "print(len(read_study(Path('mini')).runs))\n"
         "from maclaurin.errors import MaclaurinError\n"
@@ -186,7 +190,7 @@ def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
     out.mkdir()
     (out / "index.html").write_text("old")
     (out / "mine.txt").write_text("kept")
-    monkeypatch.setattr("maclaurin.report.write.page", lambda _: 1 / 0)
+    monkeypatch.setattr("maclaurin.report.write.study_page", lambda _: 1 / 0)
     monkeypatch.setattr("maclaurin.report.write.write_figures", lambda *_, **__: None)
     with pytest.raises(ZeroDivisionError):
         write_report([saved(small(), tmp_path / "mini")], out)
@@ -217,7 +221,7 @@ def test_a_report_needs_no_torch(tmp_path):
 class Checker(html.parser.HTMLParser):
     """Every element is closed, every id is there once, nothing is loaded."""
 
-    EMPTY = ("meta", "br", "hr", "link", "wbr")
+    EMPTY = ("meta", "br", "hr", "link", "wbr", "img")
 
     def __init__(self, text):
         super().__init__()
@@ -240,7 +244,7 @@ class Checker(html.parser.HTMLParser):
 def test_the_page_is_whole_and_loads_nothing(realistic):
     found = Checker(page_of(realistic))
     assert len(found.ids) == len(set(found.ids))
-    assert all(link.startswith("#") or "/" not in link for link in found.links)
+    assert all(link.startswith(("#", "figures/")) or "/" not in link for link in found.links)
     assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
 
 
@@ -270,7 +274,7 @@ def test_names_cannot_break_out_of_the_page():
     text = page_of(study)
     assert "alert(1)</script>" not in text
     assert "<b onclick" not in text
-    assert Checker(text).elements.count("script") == 3 + text.count('class="spec"')
+    assert Checker(text).elements.count("script") == 4 + text.count('class="spec"')
 
 
 def test_text_cannot_end_the_data_of_a_chart():
@@ -281,9 +285,17 @@ def test_text_cannot_end_the_data_of_a_chart():
 
 
 def test_a_script_that_would_end_its_element_is_refused(monkeypatch):
-    monkeypatch.setattr("maclaurin.report.charts.script", lambda: "x = '</script>'")
+    monkeypatch.setattr("maclaurin.report.page.vega_script", lambda: "x = '</script>'")
     with pytest.raises(ValueError, match="end its own element"):
         page_of(small())
+
+
+def test_the_page_has_the_colours_of_the_files():
+    css = resources.files("maclaurin.report").joinpath("assets", "page.css").read_text("utf-8")
+    names = {"ink": INK, **{f"c{place}": colour for place, colour in enumerate(PALETTE)}}
+    light, printed = css.partition("@media (prefers")[0], css.partition("@media print")[2]
+    assert all(f"--{name}: {colour};" in light for name, colour in names.items())
+    assert all(f"--{name}: {colour};" in printed for name, colour in names.items() if name != "ink")
 
 
 def test_sections_appear_only_where_there_is_something_to_say(realistic):
@@ -385,7 +397,7 @@ def test_a_good_range_is_interpolated_and_bounded_by_divergence():
 
 def test_loss_by_position_has_gaps_where_nothing_is_scored(realistic):
     figure = charts.positions(analysis(realistic).outcomes["lm"])
-    rows = [row for rows in figure.sheet.datasets.values() for row in rows]
+    rows = [row for rows in figure.spec["datasets"].values() for row in rows]
     assert {row["x"] for row in rows if row["y"] is None} == {8.0 * i + 1 for i in range(0, 32, 4)}
     assert 0 not in {row["y"] for row in rows}
 
@@ -395,11 +407,11 @@ def test_one_cell_far_off_does_not_squash_the_figure():
     values["wild"] = [40.0, 2.0, 90.0]  # its two far seeds are drawn at the edge
     figure = charts.cells(analysis(synthetic.study(synthetic.experiment(values))).outcomes["lm"])
     means, differences = (
-        panel["layer"][1]["encoding"]["x"]["scale"]["domain"] for panel in figure.spec()["hconcat"]
+        panel["layer"][1]["encoding"]["x"]["scale"]["domain"] for panel in figure.spec["hconcat"]
     )
     assert differences[1] - differences[0] < 0.5
     assert means[1] - means[0] < 0.5
-    (wild,) = (row for row in figure.sheet.datasets["data-3"] if row["name"] == "wild")
+    (wild,) = (row for row in figure.spec["datasets"]["data-3"] if row["name"] == "wild")
     assert wild["outside"]
     assert wild["cut_high"] is not None
 
@@ -410,14 +422,14 @@ def test_bars_without_length_are_left_out():
     equal = synthetic.experiment({"a": [1.0, 1.0], "b": [2.0, 2.0]}, name="equal")
     found = analysis(synthetic.study(one, equal))
     for outcome in found.outcomes.values():
-        assert charts.cells(outcome).pdf().startswith(b"%PDF")
+        assert charts.cells(outcome).pdf.startswith(b"%PDF")
 
 
 def test_every_figure_is_drawn_as_svg_without_the_pointers_marks(realistic):
     outcome = analysis(realistic).outcomes["lm"]
     figure = charts.curves(outcome)
-    assert figure.svg().startswith("<svg")
-    assert len(json.dumps(figure.paper_spec())) < len(json.dumps(figure.spec()))
+    assert figure.svg.startswith("<svg")
+    assert len(json.dumps(figure.paper_spec)) < len(json.dumps(figure.spec))
     assert charts.across([outcome]) is None
 
 

@@ -67,21 +67,10 @@
 
   // --------------------------------------------------------------------------------------- the charts
   // Colours are the page's own variables, so a chart follows the theme, and print, without being drawn again.
-  const colours = ["ink", "c0", "c1", "c2", "c3", "c4", "c5", "c6"];
-  const words = { labelColor: "var(--ink)", titleColor: "var(--ink)", labelFontSize: 11, titleFontSize: 11.5 };
-  const config = {
-    background: "transparent",
-    font: getComputedStyle(root).getPropertyValue("--sans").trim(),
-    axis: { ...words, gridColor: "var(--line)", domainColor: "var(--quiet)", tickColor: "var(--quiet)", titleFontWeight: "normal", labelLimit: 220 },
-    legend: { ...words, symbolStrokeWidth: 2.5, labelLimit: 220 },
-    title: { color: "var(--ink)", fontSize: 12, anchor: "start" },
-    view: { stroke: null },
-  };
+  const config = JSON.parse(document.getElementById("chart-config").textContent);
+  config.font = getComputedStyle(root).getPropertyValue("--sans").trim();
   const drawings = [...document.querySelectorAll("figure.drawn")].map((figure) => {
     const spec = JSON.parse(figure.querySelector("script.spec").textContent);
-    for (const parameter of spec.params ?? []) {
-      if (colours.includes(parameter.name)) parameter.value = `var(--${parameter.name})`;
-    }
     const holder = figure.querySelector(".chart");
     return vegaEmbed(holder, spec, { renderer: "svg", actions: false, config, tooltip: { theme: "custom" } });
   });

@@ -1,33 +1,26 @@
-"""Every chart of a study, each defined once: the page draws it with vega-embed, vl-convert as SVG and PDF.
-
-Colours are parameters (ink, c0 … c6), so that the page can draw the same chart on light and on dark.
-"""
+"""Every chart of a study."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import altair as alt
-import vl_convert
 
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
-from maclaurin.report.numbers import plain
+from maclaurin.report.figure import INK, PALETTE, Figure, Row, Sheet, View
+from maclaurin.report.formatting import plain
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference, Spread
 from maclaurin.report.study_tables import decimals_of, trial_means
-from maclaurin.report.style import INK, PALETTE
 from maclaurin.report.verdict import difference_text
 from maclaurin.study.run_record import FormsRecord, RunRecord
 
-View = Any  # altair's classes for single, layered and concatenated views share no useful base
-Row = dict[str, Any]
 Points = list[tuple[float, float]]
 
 PANEL = 330
@@ -40,100 +33,6 @@ EARLY = 0.2
 FAR = 3.0
 #: points of a training curve that are drawn
 MOST_POINTS = 80
-
-
-# ------------------------------------------------------------------------------------- a figure
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Figure:
-    """A chart and the rows it draws. Rows lie beside the chart, where altair need not check each of them."""
-
-    view: View
-    sheet: Sheet
-
-    def spec(self) -> dict[str, Any]:
-        """As vega-lite, for the page."""
-        return {**self.view.to_dict(), "datasets": self.sheet.datasets}
-
-    def paper_spec(self) -> dict[str, Any]:
-        """On white paper, without the invisible points that only a pointer needs."""
-        return _without_hover({**self.spec(), "config": paper_config()})
-
-    def svg(self) -> str:
-        """The chart on white paper."""
-        return vl_convert.vegalite_to_svg(self.paper_spec(), vl_version=version())
-
-    def pdf(self) -> bytes:
-        """The same as PDF."""
-        return vl_convert.vegalite_to_pdf(self.paper_spec(), vl_version=version())
-
-
-@final
-class Sheet:
-    """The rows of a figure, by name."""
-
-    def __init__(self) -> None:
-        self.datasets: dict[str, list[Row]] = {}
-
-    def add(self, rows: Iterable[Row]) -> alt.Chart:
-        """A chart of these rows, to be given a mark."""
-        name = f"data-{len(self.datasets)}"
-        self.datasets[name] = [{key: _rounded(value) for key, value in row.items()} for row in rows]
-        return alt.Chart(alt.NamedData(name))
-
-    def figure(self, view: View) -> Figure:
-        """The whole figure, with the colours as parameters."""
-        names = {"ink": INK, **{f"c{i}": colour for i, colour in enumerate(PALETTE)}}
-        return Figure(view.add_params(*(alt.param(name=n, value=v) for n, v in names.items())), self)
-
-
-def _rounded(value: Any) -> Any:
-    """Five digits are enough to draw; what is not finite is null."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    return value
-
-
-def _without_hover(spec: Any) -> Any:
-    if isinstance(spec, dict):
-        return {key: part if key == "datasets" else _without_hover(part) for key, part in spec.items()}
-    if isinstance(spec, list):
-        return [_without_hover(part) for part in spec if not _is_for_pointer(part)]
-    return spec
-
-
-def _is_for_pointer(layer: Any) -> bool:
-    """Invisible marks, which carry tooltips alone."""
-    return (
-        isinstance(layer, dict) and isinstance(layer.get("mark"), dict) and layer["mark"].get("aria") is False
-    )
-
-
-@functools.cache
-def script() -> str:
-    """Vega, vega-lite and vega-embed in one script, for a page that loads nothing."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version())
-
-
-def version() -> str:
-    """Of vega-lite, as vl-convert wants it."""
-    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
-def paper_config() -> dict[str, Any]:
-    """How charts look on white paper; the page has the same in its own colours."""
-    quiet = {"labelColor": INK, "titleColor": INK, "labelFontSize": 10, "titleFontSize": 11}
-    return {
-        "background": "white",
-        "font": "Helvetica, Arial, sans-serif",
-        "axis": {**quiet, "gridColor": "#e4e4e0", "domainColor": "#9a9a92", "tickColor": "#9a9a92",
-                 "titleFontWeight": "normal", "labelLimit": 220},
-        "legend": {**quiet, "symbolStrokeWidth": 2.5, "labelLimit": 220},
-        "title": {"color": INK, "fontSize": 11, "anchor": "start"},
-        "view": {"stroke": None},
-    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------- small parts

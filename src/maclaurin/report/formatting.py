@@ -1,12 +1,16 @@
-"""Numbers as people read them."""
+"""Numbers and tables as people read them. Needs no optional package."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, final
 
 NOTHING = "–"
+
+
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def plain(value: float | None, decimals: int = 3) -> str:
@@ -34,8 +38,8 @@ def interval(bounds: tuple[float, float] | None, decimals: int = 3) -> str:
 
 def power(value: float | None) -> str:
     """1.2e−15, 0.62; for errors."""
-    if value is None:
-        return NOTHING
+    if value is None or not math.isfinite(value):
+        return plain(value)
     return f"{value:.2g}" if 0.01 <= value < 100 else f"{value:.1e}".replace("e-", "e−").replace("e+", "e")
 
 
@@ -108,3 +112,75 @@ def listed(names: list[str]) -> str:
 def counted(number: int, word: str) -> str:
     """1 run, 2 runs."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+Tone = Literal["good", "bad", "unsure", "muted", ""]
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """A heading and how the entries below it are set.
+
+    Numbers to the right, code in its own type, prose may wrap; a named entry has code beside its text, and a
+    folded one shows its aside until it is opened.
+    """
+
+    title: str
+    kind: Literal["text", "number", "code", "prose", "named", "folded"] = "text"
+    hint: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One place of a table: its text, what it is sorted by, a quieter second part, its tone."""
+
+    text: str
+    value: float | str | None = None
+    aside: str = ""
+    tone: Tone = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.aside}".strip()
+
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+
+def markdown(table: Table) -> str:
+    """As a Markdown table."""
+    lines = [
+        _line(_escaped(column.title) for column in table.columns),
+        _line("---:" if column.kind == "number" else "---" for column in table.columns),
+    ]
+    for row in table.rows:
+        texts = []
+        for column, entry in zip(table.columns, row, strict=True):
+            text, aside = _escaped(entry.text), _escaped(entry.aside)
+            text = _code(text) if column.kind == "code" else text
+            aside = _code(aside) if column.kind == "named" else aside
+            texts.append(f"{text} {aside}".strip())
+        lines.append(_line(texts))
+    return "\n".join(lines) + "\n"
+
+
+def _line(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text and "`" not in text else text
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,177 @@
+"""A chart is defined once with altair: the page draws it with Vega, and vl-convert as SVG and PDF.
+
+Colours are parameters (ink, c0 … c6). In the page they are variables of its style sheet, so that one chart is
+drawn on light and on dark; in a file they are those of white paper. Altair and vl-convert are imported when a
+chart is made: pages can be made without charts, and figures drawn with matplotlib share the colours alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    import altair as alt
+
+View = Any  # altair's classes for single, layered and concatenated views share no useful base
+Row = dict[str, Any]
+
+#: Okabe and Ito's palette, darkened where white paper asks for it
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8579b", "#c88a00", "#3a9bd9", "#7a6a00")
+INK = "#1b1f24"
+
+#: for figures drawn with matplotlib
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "osD^vPX"
+WIDTH = 6.5
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.3,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "maclaurin",
+}
+
+#: name → colour on white paper, and in the page
+_PARAMETERS = {"ink": INK, **{f"c{place}": colour for place, colour in enumerate(PALETTE)}}
+_PAPER = {**_PARAMETERS, "paper": "white", "line": "#e4e4e0", "quiet": "#9a9a92"}
+_PAGE = {**{name: f"var(--{name})" for name in _PAPER}, "paper": "transparent"}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A chart with its data, as vega-lite in the colours of the page."""
+
+    spec: dict[str, Any]
+
+    @property
+    def paper_spec(self) -> dict[str, Any]:
+        """On white paper, without the invisible points that only a pointer needs."""
+        params = [
+            {**each, "value": _PAPER[each["name"]]} if each["name"] in _PARAMETERS else each
+            for each in self.spec["params"]
+        ]
+        config = {**_config(_PAPER), "font": "Helvetica, Arial, sans-serif"}
+        return _without_hover({**self.spec, "params": params, "config": config})
+
+    @functools.cached_property
+    def svg(self) -> str:
+        """The chart on white paper, as it first looks."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(self.paper_spec, vl_version=_version())
+
+    @property
+    def pdf(self) -> bytes:
+        """The same as PDF."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_pdf(self.paper_spec, vl_version=_version())
+
+
+@final
+class Sheet:
+    """The rows of a figure, by name. They lie beside the chart, where altair need not check each of them."""
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, list[Row]] = {}
+
+    def add(self, rows: Iterable[Row]) -> alt.Chart:
+        """A chart of these rows, to be given a mark."""
+        import altair as alt
+
+        name = f"data-{len(self._datasets)}"
+        self._datasets[name] = [_rounded(row) for row in rows]
+        return alt.Chart(alt.NamedData(name))
+
+    def figure(self, view: View) -> Figure:
+        """The figure of a view of these rows, with the colours as parameters."""
+        import altair as alt
+
+        parameters = [alt.param(name=name, value=_PAGE[name]) for name in _PARAMETERS]
+        return Figure({**view.add_params(*parameters).to_dict(), "datasets": self._datasets})
+
+
+def has_charts() -> bool:
+    """Whether the libraries that charts need are installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("altair", "vl_convert"))
+
+
+@functools.cache
+def vega_script() -> str:
+    """Vega, vega-lite and vega-embed in one script, for a page that loads nothing."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_version())
+
+
+def page_config() -> dict[str, Any]:
+    """How charts look in a page; the page adds its font."""
+    return _config(_PAGE)
+
+
+def _version() -> str:
+    """Of vega-lite, as vl-convert wants it."""
+    import altair as alt
+
+    return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+def _config(colours: Mapping[str, str]) -> dict[str, Any]:
+    ink, quiet = colours["ink"], colours["quiet"]
+    words = {
+        "labelColor": ink,
+        "titleColor": ink,
+        "labelFontSize": 11,
+        "titleFontSize": 11.5,
+        "labelLimit": 220,
+    }
+    return {
+        "background": colours["paper"],
+        "axis": {**words, "gridColor": colours["line"], "domainColor": quiet, "tickColor": quiet,
+                 "titleFontWeight": "normal", "labelLimit": 220},
+        "legend": {**words, "symbolStrokeWidth": 2.5, "labelLimit": 220},
+        "title": {"color": ink, "fontSize": 12, "anchor": "start"},
+        "text": {"color": ink},
+        "rule": {"color": ink},
+        "view": {"stroke": None},
+        "range": {"category": [colours[f"c{place}"] for place in range(len(PALETTE))]},
+        "scale": {"invalid": {"color": {"value": colours["c1"]}}},  # in place of what is no number
+    }  # fmt: skip
+
+
+def _rounded(value: Any) -> Any:
+    """Five digits are enough to draw; what is not finite is null."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
+
+
+def _without_hover(spec: Any) -> Any:
+    if isinstance(spec, dict):
+        return {key: part if key == "datasets" else _without_hover(part) for key, part in spec.items()}
+    if isinstance(spec, list):
+        return [_without_hover(part) for part in spec if not _is_for_pointer(part)]
+    return spec
+
+
+def _is_for_pointer(layer: Any) -> bool:
+    """Invisible marks, which carry tooltips alone."""
+    return (
+        isinstance(layer, dict) and isinstance(layer.get("mark"), dict) and layer["mark"].get("aria") is False
+    )
