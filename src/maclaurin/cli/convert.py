@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from maclaurin.conversion.memory_budget import Memory
     from maclaurin.conversion.recover import Recovery
     from maclaurin.conversion.run import Chosen, Sampling, Wish
-    from maclaurin.inspection.schema import Inspection
+    from maclaurin.inspection.inspection_record import Inspection
     from maclaurin.models import MaclaurinForCausalLM
 
 

@@ -17,7 +17,7 @@ from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
     from maclaurin.inspection.inspect_model import Settings
-    from maclaurin.inspection.schema import Inspection
+    from maclaurin.inspection.inspection_record import Inspection
 
 
 def inspect(
@@ -133,8 +133,7 @@ def _folder_name(model: str) -> str:
 
 
 def _print(found: Inspection, page: Path, as_json: bool) -> None:
-    from maclaurin.inspection.schema import rounded
-    from maclaurin.inspection.sharpness import layers_to_keep, sharp_heads
+    from maclaurin.inspection.inspection_record import layers_to_keep, rounded, sharp_heads
     from maclaurin.inspection.summary import findings
     from maclaurin.report.figure import has_charts
 

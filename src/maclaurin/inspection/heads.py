@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from maclaurin.inspection.schema import HeadRecord, Histogram, Spread
+from maclaurin.inspection.inspection_record import HeadRecord, Histogram, Spread
 from maclaurin.spec import AttentionSpec
 
 #: scores in memory at a time, 16 MiB of them: small enough for the processor's cache

@@ -20,7 +20,7 @@ from maclaurin.evaluation.likelihood import perplexity, summed_loss
 from maclaurin.inspection.contexts import Contexts
 from maclaurin.inspection.heads import Tally, state_ranks, tally_heads
 from maclaurin.inspection.inspection_folder import InspectionFolder
-from maclaurin.inspection.schema import Inspection, ModelRecord, PerplexityRecord, TextRecord
+from maclaurin.inspection.inspection_record import Inspection, ModelRecord, PerplexityRecord, TextRecord
 from maclaurin.inspection.trials import Trial, attention_layers, check_layers, exchanged, trials, watched
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.models import MaclaurinForCausalLM

@@ -15,7 +15,7 @@ from torch import Tensor
 from maclaurin.errors import InputError
 from maclaurin.files import require_writable_folder, write_file
 from maclaurin.inspection.heads import Tally
-from maclaurin.inspection.schema import FILE_NAME, Inspection, read_inspection, to_json
+from maclaurin.inspection.inspection_record import FILE_NAME, Inspection, read_inspection, to_json
 
 UNFINISHED = "unfinished"
 PAGE = "index.html"

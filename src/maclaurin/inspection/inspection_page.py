@@ -9,8 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from maclaurin.inspection.schema import FILE_NAME, About, HeadRecord, Histogram, Inspection, PerplexityRecord
-from maclaurin.inspection.sharpness import SHARP_ORDER, error_at, layer_errors
+from maclaurin.inspection.inspection_record import (
+    FILE_NAME,
+    SHARP_ORDER,
+    About,
+    HeadRecord,
+    Histogram,
+    Inspection,
+    PerplexityRecord,
+    error_at,
+    layer_errors,
+)
 from maclaurin.inspection.summary import findings, order_text, perplexity_text
 from maclaurin.report.figure import Figure, Sheet, has_charts
 from maclaurin.report.formatting import (

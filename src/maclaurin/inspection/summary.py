@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 
-from maclaurin.inspection.schema import Inspection
-from maclaurin.inspection.sharpness import (
+from maclaurin.inspection.inspection_record import (
     SHARP_ORDER,
+    Inspection,
     heads_within,
     layer_errors,
     layers_to_keep,

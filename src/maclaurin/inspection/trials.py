@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from maclaurin.errors import InputError, SpecError
-from maclaurin.inspection.schema import About, Kind
+from maclaurin.inspection.inspection_record import About, Kind
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.layout import Layout
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window

@@ -16,8 +16,7 @@ from maclaurin.inspection.contexts import read_contexts
 from maclaurin.inspection.inspect_model import Settings
 from maclaurin.inspection.inspection_folder import InspectionFolder
 from maclaurin.inspection.inspection_page import inspection_files
-from maclaurin.inspection.schema import to_json
-from maclaurin.inspection.sharpness import error_at, heads_within, layer_errors
+from maclaurin.inspection.inspection_record import error_at, heads_within, layer_errors, to_json
 from maclaurin.inspection.summary import findings, perplexity_text
 from maclaurin.inspection.trials import check_layers, trials
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
