@@ -20,7 +20,7 @@ from maclaurin.spec.kernel import RowStatistics
 def weights_of(kernel: Kernel, x: Tensor, statistics: RowStatistics | None) -> Tensor:
     """κ at the scores x [..., t, s]."""
     fused = kernel.fused
-    if fused is None or fused.function != "polynomial" or kernel.orders[-1] < 2 or is_tracing():
+    if fused is None or fused.function != "polynomial" or len(fused.coefficients) < 3 or is_tracing():
         return kernel.weight(x, statistics)
     if fused.about_mean:
         assert statistics is not None
