@@ -62,6 +62,7 @@ def test_every_refusal_is_a_reason():
 
 def test_the_plan_is_the_program_that_runs(monkeypatch):
     """attention runs the object that plan names."""
+    forget_plans()
     case = random_tensors(maclaurin.parse("taylor(2)/sum"), Shape(), 0)
     q, k, v = (case.tensors[name] for name in "qkv")
     chosen = maclaurin.plan(q, k, v, "taylor(2)/sum").program
@@ -87,6 +88,22 @@ def test_a_plan_is_found_once_per_kind_of_call(monkeypatch):
     case.with_gradients().output()
     case.output(causal=False)
     assert len(found) == 5
+
+
+def test_what_a_program_prepares_is_kept_with_its_plan(monkeypatch):
+    """Also for another scale, which no plan depends on."""
+    forget_plans()
+    case = random_tensors(maclaurin.parse("exp/len"), Shape(), 0)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    chosen = maclaurin.plan(q, k, v, "exp/len").program
+    prepared, real = [], type(chosen).prepared
+    monkeypatch.setattr(
+        type(chosen), "prepared", lambda self, call: prepared.append(call) or real(self, call)
+    )
+    for scale in (None, 0.25, 0.25, 1):
+        y = maclaurin.attention(q, k, v, "exp/len", scale=scale)
+        assert_same(y, maclaurin.attention(q, k, v, "exp/len", scale=scale, form="blocked"), str(scale))
+    assert len(prepared) == 1
 
 
 def test_a_remembered_plan_does_not_skip_checks():
