@@ -18,6 +18,9 @@ and nothing of the rows is kept.
 
 Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row give back o, so only they are kept.
 A mean that the norm takes off is not among them, but δ = Σ do∘o does not see it, as do has none either.
+
+torch's backward takes memory for do, o and its own sums beside the gradients. Where rows are large, it goes
+over a few sequences at a time, and their gradients are copied to where all of them lie (`_Backward`).
 """
 
 from __future__ import annotations
@@ -301,34 +304,61 @@ class _GainedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        stock, scale, causal = ctx.call
-        dy = dy.transpose(1, 2)
         q, k, v, *kept = ctx.saved_tensors
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if ctx.is_direct:
-            (log_divisor,) = kept
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
-            unseen = zeros_in_layout(dy, ctx.layout)
-            zero = (
-                dy.new_zeros((1, 1, 1), dtype=working_dtype(q.dtype)) if log_divisor is None else log_divisor
-            )
-            lse = zero.expand(dy.shape[:3]).contiguous()
-            found = stock.backward(dy, q, k, v, unseen, lse, scale, causal)
-            return *(u.transpose(1, 2) for u in found), None, None, None
-        o, lse, log_divisor, gate, unseen = kept
+            rows = _DirectRows(dy.transpose(1, 2), ctx.layout, *kept)
+            return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        do, seen, sums = scaled_rows_backward(
-            dy, o, lse, log_divisor, gate, unseen, sums=of_divisor or of_gate
-        )
-        seen = zeros_in_layout(o, ctx.layout) if seen is None else seen
-        found = stock.backward(do, q, k, v, seen, lse, scale, causal)
+        rows = _GainedRows(dy.transpose(1, 2), ctx.layout, *kept, want_sums=of_divisor or of_gate, sums=[])
+        found = _Backward(*ctx.call).gradients(q, k, v, rows, _SLICES_BESIDE_O)
         d_divisor = d_gate = None
-        if of_divisor and sums is not None:
-            of_rows = sums if gate is None else sums * gate.transpose(1, 2)
-            d_divisor = (-of_rows).sum_to_size(log_divisor.shape)
-        if of_gate and sums is not None and gate is not None:
-            d_gate = sums.transpose(1, 2).to(gate.dtype)
-        return *(u.transpose(1, 2) for u in found), d_divisor, d_gate, None
+        if rows.want_sums:
+            sums = rows.sums[0] if len(rows.sums) == 1 else torch.cat(rows.sums)
+            if of_divisor and rows.log_divisor is not None:
+                of_rows = sums if rows.gate is None else sums * rows.gate.transpose(1, 2)
+                d_divisor = (-of_rows).sum_to_size(rows.log_divisor.shape)
+            if of_gate and rows.gate is not None:
+                d_gate = sums.transpose(1, 2).to(rows.gate.dtype)
+        return *found, d_divisor, d_gate, None
+
+
+class _DirectRows(NamedTuple):
+    """What torch's backward is handed where D is constant and there is no gate: dy, zeros and ln D."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    log_divisor: Tensor | None
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, log = _some(self.dy, some), self.log_divisor
+        if log is None:
+            log = dy.new_zeros((1, 1, 1), dtype=working_dtype(dy.dtype))
+        return dy, zeros_in_layout(dy, self.layout), _some(log, some).expand(dy.shape[:3]).contiguous()
+
+
+class _GainedRows(NamedTuple):
+    """The same where rows have a gain of their own. Sums Σ dy∘o e^g/D are added to the list, part by part."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    o: Tensor
+    lse: Tensor
+    log_divisor: Tensor | None
+    gate: Tensor | None
+    unseen: Tensor | None
+    want_sums: bool
+    sums: list[Tensor]
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, o, lse = (_some(u, some) for u in (self.dy, self.o, self.lse))
+        log_divisor, gate, unseen = (
+            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.unseen)
+        )
+        do, seen, sums = scaled_rows_backward(dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums)
+        if sums is not None:
+            self.sums.append(sums)
+        return do, zeros_in_layout(o, self.layout) if seen is None else seen, lse
 
 
 # --------------------------------------------------------------------------- softmax under a norm
@@ -386,18 +416,97 @@ class _NormedSoftmax(torch.autograd.Function):
     ) -> Tensor:
         found = normed.forward(q, k, v, scale, causal)
         ctx.save_for_backward(q, k, v, found.y, found.lse, found.gain)
-        ctx.call, ctx.layout = (normed.stock, normed.centred, scale, causal), found.layout
+        ctx.call, ctx.layout, ctx.centred = (normed.stock, scale, causal), found.layout, normed.centred
         return found.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        *qkv, y, lse, gain = ctx.saved_tensors
-        stock, centred, scale, causal = ctx.call
-        do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
-        q, k, v = (u.transpose(1, 2) for u in qkv)
-        found = stock.backward(do, q, k, v, o, lse, scale, causal)
-        return *(u.transpose(1, 2) for u in found), None, None, None
+        q, k, v, *kept = ctx.saved_tensors
+        rows = _NormedRows(dy, ctx.layout, ctx.centred, *kept)
+        return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
+
+
+class _NormedRows(NamedTuple):
+    """What torch's backward is handed under a norm, made from the answer and one number per row."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    centred: bool
+    y: Tensor
+    lse: Tensor
+    gain: Tensor
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, y, gain, lse = (_some(u, some) for u in (self.dy, self.y, self.gain, self.lse))
+        do, o = normed_rows_backward(dy, y, gain, self.centred, self.layout)
+        return do.transpose(1, 2), o.transpose(1, 2), lse
+
+
+# --------------------------------------------------------------------------- backward in slices of the batch
+
+#: bytes of rows and tokens of a text from which the backward pass goes over some sequences at a time. Short
+#: texts do not: copying gradients takes as long for each token of them, and pairs take less
+SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
+#: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R beside its gradients; a slice takes
+#: its share of 7 R, for do, o, cuDNN's sums and three gradients, and o may be kept beside them
+_SLICES, _SLICES_BESIDE_O = 4, 8
+
+
+class _RowsOfSome(Protocol):
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        """do and o [b, H, T, e], and the log-sum-exp [b, H, T], of some sequences, or of all (None)."""
+        ...
+
+
+class _Backward(NamedTuple):
+    """torch's backward for the rows it is handed."""
+
+    stock: TorchSoftmax
+    scale: float
+    causal: bool
+
+    def gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, slices: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk, dv [B, T, H, size]; in so many slices of the batch where rows are large."""
+        batch = q.shape[0]
+        if batch == 1 or not _is_large(v):
+            return self.of_part(q, k, v, rows, None)
+        found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        size = -(-batch // min(slices, batch))
+        for start in range(0, batch, size):
+            some = slice(start, start + size)
+            self.write_part(q, k, v, rows, some, found)
+        return found
+
+    def write_part(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice, found: tuple[Tensor, ...]
+    ) -> None:
+        """The gradients of some sequences, to where those of all lie; whatever else it takes ends with it."""
+        parts = self.of_part(q[some], k[some], v[some], rows, some)
+        for whole, part in zip(found, parts, strict=True):
+            whole[some].copy_(part)
+
+    def of_part(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        do, o, lse = rows.part(some)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        dq, dk, dv = self.stock.backward(do, q, k, v, o, lse, self.scale, self.causal)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _is_large(v: Tensor) -> bool:
+    """Whether memory counts for more than copying gradients; a compiler keeps the pass in one piece."""
+    if is_tracing() or v.shape[1] < SLICED_TOKENS:
+        return False
+    return v.numel() * v.element_size() >= SLICED_BYTES
+
+
+def _some(u: Tensor, some: slice | None) -> Tensor:
+    """Some sequences of a tensor [B or 1, …], or all of them."""
+    return u if some is None or u.shape[0] == 1 else u[some]
 
 
 # --------------------------------------------------------------------------- torch's fused softmax attentions
