@@ -20,7 +20,7 @@ from maclaurin.programs.program import Call, Cost, Program, Run, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
-from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
+from maclaurin.programs.taylor_attention import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.part import after_registration
 
@@ -35,8 +35,10 @@ PROGRAMS: tuple[Program, ...] = (
     ScoreMod(),
     QuadraticPolynomial(),
     PairsAboutMean(),
+    BalancedPairs(),
     LinearAttention(),
     TailInChunks(),
+    BalancedChunks(),
     KeptKeys(),
     LinearTime(),
     *PLAIN_FORMS.values(),
