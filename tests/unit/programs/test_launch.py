@@ -53,6 +53,15 @@ def test_a_prepared_launch_is_compiled_once_and_started_with_addresses_numbers_a
     assert kernel.started == [((3, 1, 1), (x.data_ptr(), None, 7, 64))] * 2
 
 
+def test_a_launch_with_all_its_arguments_is_compiled_once_per_numbers_and_options(compiled):
+    kernel, firsts = compiled
+    nothing, x = launch.launched(_nothing), torch.zeros(32)
+    for n, block in ((7, 64), (7, 64), (8, 64), (7, 32), (7, 64)):
+        nothing[(3,)](x, None, n, BLOCK=block)
+    assert len(firsts) == 3
+    assert kernel.started == [((3, 1, 1), (x.data_ptr(), None, 7, 64))] * 2
+
+
 def test_other_dtypes_and_alignments_are_other_kernels(compiled):
     _, firsts = compiled
     start = launch.prepared(launch.launched(_nothing), (3,), (7,), {})
