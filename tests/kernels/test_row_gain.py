@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maclaurin import parse
+from maclaurin.programs import stock_softmax
 from maclaurin.programs.operands import (
     fused_scaled_rows,
     fused_scaled_rows_backward,
@@ -49,6 +50,34 @@ def test_every_denominator(notation, stock_dtype, device, poisoned):
 def test_norms_that_keep_only_their_answer(notation, tokens, stock_dtype, device, poisoned):
     shape = Shape(batch=2, tokens=tokens, kv_heads=3, group=1, d=16, e=16)
     assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa")
+
+
+@pytest.fixture
+def in_slices(monkeypatch):
+    """Rows of any size are large; says of how many sequences each slice was."""
+    monkeypatch.setattr(stock_softmax, "SLICED_BYTES", 0)
+    monkeypatch.setattr(stock_softmax, "SLICED_TOKENS", 0)
+    sizes, of_part = [], stock_softmax._Backward.of_part
+    seen = lambda self, q, *others: sizes.append(q.shape[0]) or of_part(self, q, *others)  # noqa: E731
+    monkeypatch.setattr(stock_softmax._Backward, "of_part", seen)
+    return sizes
+
+
+@pytest.mark.parametrize("notation", SPECS)
+@pytest.mark.parametrize("by_head", [False, True])
+def test_backward_in_slices_of_the_batch(notation, by_head, in_slices, stock_dtype, device, poisoned):
+    shape = Shape(batch=9, tokens=33 if ON_GPU else 9, kv_heads=2, group=1, d=16, e=16)
+    layout = (0, 2, 1, 3) if by_head else None
+    assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa", layout=layout)
+    own = not notation.endswith(("l2*out", "l2(scale=dim)*out"))  # there torch's softmax has its own gradient
+    assert set(in_slices) in (({3}, {2, 1}) if own else (set(),)), "up to four or eight slices"
+
+
+def test_small_rows_go_back_in_one_piece(device):
+    q = torch.randn(4, 16, 2, 16, device=device)
+    assert not stock_softmax._is_large(q)
+    assert not stock_softmax._is_large(torch.empty(32, 1024, 16, 64, dtype=torch.bfloat16, device="meta"))
+    assert stock_softmax._is_large(torch.empty(8, 4096, 16, 64, dtype=torch.bfloat16, device="meta"))
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 1000] if ON_GPU else [1, 2, 33])

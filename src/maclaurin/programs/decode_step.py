@@ -34,7 +34,7 @@ from maclaurin.forms.window import ExactKeys, TailForm
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -69,30 +69,59 @@ class StateStep(Program):
         return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        spec, q = call.spec, call.inputs.q
+        is_final = spec.norm is None and not spec.gates_before_norm
+        dtype = q.dtype if is_final else torch.float32
+        return _Step(coefficient_table(spec) or (), *row_divisor(spec), spec.orders, dtype, is_final).run
+
+
+class _Step(NamedTuple):
+    """What a step needs to know of its spec."""
+
+    table: Table
+    divisor: str
+    eps: float
+    orders: tuple[int, ...]
+    dtype: torch.dtype
+    is_final: bool
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
         from maclaurin.programs.triton import state_step as program
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
-        k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
+        q, k, v = gpu.dense(inputs.q), gpu.dense(inputs.k), gpu.dense(inputs.v)
         decay = log_decay(spec, inputs)
         decay = None if decay is None else decay[..., 0]
-        is_final = spec.norm is None and not spec.gates_before_norm
         y, moments, count = program.rows(
             state.moments.contiguous(),
             state.count.contiguous(),
             program.Token(k, q, v, decay),
-            step_layout(k.shape[-1], spec.orders, k.device),
+            step_layout(k.shape[-1], self.orders, call.device),
             call.scale,
-            coefficient_table(spec) or (),
-            *row_divisor(spec),
-            dtype=q.dtype if is_final else torch.float32,
+            self.table,
+            self.divisor,
+            self.eps,
+            dtype=self.dtype,
         )
-        if not is_final:
+        if not self.is_final:
             y = finish_rows(spec, y, inputs.gates, q.dtype)
         total = state.log_decay
         if total is not None and decay is not None:
             total = total + decay
-        return y, dataclasses.replace(state, moments=moments, count=count, log_decay=total)
+        after = State(
+            state.spec,
+            moments,
+            count,
+            total,
+            is_full=state.is_full,
+            certificate=state.certificate,
+            key_bound=state.key_bound,
+        )
+        return y, after
 
 
 class WindowStep(Program):
@@ -125,7 +154,7 @@ class WindowStep(Program):
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
         assert state.exact is not None
-        k, q, v = (gpu.dense(u[:, 0]) for u in (inputs.k, inputs.q, inputs.v))
+        q, k, v = gpu.dense(inputs.q), gpu.dense(inputs.k), gpu.dense(inputs.v)
         held = (state.exact.recent_k, state.exact.recent_v, state.exact.sink_k, state.exact.sink_v)
         y, moments, count, exact = program.window_rows(
             state.moments.contiguous(),

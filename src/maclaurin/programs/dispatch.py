@@ -1,6 +1,6 @@
 """`attention`, the one way in: check the call, find its program, run it.
 
-    attention(…) → Call → plan → Program.run(call) → y, state
+    attention(…) → Call → Plan → Program.run(call) → y, state
 
 Padding and packed sequences are first brought to the layout that programs know (forms/packing.py), and put
 back after.
@@ -165,7 +165,7 @@ def attention(
         if known is not None:
             factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
             call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
-            y, after = known.program.run(call)
+            y, after = known.run(call)
             y = y.transpose(1, 2) if heads_first else y
             return (y, _kept(after, k.shape[1])) if return_state else y
     request = _Request(
@@ -195,7 +195,7 @@ def attention(
         found = find_plan(call)
         if key is not None:
             remember_plan(key, found)
-        y, after = found.program.run(call)
+        y, after = found.run(call)
     else:
         y, after = _run_in_batches(request, scale)
     y = y.transpose(1, 2) if heads_first else y
@@ -411,7 +411,7 @@ def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State 
     if not request.is_in_layout:
         return _run_in_batches(request, scale)
     call = request.call(scale)
-    return find_plan(call).program.run(call)
+    return find_plan(call).run(call)
 
 
 # ------------------------------------------------------------------------------- padding and packing
@@ -451,7 +451,7 @@ def _run(
     request: _Request, inputs: Inputs, state: State | None, scale: float | None
 ) -> tuple[Tensor, State | None]:
     call = request.call(scale)._replace(inputs=inputs, state=state)
-    return find_plan(call).program.run(call)
+    return find_plan(call).run(call)
 
 
 def _masked_inputs(request: _Request) -> Inputs:

@@ -23,6 +23,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import log_decay
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
+    are_operands,
     finish_rows,
     operands,
     over_denominator,
@@ -33,7 +34,7 @@ from maclaurin.programs.operands import (
     rows_are_final,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -73,11 +74,47 @@ class LinearTime(Program):
         return linear_cost(call, self.chunk(call))
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        spec, inputs = call.spec, call.inputs
+        before = None if call.state is None else call.state.count
+        return _Linear(
+            row_divisor(spec, before),
+            self.chunk(call),
+            rows_are_final(spec, inputs.q.dtype, before) and spec.running_argument is None,
+            are_operands(spec, inputs),
+        ).run
+
+
+class _Linear(NamedTuple):
+    """What a call needs to know of its spec and its tensors' layout."""
+
+    divisor: tuple[str, float]
+    chunk: int
+    is_final: bool
+    as_given: bool
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs, state = call.spec, call.inputs, call.state
         with without_autocast(call.device):
-            y, moments = _attend(call)
-            y, running = over_denominator(call.spec, call.inputs, y, True, call.state)
-            after = _state_after(call, moments, running) if call.return_state else None
-            return finish_rows(call.spec, y, call.inputs.gates, call.inputs.q.dtype), after
+            decay = log_decay(spec, inputs)
+            sums = linear_sums(
+                spec,
+                inputs[:3] if self.as_given else operands(spec, inputs),
+                None if decay is None else decay.float().contiguous(),
+                None if state is None else state.moments,
+                self.divisor,
+                scale=call.scale,
+                chunk=self.chunk,
+                keep=call.return_state,
+                final=self.is_final,
+            )
+            y, running = sums.rows, None
+            if not self.is_final:
+                y, running = over_denominator(spec, inputs, y, True, state)
+                y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
+            return y, _state_after(call, sums.moments, running) if call.return_state else None
 
 
 def refuse_kernel(spec: AttentionSpec, d: int) -> str | None:
@@ -135,25 +172,6 @@ def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
     return after if running is None else dataclasses.replace(after, running=running[:, -1])
 
 
-def _attend(call: Call) -> tuple[Tensor, Tensor]:
-    """Rows as the program divides them, and, where a state is wanted, the moments after the last token."""
-    spec, inputs, state = call.spec, call.inputs, call.state
-    decay = log_decay(spec, inputs)
-    before = None if state is None else state.count
-    sums = linear_sums(
-        spec,
-        operands(spec, inputs),
-        None if decay is None else decay.float().contiguous(),
-        None if state is None else state.moments,
-        row_divisor(spec, before),
-        scale=call.scale,
-        chunk=call.chunk_size,
-        keep=call.return_state,
-        final=rows_are_final(spec, inputs.q.dtype, before),
-    )
-    return sums.rows, sums.moments
-
-
 class LinearSums(NamedTuple):
     """Rows [B, T, H, e] over their divisors [B, H, T]; the moments of all keys [B, K, F, E], to keep."""
 
@@ -171,7 +189,7 @@ def linear_sums(
     divisor: tuple[str, float],
     *,
     scale: float,
-    chunk: int | None,
+    chunk: int,
     keep: bool,
     final: bool,
 ) -> LinearSums:
@@ -191,7 +209,7 @@ def linear_sums(
         initial,
         padded_series(spec, scale),
         *divisor,
-        chunk_for(spec, chunk, q.shape[1]),
+        chunk,
         list(spec.orders),
         keep,
         final,

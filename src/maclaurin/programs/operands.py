@@ -58,6 +58,13 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
     return gpu.dense(q), gpu.dense(k), gpu.dense(v)
 
 
+def are_operands(spec: AttentionSpec, inputs: Inputs) -> bool:
+    """Whether q, k and v are what `operands` makes of them."""
+    feature_map = spec.kernel.feature_map
+    changed = feature_map is not None and not feature_map.is_identity
+    return not changed and not spec.value_gates and all(u.stride(-1) == 1 for u in inputs[:3])
+
+
 # ------------------------------------------------- rows over their sum, over t, or as they are
 
 
@@ -128,7 +135,7 @@ def per_head(u: Tensor, inputs: Inputs) -> Tensor:
 def finish_rows(spec: AttentionSpec, y: Tensor, gates: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """p_t N(o_t y_t) in `dtype`, for y [B, T, H, e] and gates [B, T, H] or [B, T, H, e]."""
     if spec.norm is None and not spec.gates_before_norm:
-        return y.to(dtype)
+        return y if y.dtype == dtype else y.to(dtype)
     length = fused_length(spec, y)
     if length is not None and spec.norm is not None:
         after = [gates[gate.argument.name].contiguous() for gate in spec.gates_after_norm]

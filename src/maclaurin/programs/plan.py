@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
@@ -16,11 +16,11 @@ from maclaurin.programs.kept_keys import KeptKeys, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plain import PlainForm
-from maclaurin.programs.program import Call, Cost, Program, state_bytes
+from maclaurin.programs.program import Call, Cost, Program, Run, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
-from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
+from maclaurin.programs.taylor_attention import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.part import after_registration
 
@@ -35,8 +35,10 @@ PROGRAMS: tuple[Program, ...] = (
     ScoreMod(),
     QuadraticPolynomial(),
     PairsAboutMean(),
+    BalancedPairs(),
     LinearAttention(),
     TailInChunks(),
+    BalancedChunks(),
     KeptKeys(),
     LinearTime(),
     *PLAIN_FORMS.values(),
@@ -64,6 +66,8 @@ class Plan:
     device: str
     state_bytes: int | None
     is_asked: bool
+    #: the program, prepared for calls like this one
+    run: Run = field(repr=False, compare=False)
 
     @property
     def form(self) -> Form:
@@ -137,6 +141,7 @@ def find_plan(call: Call) -> Plan:
         call.device.type,
         state_bytes(call),
         call.form is not None,
+        program.prepared(call),
     )
 
 

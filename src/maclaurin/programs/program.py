@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -65,6 +66,10 @@ class Call(NamedTuple):
             return False
         given = (self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values())
         return any(u.requires_grad for u in given) or (self.state is not None and self.state.has_gradient)
+
+
+#: how a program runs calls of one kind
+Run = Callable[[Call], tuple[Tensor, State | None]]
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,14 @@ class Program(ABC):
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         """The output [B, T, H, e] in the dtype of q, and the state after the last token if wanted."""
+
+    def prepared(self, call: Call) -> Run:
+        """`run` for calls with the plan of this one: same spec, shapes, strides, dtypes, device and flags.
+
+        A program whose calls are short works out here what follows from those alone. The scale, the strides
+        of gates and all numbers in tensors may differ from call to call.
+        """
+        return self.run
 
     def chunk(self, call: Call) -> int | None:
         """Tokens per chunk or block, where it has such."""

@@ -7,7 +7,7 @@ denominators, gates, norms) follows on its rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
+    are_operands,
     finish_rows,
     operands,
     over_denominator,
@@ -27,7 +28,7 @@ from maclaurin.programs.operands import (
     rows_are_final,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
 from maclaurin.spec import AttentionSpec
 
 #: Horner's rule is unrolled, and no higher order was measured
@@ -58,20 +59,49 @@ class QuadraticPolynomial(Program):
         return Cost(_GATED * flops if call.spec.decay_gates else flops, 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        spec, inputs = call.spec, call.inputs
-        weight = spec.kernel.fused
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        spec, weight = call.spec, call.spec.kernel.fused
         assert weight is not None
+        return _Pairs(
+            tuple(map(float, weight.coefficients)),
+            weight.function == "sigmoid",
+            *row_divisor(spec),
+            rows_are_final(spec, call.inputs.q.dtype),
+            are_operands(spec, call.inputs),
+        ).run
+
+
+class _Pairs(NamedTuple):
+    """What a call needs to know of its spec and its tensors' layout."""
+
+    coefficients: tuple[float, ...]
+    sigmoid: bool
+    divisor: str
+    eps: float
+    is_final: bool
+    as_given: bool
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        spec, inputs = call.spec, call.inputs
         decay = log_decay(spec, inputs)
         with without_autocast(call.device):
+            q, k, v = inputs[:3] if self.as_given else operands(spec, inputs)
             y, *_ = polynomial_attention(
-                *operands(spec, inputs),
+                q,
+                k,
+                v,
                 None if decay is None else running_totals(decay),
-                [c * call.scale**n for n, c in enumerate(weight.coefficients)],
-                *row_divisor(spec),
+                [c * call.scale**n for n, c in enumerate(self.coefficients)],
+                self.divisor,
+                self.eps,
                 call.causal,
-                weight.function == "sigmoid",
-                rows_are_final(spec, inputs.q.dtype),
+                self.sigmoid,
+                self.is_final,
             )
+            if self.is_final:
+                return y, None
             y, _ = over_denominator(spec, inputs, y, call.causal)
             return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
 

@@ -18,6 +18,9 @@ and nothing of the rows is kept.
 
 Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row give back o, so only they are kept.
 A mean that the norm takes off is not among them, but δ = Σ do∘o does not see it, as do has none either.
+
+torch's backward takes memory for do, o and its own sums beside the gradients. Where rows are large, it goes
+over a few sequences at a time, and their gradients are copied to where all of them lie (`_Backward`).
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from maclaurin.programs.operands import (
     scaled_rows,
     scaled_rows_backward,
 )
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
 from maclaurin.spec import AttentionSpec
 
 
@@ -70,22 +73,31 @@ class StockSoftmax(Program):
         return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        spec, inputs = call.spec, call.inputs
-        if spec.value_gates:
-            inputs = inputs.with_tensors(inputs.q, inputs.k, gated_values(spec, inputs.v, inputs.gates))
-        if not spec.ignores_row_scale:
-            return _gained(call, inputs), None
-        length = _kept_length(call, inputs)
-        if length is not None and spec.norm is not None:
-            options = length, spec.norm.centred, call.scale, call.causal
-            if torch.is_grad_enabled():
-                return _NormedSoftmax.apply(inputs.q, inputs.k, inputs.v, *options), None  # type: ignore[return-value]
-            return _normed_softmax(inputs.q, inputs.k, inputs.v, *options).y, None
-        y = _softmax(inputs, call.scale, call.causal)
-        return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        if not call.spec.ignores_row_scale:
+            return _Gained.of(call).run
+        normed = _Normed.of(call)
+        return _run_softmax if normed is None else normed.run
+
+
+def _gated(call: Call) -> Inputs:
+    """The inputs with their value gates applied."""
+    spec, inputs = call.spec, call.inputs
+    if not spec.value_gates:
+        return inputs
+    return inputs.with_tensors(inputs.q, inputs.k, gated_values(spec, inputs.v, inputs.gates))
 
 
 # ------------------------------------------------------------------------------- softmax itself
+
+
+def _run_softmax(call: Call) -> tuple[Tensor, None]:
+    """Softmax, and whatever follows on its rows."""
+    inputs = _gated(call)
+    y = _softmax(inputs, call.scale, call.causal)
+    return finish_rows(call.spec, y, inputs.gates, inputs.q.dtype), None
 
 
 def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
@@ -137,13 +149,68 @@ def _why_no_gain(call: Call) -> str | None:
     return None
 
 
+class _Gained(NamedTuple):
+    """What a softmax with a gain per row needs to know of its spec and shapes."""
+
+    stock: TorchSoftmax
+    #: the argument of a gate [B, T, H] that is all that follows on the rows: a part of their gain
+    gate: str | None
+    uses_row_sum: bool
+    #: query heads per key-value head
+    group: int
+    #: head sizes that fused programs take
+    size: int
+
+    @staticmethod
+    def of(call: Call) -> _Gained:
+        spec, q, k, v = call.spec, *call.inputs[:3]
+        stock = torch_softmax(q.transpose(1, 2), k, v, call.device)
+        assert stock is not None
+        size = max(q.shape[-1], v.shape[-1])
+        size += -size % (8 if call.device.type == "cuda" else 1)
+        divides = spec.denominator is not None and spec.denominator.uses_row_sum
+        return _Gained(stock, _gate_in_gain(spec), divides, call.group, size)
+
+    def run(self, call: Call) -> tuple[Tensor, None]:
+        """The rows over their denominator, their gates and their norm."""
+        inputs = _gated(call)
+        gates, gate = inputs.gates, None if self.gate is None else inputs.gates[self.gate]
+        if gate is not None and gate.dim() == 3:
+            return self.rows(call, inputs, gate), None
+        return finish_rows(call.spec, self.rows(call, inputs, None), gates, inputs.q.dtype), None
+
+    def rows(self, call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
+        """The rows over their denominator [B, T, H, e], times a gate [B, T, H] where one is given."""
+        q, k, v, *_ = inputs
+        if self.group > 1:
+            k, v = k.repeat_interleave(self.group, 2), v.repeat_interleave(self.group, 2)
+        e, size = v.shape[-1], self.size
+        gain = _Gain(self.stock, call.spec, inputs, call.scale, call.causal, self.uses_row_sum)
+        operands = _padded(q, size), _padded(k, size), _padded(v, size), _log_divisor(call, inputs), gate
+        if torch.is_grad_enabled():
+            y = cast("Tensor", _GainedSoftmax.apply(*operands, gain))
+        else:
+            y = _gained_softmax(*operands, gain).y
+        return y if size == e else y[..., :e]
+
+
+def _gate_in_gain(spec: AttentionSpec) -> str | None:
+    """The argument of the one gate that follows on the rows, where nothing else does."""
+    if spec.norm is not None or len(spec.gates_before_norm) != 1:
+        return None
+    (only,) = spec.gates_before_norm
+    return only.argument.name if only.multiplies else None
+
+
 class _Gain(NamedTuple):
     """The non-tensor arguments of a softmax with a gain, and how its denominator follows from the lse."""
 
+    stock: TorchSoftmax
     spec: AttentionSpec
     inputs: Inputs
     scale: float
     causal: bool
+    uses_row_sum: bool
 
     def from_row_sum(self, lse: Tensor) -> tuple[Tensor, Tensor | None]:
         """ln D and 1 − a = ∂ ln D/∂ lse (None for zero) where D depends on the row's weights."""
@@ -154,36 +221,6 @@ class _Gain(NamedTuple):
         log_divisor = rows + denominator.divisor(seen).log()
         slope = denominator.log_slope(seen)
         return log_divisor.flatten(1, 2), None if slope is None else slope.expand_as(rows).flatten(1, 2)
-
-    @property
-    def uses_row_sum(self) -> bool:
-        return self.spec.denominator is not None and self.spec.denominator.uses_row_sum
-
-
-def _gained(call: Call, inputs: Inputs) -> Tensor:
-    """The rows over their denominator, their gates and their norm."""
-    spec, gates = call.spec, inputs.gates
-    (only,) = spec.gates_before_norm if len(spec.gates_before_norm) == 1 else (None,)
-    if only is not None and spec.norm is None and only.multiplies and gates[only.argument.name].dim() == 3:
-        return _gained_rows(call, inputs, gates[only.argument.name])
-    return finish_rows(spec, _gained_rows(call, inputs, None), gates, inputs.q.dtype)
-
-
-def _gained_rows(call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
-    """The rows over their denominator [B, T, H, e], times a gate [B, T, H] where one is given."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if call.group > 1:
-        k, v = k.repeat_interleave(call.group, 2), v.repeat_interleave(call.group, 2)
-    e = v.shape[-1]
-    size = max(q.shape[-1], e)
-    size += -size % (8 if call.device.type == "cuda" else 1)  # what fused programs take
-    gain = _Gain(call.spec, inputs, call.scale, call.causal)
-    operands = _padded(q, size), _padded(k, size), _padded(v, size), _log_divisor(call, inputs), gate
-    if torch.is_grad_enabled():
-        y = cast("Tensor", _GainedSoftmax.apply(*operands, gain))
-    else:
-        y = _gained_softmax(*operands, gain).y
-    return y if size == e else y[..., :e]
 
 
 def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
@@ -224,7 +261,6 @@ class _GainedAnswer(NamedTuple):
     """Rows [B, T, H, e] with their gain, and what the way back reads: o [B, H, T, e], lse, ln D, 1 − a."""
 
     y: Tensor
-    stock: TorchSoftmax
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
@@ -235,14 +271,12 @@ def _gained_softmax(
     q: Tensor, k: Tensor, v: Tensor, log_divisor: Tensor | None, gate: Tensor | None, gain: _Gain
 ) -> _GainedAnswer:
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    stock = torch_softmax(q, k, v, q.device)
-    assert stock is not None
-    o, lse = stock.forward(q, k, v, gain.scale, gain.causal)
+    o, lse = gain.stock.forward(q, k, v, gain.scale, gain.causal)
     lse, unseen = lse.contiguous(), None
     if gain.uses_row_sum:
         log_divisor, unseen = gain.from_row_sum(lse)
     y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
-    return _GainedAnswer(y, stock, o, lse, log_divisor, unseen)
+    return _GainedAnswer(y, o, lse, log_divisor, unseen)
 
 
 class _GainedSoftmax(torch.autograd.Function):
@@ -257,7 +291,7 @@ class _GainedSoftmax(torch.autograd.Function):
         gain: _Gain,
     ) -> Tensor:
         found = _gained_softmax(q, k, v, log_divisor, gate, gain)
-        ctx.call, ctx.layout = (found.stock, gain.scale, gain.causal), found.o.stride()
+        ctx.call, ctx.layout = (gain.stock, gain.scale, gain.causal), found.o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
         if ctx.is_direct:
@@ -269,92 +303,209 @@ class _GainedSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        stock, scale, causal = ctx.call
-        dy = dy.transpose(1, 2)
         q, k, v, *kept = ctx.saved_tensors
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if ctx.is_direct:
-            (log_divisor,) = kept
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
-            unseen = zeros_in_layout(dy, ctx.layout)
-            zero = (
-                dy.new_zeros((1, 1, 1), dtype=working_dtype(q.dtype)) if log_divisor is None else log_divisor
-            )
-            lse = zero.expand(dy.shape[:3]).contiguous()
-            found = stock.backward(dy, q, k, v, unseen, lse, scale, causal)
-            return *(u.transpose(1, 2) for u in found), None, None, None
-        o, lse, log_divisor, gate, unseen = kept
+            rows = _DirectRows(dy.transpose(1, 2), ctx.layout, *kept)
+            return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        do, seen, sums = scaled_rows_backward(
-            dy, o, lse, log_divisor, gate, unseen, sums=of_divisor or of_gate
-        )
-        seen = zeros_in_layout(o, ctx.layout) if seen is None else seen
-        found = stock.backward(do, q, k, v, seen, lse, scale, causal)
+        rows = _GainedRows(dy.transpose(1, 2), ctx.layout, *kept, want_sums=of_divisor or of_gate, sums=[])
+        found = _Backward(*ctx.call).gradients(q, k, v, rows, _SLICES_BESIDE_O)
         d_divisor = d_gate = None
-        if of_divisor and sums is not None:
-            of_rows = sums if gate is None else sums * gate.transpose(1, 2)
-            d_divisor = (-of_rows).sum_to_size(log_divisor.shape)
-        if of_gate and sums is not None and gate is not None:
-            d_gate = sums.transpose(1, 2).to(gate.dtype)
-        return *(u.transpose(1, 2) for u in found), d_divisor, d_gate, None
+        if rows.want_sums:
+            sums = rows.sums[0] if len(rows.sums) == 1 else torch.cat(rows.sums)
+            if of_divisor and rows.log_divisor is not None:
+                of_rows = sums if rows.gate is None else sums * rows.gate.transpose(1, 2)
+                d_divisor = (-of_rows).sum_to_size(rows.log_divisor.shape)
+            if of_gate and rows.gate is not None:
+                d_gate = sums.transpose(1, 2).to(rows.gate.dtype)
+        return *found, d_divisor, d_gate, None
+
+
+class _DirectRows(NamedTuple):
+    """What torch's backward is handed where D is constant and there is no gate: dy, zeros and ln D."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    log_divisor: Tensor | None
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, log = _some(self.dy, some), self.log_divisor
+        if log is None:
+            log = dy.new_zeros((1, 1, 1), dtype=working_dtype(dy.dtype))
+        return dy, zeros_in_layout(dy, self.layout), _some(log, some).expand(dy.shape[:3]).contiguous()
+
+
+class _GainedRows(NamedTuple):
+    """The same where rows have a gain of their own. Sums Σ dy∘o e^g/D are added to the list, part by part."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    o: Tensor
+    lse: Tensor
+    log_divisor: Tensor | None
+    gate: Tensor | None
+    unseen: Tensor | None
+    want_sums: bool
+    sums: list[Tensor]
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, o, lse = (_some(u, some) for u in (self.dy, self.o, self.lse))
+        log_divisor, gate, unseen = (
+            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.unseen)
+        )
+        do, seen, sums = scaled_rows_backward(dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums)
+        if sums is not None:
+            self.sums.append(sums)
+        return do, zeros_in_layout(o, self.layout) if seen is None else seen, lse
 
 
 # --------------------------------------------------------------------------- softmax under a norm
 
 
-def _kept_length(call: Call, inputs: Inputs) -> float | None:
-    """The norm's length where a norm per head is all that follows softmax, and only its answer is kept."""
-    spec, q, k, v = call.spec, inputs.q, inputs.k, inputs.v
-    if spec.norm is None or not spec.norm.per_head or spec.gates_after_norm:
-        return None
-    plain = q.shape == k.shape == v.shape and q.shape[3] % 8 == 0
-    plain = plain and (call.causal or inputs.present is None)
-    if not plain or torch_softmax(q.transpose(1, 2), k, v, call.device) is None:
-        return None
-    return fused_length(spec, q)
+class _Normed(NamedTuple):
+    """What a softmax needs to know of its spec where a norm per head follows; only its answer is kept."""
+
+    stock: TorchSoftmax
+    length: float
+    centred: bool
+
+    @staticmethod
+    def of(call: Call) -> _Normed | None:
+        """None where more follows, or where no fused norm takes such rows."""
+        spec, q, k, v = call.spec, *call.inputs[:3]
+        if spec.norm is None or not spec.norm.per_head or spec.gates_after_norm:
+            return None
+        plain = q.shape == k.shape == v.shape and q.shape[3] % 8 == 0
+        plain = plain and (call.causal or call.inputs.present is None)
+        stock = torch_softmax(q.transpose(1, 2), k, v, call.device) if plain else None
+        length = fused_length(spec, q)
+        return None if stock is None or length is None else _Normed(stock, length, spec.norm.centred)
+
+    def run(self, call: Call) -> tuple[Tensor, None]:
+        """The rows under their norm."""
+        q, k, v, *_ = _gated(call)
+        if torch.is_grad_enabled():
+            y = cast("Tensor", _NormedSoftmax.apply(q, k, v, self, call.scale, call.causal))
+        else:
+            y = self.forward(q, k, v, call.scale, call.causal).y
+        return y, None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> _NormedAnswer:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        o, lse = self.stock.forward(q, k, v, scale, causal)
+        rows = o.transpose(1, 2)
+        y, gain = normed_rows(rows, self.length, self.centred)
+        return _NormedAnswer(y, lse, gain, rows.stride())
 
 
 class _NormedAnswer(NamedTuple):
-    """Rows [B, T, H, e] under a norm, and what the way back reads."""
+    """Rows [B, T, H, e] under a norm, and what the backward pass reads."""
 
     y: Tensor
-    stock: TorchSoftmax
     lse: Tensor
     gain: Tensor
     layout: tuple[int, ...]
 
 
-def _normed_softmax(
-    q: Tensor, k: Tensor, v: Tensor, length: float, centred: bool, scale: float, causal: bool
-) -> _NormedAnswer:
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    stock = torch_softmax(q, k, v, q.device)
-    assert stock is not None
-    o, lse = stock.forward(q, k, v, scale, causal)
-    rows = o.transpose(1, 2)
-    y, gain = normed_rows(rows, length, centred)
-    return _NormedAnswer(y, stock, lse, gain, rows.stride())
-
-
 class _NormedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, length: float, centred: bool, scale: float, causal: bool
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, normed: _Normed, scale: float, causal: bool
     ) -> Tensor:
-        found = _normed_softmax(q, k, v, length, centred, scale, causal)
+        found = normed.forward(q, k, v, scale, causal)
         ctx.save_for_backward(q, k, v, found.y, found.lse, found.gain)
-        ctx.call, ctx.layout = (found.stock, centred, scale, causal), found.layout
+        ctx.call, ctx.layout, ctx.centred = (normed.stock, scale, causal), found.layout, normed.centred
         return found.y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        *qkv, y, lse, gain = ctx.saved_tensors
-        stock, centred, scale, causal = ctx.call
-        do, o = (u.transpose(1, 2) for u in normed_rows_backward(dy, y, gain, centred, ctx.layout))
-        q, k, v = (u.transpose(1, 2) for u in qkv)
-        found = stock.backward(do, q, k, v, o, lse, scale, causal)
-        return *(u.transpose(1, 2) for u in found), None, None, None, None
+        q, k, v, *kept = ctx.saved_tensors
+        rows = _NormedRows(dy, ctx.layout, ctx.centred, *kept)
+        return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
+
+
+class _NormedRows(NamedTuple):
+    """What torch's backward is handed under a norm, made from the answer and one number per row."""
+
+    dy: Tensor
+    layout: tuple[int, ...]
+    centred: bool
+    y: Tensor
+    lse: Tensor
+    gain: Tensor
+
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        dy, y, gain, lse = (_some(u, some) for u in (self.dy, self.y, self.gain, self.lse))
+        do, o = normed_rows_backward(dy, y, gain, self.centred, self.layout)
+        return do.transpose(1, 2), o.transpose(1, 2), lse
+
+
+# --------------------------------------------------------------------------- backward in slices of the batch
+
+#: bytes of rows and tokens of a text from which the backward pass goes over some sequences at a time. Short
+#: texts do not: copying gradients takes as long for each token of them, and pairs take less
+SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
+#: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R beside its gradients; a slice takes
+#: its share of 7 R, for do, o, cuDNN's sums and three gradients, and o may be kept beside them
+_SLICES, _SLICES_BESIDE_O = 4, 8
+
+
+class _RowsOfSome(Protocol):
+    def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        """do and o [b, H, T, e], and the log-sum-exp [b, H, T], of some sequences, or of all (None)."""
+        ...
+
+
+class _Backward(NamedTuple):
+    """torch's backward for the rows it is handed."""
+
+    stock: TorchSoftmax
+    scale: float
+    causal: bool
+
+    def gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, slices: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk, dv [B, T, H, size]; in so many slices of the batch where rows are large."""
+        batch = q.shape[0]
+        if batch == 1 or not _is_large(v):
+            return self.of_part(q, k, v, rows, None)
+        found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        size = -(-batch // min(slices, batch))
+        for start in range(0, batch, size):
+            some = slice(start, start + size)
+            self.write_part(q, k, v, rows, some, found)
+        return found
+
+    def write_part(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice, found: tuple[Tensor, ...]
+    ) -> None:
+        """The gradients of some sequences, to where those of all lie; whatever else it takes ends with it."""
+        parts = self.of_part(q[some], k[some], v[some], rows, some)
+        for whole, part in zip(found, parts, strict=True):
+            whole[some].copy_(part)
+
+    def of_part(
+        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        do, o, lse = rows.part(some)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        dq, dk, dv = self.stock.backward(do, q, k, v, o, lse, self.scale, self.causal)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _is_large(v: Tensor) -> bool:
+    """Whether memory counts for more than copying gradients; a compiler keeps the pass in one piece."""
+    if is_tracing() or v.shape[1] < SLICED_TOKENS:
+        return False
+    return v.numel() * v.element_size() >= SLICED_BYTES
+
+
+def _some(u: Tensor, some: slice | None) -> Tensor:
+    """Some sequences of a tensor [B or 1, …], or all of them."""
+    return u if some is None or u.shape[0] == 1 else u[some]
 
 
 # --------------------------------------------------------------------------- torch's fused softmax attentions
@@ -410,19 +561,21 @@ def _has_hopper_cudnn(device: torch.device) -> bool:
 
 class _Cpu:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-        return _ops._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        return _ops._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, scale=scale)
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        return _ops._scaled_dot_product_flash_attention_for_cpu_backward.default(
             do, q, k, v, o, lse, 0.0, causal, scale=scale
         )
 
 
 class _CuDNN:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-        found = _ops._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+        found = _ops._scaled_dot_product_cudnn_attention.default(
+            q, k, v, None, True, 0.0, causal, False, scale=scale
+        )
         return found[0], found[1].view(q.shape[:3])
 
     def backward(
@@ -431,7 +584,7 @@ class _CuDNN:
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
         if do.stride() != o.stride():
             do = torch.empty_strided(o.shape, o.stride(), dtype=do.dtype, device=do.device).copy_(do)
-        return _ops._scaled_dot_product_cudnn_attention_backward(
+        return _ops._scaled_dot_product_cudnn_attention_backward.default(
             do, q, k, v, o, lse[..., None], seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
             scale=scale,
         )  # fmt: skip
@@ -439,21 +592,23 @@ class _CuDNN:
 
 class _Flash:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-        found = _ops._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        found = _ops._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)
         return found[0], found[1]
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        return _ops._scaled_dot_product_flash_attention_backward(
+        return _ops._scaled_dot_product_flash_attention_backward.default(
             do, q, k, v, o, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, seed, seed[0], scale=scale
         )
 
 
 class _Efficient:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-        found = _ops._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+        found = _ops._scaled_dot_product_efficient_attention.default(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )
         return found[0], found[1][..., : q.shape[2]]
 
     def backward(
@@ -461,7 +616,7 @@ class _Efficient:
     ) -> tuple[Tensor, Tensor, Tensor]:
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=torch.inf)
-        dq, dk, dv, _ = _ops._scaled_dot_product_efficient_attention_backward(
+        dq, dk, dv, _ = _ops._scaled_dot_product_efficient_attention_backward.default(
             do, q, k, v, None, o, padded, seed, seed, 0.0, [True, True, True, False], causal, scale=scale
         )
         return dq, dk, dv

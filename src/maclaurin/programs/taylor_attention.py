@@ -1,5 +1,6 @@
 """Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused
-program (triton/about_mean.py): every pair of the tail, or chunks of it through moments.
+program (triton/about_mean.py): every pair of the tail, or chunks of it through moments. Hermite's of order 2,
+whose weights sum to the number of keys, is the same series less a constant per row ("balanced").
 
 Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
 them. Text read on from a state with a window is put behind the keys that the state keeps, sinks and window,
@@ -28,6 +29,7 @@ from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
 
+_NOT_BALANCED = "it is for weights 1 + c + (c² − u)/2, with the row's scores c less their mean and variance u"
 #: Horner's rule is unrolled, and no higher order was measured
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
@@ -96,6 +98,86 @@ class TailInChunks(Program):
         if window is None:
             return y, State(spec, moments, before + call.keys)
         return y, State(spec, moments, before + call.keys, exact=_exact_keys_of(window, line), is_full=True)
+
+
+class BalancedPairs(Program):
+    """Every pair of 1 + c + (c² − u)/2, for the score c less its mean over the row and the variance u."""
+
+    name = "balanced pairs"
+    backend = "triton"
+    form = Form.PARALLEL
+
+    def cannot(self, call: Call) -> str | None:
+        return _refuse_balanced(call)
+
+    def cost(self, call: Call) -> Cost:
+        return Cost(dense_flops(call) / 2, 0.0, 10, 0.0)
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return _run_balanced(call, 0)
+
+
+class BalancedChunks(Program):
+    """The same in linear time."""
+
+    name = "balanced chunks"
+    backend = "triton"
+    form = Form.CHUNKED
+
+    def cannot(self, call: Call) -> str | None:
+        d, order = call.inputs.q.shape[3], call.spec.highest_order
+        return _refuse_balanced(call) or refuse_head(order, d)
+
+    def chunk(self, call: Call) -> int:
+        return chunk_for(call.spec, call.chunk_size, call.queries)
+
+    def cost(self, call: Call) -> Cost:
+        return linear_cost(call, self.chunk(call))
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return _run_balanced(call, self.chunk(call))
+
+
+def _refuse_balanced(call: Call) -> str | None:
+    """Why rows are not Hermite's of order 2 over the number of their keys."""
+    spec = call.spec
+    divided = None if spec.denominator is None else spec.denominator.fused
+    by_count = divided is not None and divided.eps == 0  # their sum is their number
+    by_norm = spec.denominator is None and spec.norm is not None and spec.norm.per_head
+    weight = spec.kernel.fused
+    return (
+        (None if weight is not None and weight.function == "balanced" else _NOT_BALANCED)
+        or ("it knows no window" if spec.window is not None else None)
+        or ("it has no decay gate" if spec.decay_gates else None)
+        or ("it divides rows by the number of their keys" if not (by_count or by_norm) else None)
+        or ("it is causal" if not call.causal else None)
+        or ("it carries no state" if call.carries_state else None)
+        or refuse_tensors(call)
+    )
+
+
+def _run_balanced(call: Call, chunk: int) -> tuple[Tensor, None]:
+    spec, inputs, weight = call.spec, call.inputs, call.spec.kernel.fused
+    assert weight is not None
+    with without_autocast(call.device):
+        q, k, v = operands(spec, inputs)
+        rows, *_ = mean_polynomial(
+            q,
+            k,
+            v,
+            None,
+            None,
+            call.scale,
+            list(weight.coefficients),
+            True,
+            0,
+            0,
+            chunk if q.shape[1] > chunk else 0,
+            spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
+            "balanced",
+            False,
+        )
+        return finish_rows(spec, rows, inputs.gates, inputs.q.dtype), None
 
 
 def _refuse_spec(call: Call) -> str | None:
@@ -196,7 +278,7 @@ def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
         sinks,
         chunk,
         spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
-        _sums_are_positive(call),
+        "sum" if _sums_are_positive(call) else "count",
         call.return_state,
     )
     return rows, moments_about(state, -origin) if call.return_state else state
@@ -225,18 +307,18 @@ def mean_polynomial(
     sinks: int,
     chunk: int,
     narrow: bool,
-    by_sum: bool,
+    divisor: str,
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y [B, T, H, e] in fp32 (`narrow`: in bf16, and what rounding took from it); the last state, or empty.
 
     States are [B, K, F, e + 1], about the offset [B, K, d] that comes behind them: the given one, which
-    belongs to `initial`, or the mean of the first chunk. The last five tensors are for the backward pass.
+    belongs to `initial`, or the mean of the first chunk. The last seven tensors are for the backward pass.
     """
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import moments as layout
 
-    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, by_sum)
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, divisor)
     start = program.start_from(initial, offset, call.order, v.shape[3])
     y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state)
     state = q.new_empty(0, dtype=torch.float32)
@@ -247,8 +329,7 @@ def mean_polynomial(
     if offset is not None:  # an operator returns nothing it was given
         origin = origin.clone()
     rest = q.new_empty(0) if rest is None else rest
-    mean, log, prefix, small, second = rows
-    return y, rest, state, origin, mean, log, prefix, small, second
+    return y, rest, state, origin, *rows  # type: ignore[return-value]
 
 
 @operator("maclaurin::mean_polynomial_backward")
@@ -269,13 +350,13 @@ def mean_polynomial_backward(
     window: int,
     sinks: int,
     chunk: int,
-    by_sum: bool,
+    divisor: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradient of the initial state, or empty."""
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import moments as layout
 
-    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, by_sum=by_sum)
+    call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, divisor=divisor)
     d, e, orders = q.shape[3], v.shape[3], range(call.order + 1)
     d_totals = None
     if d_state is not None:
@@ -303,23 +384,26 @@ def mean_polynomial_backward(
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     from maclaurin.programs.triton import block_layout, key_sums, moments, tiles
 
-    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, _, return_state = rest
+    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, divisor, return_state = rest
     batch, tokens, heads, d = q.shape
     kv_heads, e, wide, order = k.shape[2], v.shape[3], torch.float32, len(coefficients) - 1
     rows, tail = batch * kv_heads, max(0, tokens - window - sinks)
-    chunks = -(-tail // chunk) if chunk else 0
+    chunks, sums = -(-tail // chunk) if chunk else 0, -(-tail // key_sums.TILE) + 1
+    balanced = divisor == "balanced"
     features = sum(number_of_multisets(d, n) for n in range(order + 1))
     y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
     log = q.new_empty(batch, heads, tokens, dtype=wide)
     second = (rows, chunks, block_layout.blocks(int(d), 2), d, e) if chunk and order > 1 else (0,)
     return (
         y,
-        torch.empty_like(y) if narrow else q.new_empty(0),
+        torch.empty_like(y) if narrow and divisor == "sum" else q.new_empty(0),
         q.new_empty((batch, kv_heads, features, e + 1) if return_state else (0,), dtype=wide),
         k.new_empty((batch, kv_heads, d) if chunk else (0,)),
         q.new_empty((batch, heads, tokens) if about_mean else (0,), dtype=wide),
         log,
-        q.new_empty((rows, -(-tail // key_sums.TILE) + 1, d) if about_mean else (0,), dtype=wide),
+        q.new_empty((batch, heads, tokens) if balanced else (0,), dtype=wide),
+        q.new_empty((rows, sums, d) if about_mean else (0,), dtype=wide),
+        q.new_empty((rows, sums, e) if balanced else (0,), dtype=wide),
         q.new_empty((rows, chunks, moments.small_size(d, e)) if chunk else (0,), dtype=wide),
         q.new_empty(second, dtype=tiles.operand(q) if chunk and order > 1 else wide),
     )
@@ -333,8 +417,8 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, initial, _, *call, _, by_sum, ctx.return_state = inputs
-    ctx.call = (*call, by_sum)
+    q, k, v, initial, _, *call, _, divisor, ctx.return_state = inputs
+    ctx.call = (*call, divisor)
     y, rest, _, origin, *rows = output
     ctx.save_for_backward(q, k, v, y, rest, origin, initial, *rows)
     ctx.set_materialize_grads(False)

@@ -76,6 +76,7 @@ class FusedWeight:
     """κ in the terms that fused programs know.
 
     function "exp": e^min(x, clamp); "polynomial": Σ cₙ xⁿ, or Σ cₙ (x − x̄)ⁿ with about_mean;
+    "balanced": the latter less a number per row, such that its weights sum to the number of its keys;
     "sigmoid": σ(c₀ + c₁ x).
     """
 
@@ -471,6 +472,11 @@ class Hermite(Kernel):
 
     def text(self, x: str) -> str:
         return f"H{self.order}({x} − x̄)"
+
+    @property
+    def fused(self) -> FusedWeight | None:
+        """1 + c + (c² − u)/2: that of taylor(2,about=mean) less u/2."""
+        return FusedWeight("balanced", (1.0, 1.0, 0.5), about_mean=True) if self.order == 2 else None
 
     def latex(self, x: str) -> str:
         return (

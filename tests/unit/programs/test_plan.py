@@ -37,7 +37,9 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("power(2)*forget/sum", 1, {"state": True}, "state step"),
         (WINDOW, 1, {"state": True}, "window step"),
         ("taylor(2)/l2", 1, {"state": True}, "state step"),
-        ("hermite(2)/len", 4096, {}, "plain chunked"),
+        ("hermite(2)/len", 4096, {}, "balanced pairs"),
+        ("hermite(2)/len", 65536, {}, "balanced chunks"),
+        ("hermite(2)/len", 4096, {"return_state": True}, "plain chunked"),
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {}, "kept keys"),
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {"return_state": True}, "kept keys"),
         ("poly(0)+window(64,sinks=4)/sum", 8192, {"return_state": True}, "kept keys"),
@@ -62,6 +64,7 @@ def test_every_refusal_is_a_reason():
 
 def test_the_plan_is_the_program_that_runs(monkeypatch):
     """attention runs the object that plan names."""
+    forget_plans()
     case = random_tensors(maclaurin.parse("taylor(2)/sum"), Shape(), 0)
     q, k, v = (case.tensors[name] for name in "qkv")
     chosen = maclaurin.plan(q, k, v, "taylor(2)/sum").program
@@ -87,6 +90,22 @@ def test_a_plan_is_found_once_per_kind_of_call(monkeypatch):
     case.with_gradients().output()
     case.output(causal=False)
     assert len(found) == 5
+
+
+def test_what_a_program_prepares_is_kept_with_its_plan(monkeypatch):
+    """Also for another scale, which no plan depends on."""
+    forget_plans()
+    case = random_tensors(maclaurin.parse("exp/len"), Shape(), 0)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    chosen = maclaurin.plan(q, k, v, "exp/len").program
+    prepared, real = [], type(chosen).prepared
+    monkeypatch.setattr(
+        type(chosen), "prepared", lambda self, call: prepared.append(call) or real(self, call)
+    )
+    for scale in (None, 0.25, 0.25, 1):
+        y = maclaurin.attention(q, k, v, "exp/len", scale=scale)
+        assert_same(y, maclaurin.attention(q, k, v, "exp/len", scale=scale, form="blocked"), str(scale))
+    assert len(prepared) == 1
 
 
 def test_a_remembered_plan_does_not_skip_checks():

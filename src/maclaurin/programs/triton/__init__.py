@@ -43,11 +43,14 @@ def why_not_on(device: torch.device) -> str | None:
         return None if device.type == "cpu" else "triton's interpreter runs on the CPU"
     if device.type != "cuda":
         return "it runs on a GPU"
-    return _why_not_on_gpu(device) if torch.cuda.is_available() else None  # a plan for a GPU elsewhere
+    return _why_not_on_gpu(device)
 
 
 @lru_cache(maxsize=16)
 def _why_not_on_gpu(device: torch.device) -> str | None:
+    """Found once: to ask whether there is a GPU takes longer than much else in a call."""
+    if not torch.cuda.is_available():  # a plan for a GPU elsewhere
+        return None
     if torch.version.hip is not None:
         return "its tiles are made for NVIDIA GPUs"
     found = torch.cuda.get_device_properties(device)

@@ -4,8 +4,15 @@
     c_t = mean of x over the tail (or 0),       w_ts = Σ_n c_n (x − c_t)ⁿ in the tail, e^{x − c_t} elsewhere
     y_t = Σ_s w_ts v_s / Σ_s w_ts,      or over t where a sum could vanish
 
+Balanced rows have weights that sum to their number t: the same constant is taken off all weights of a row,
+
+    h_t = Σ_s w_ts / t − c₀,        y_t = Σ_s (w_ts − h_t) v_s / t = (Σ_s w_ts v_s − h_t Σ_s v_s) / t
+
+For exp of order 2, h = u/2 with the variance u of the row's scores: Hermite's polynomial instead of Taylor's. The sum of values
+up to t comes from sums before each tile, as that of keys does.
+
 The polynomial is exp cut off after some order, or stands for it. A constant added to all scores of a row changes
-nothing. With g = dy·v − dy·y (g = dy·v over t) and w′ the slope of the polynomial,
+nothing. With g = dy·v − dy·y (g = dy·v over t, dy·v − dy·v̄ in balanced rows, v̄ the mean value) and w′ the slope of the polynomial,
 
     dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
 
@@ -175,6 +182,19 @@ def _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SI
 
 
 @triton.jit
+def _value_sums(V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sum of the values up to each row: those before its tile, and those of its tile up to its own."""
+    past, base = _past_keys(VALUES, row, tiles, i0, e, E)
+    total = tl.zeros((BM, e.shape[0]), tl.float32) + past[None, :]
+    for start in tl.range(base, i0 + BM, BN, num_stages=1):
+        v = _rows(V, v_t, start + SINKS, n, e, T, E, False, True).to(OPERAND)
+        below = tl.where((start + n)[None, :] <= (i0 + i)[:, None], 1.0, 0.0).to(OPERAND)
+        total = tl.dot(below, v, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
                ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """A tile of keys of exact weight into running maximum, sum and rows; scores and c in units of ln 2."""
@@ -202,12 +222,12 @@ def _shrunk(z, shrink, ONES: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
-    Q, K, V, PREFIX, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG,
+    Q, K, V, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG, LESS,
     q_strides, k_strides, v_strides, y_strides,
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
@@ -281,13 +301,19 @@ def _forward(
                                       ONES, OPERAND, PRECISION)  # fmt: skip
         unit = tl.where(unit == float("-inf"), 0.0, unit)
     z = of_past * tl.exp2(-unit) + sums_of(z, ONES)
+    there_rows = (t >= 0) & (t < T)
+    rows = (b * H + h) * T
+    if BALANCED:
+        less = z / (i0 + i + 1).to(tl.float32) - C[0]
+        acc -= less[:, None] * _value_sums(
+            V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS, E, BM, BN, OPERAND, PRECISION
+        )
+        tl.store(LESS + rows + t, less, mask=there_rows)
     if not BY_SUM:
         z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
-    there_rows = (t >= 0) & (t < T)
     at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < E)[None, :], NARROW)
-    rows = (b * H + h) * T
     tl.store(LOG + rows + t, unit * _LN2 + tl.log(z), mask=there_rows)
     if ABOUT_MEAN:
         tl.store(MEAN + rows + t, c, mask=there_rows)
@@ -369,12 +395,12 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, PREFIX, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
+    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
     q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; dy/Σw and numbers per row for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
@@ -405,6 +431,11 @@ def _backward_queries(
         if NARROW:
             y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E, WINDOW > 0, True).to(tl.float32)
         delta = tl.sum(dy.to(tl.float32) * y, 1)
+    less = tl.zeros((BM,), tl.float32)
+    if BALANCED:
+        delta = _mean_scores(dy, V, v_t, VALUES, COUNT, row, tiles, i0, i, n, e, T, 1.0, SINKS, E, BM, BN, STARTED,
+                             OPERAND, PRECISION)  # fmt: skip
+        less = _numbers(LESS, rows, t0, i, T, 0.0)
     log = _numbers(LOG, rows, t0, i, T, 0.0)
     inverse = tl.exp(-log)
     c = tl.zeros((BM,), tl.float32)
@@ -418,6 +449,8 @@ def _backward_queries(
     tl.store(numbers, dz)
     if ABOUT_MEAN:
         tl.store(numbers + all_padded, p0)
+    if BALANCED:
+        tl.store(numbers + 3 * all_padded, less)
     log2 = (c + log) * _LOG2E
     if WINDOW > 0:
         tl.store(numbers + 3 * all_padded, log2)
@@ -455,7 +488,7 @@ def _backward_queries(
         dq += r[:, None] * offset[None, :]
         of_tail = there_rows & (i0 + i >= 0)
         at = (b * H + h) * tail_tokens + i0 + i
-        tl.store(WEIGHTS + at, inverse * a0, mask=of_tail)
+        tl.store(WEIGHTS + at, inverse * (a0 - less), mask=of_tail)
         tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
         tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
         tl.store(OMEGA + at, -delta, mask=of_tail)
@@ -515,7 +548,7 @@ def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scal
 @triton.jit
 def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
                  D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SHIFT: tl.constexpr, AHEAD: tl.constexpr,
-                 ABOUT_MEAN: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """A tile of queries into the gradients of a tile of keys in their tail; tiles are [keys, queries].
 
     Behind the text dy is zero, and so are the numbers of a row.
@@ -529,6 +562,8 @@ def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m
     else:
         p = _point(s, _point_of_mean(0.0, SQUARE), scale, SQUARE)
     w = _weight(p, C, SQUARE)
+    if BALANCED:
+        w -= tl.load(numbers + 3 * all_padded + m)[None, :]
     seen = j[:, None] <= (start + m)[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
@@ -571,7 +606,7 @@ def _backward_keys(
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, STARTED: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys behind the sinks, for one key-value head."""
@@ -634,11 +669,11 @@ def _backward_keys(
         dn_at = DN + b * n_b + h * n_h
         for start in tl.range(j0 // BM * BM, tl.minimum(whole, end), BM, num_stages=1):
             dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, True, OPERAND, PRECISION)  # fmt: skip
+                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, BALANCED, True, OPERAND, PRECISION)  # fmt: skip
         if CHUNK > BN or not FAR:
             for start in range(whole, end, BM):
                 dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                                      D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, False, OPERAND, PRECISION)  # fmt: skip
+                                      D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, BALANCED, False, OPERAND, PRECISION)  # fmt: skip
     inside = j + SINKS < T
     first = tl.zeros((), tl.int64) + j0 + SINKS
     dk *= scale * STEEPNESS
@@ -680,7 +715,8 @@ class Call:
 
     coefficients  c₀ … c_N of x − c; up to N = 2 where there are chunks
     about_mean    whether c is the mean score of the tail; else 0
-    by_sum        whether rows are divided by their sum; else by the number of their keys, without a window and a start
+    divisor       "sum": rows are divided by their sum; "count": by the number of their keys; "balanced": the same, and
+                  their weights sum to it; the latter two without a window and a start
     window, sinks exact keys: the last ones and the first ones; 0 and 0 for none
     chunk         tokens per chunk of the tail; 0 to form every pair
     narrow        y in bf16, with what rounding takes from it; else in fp32
@@ -693,11 +729,19 @@ class Call:
     sinks: int = 0
     chunk: int = 0
     narrow: bool = False
-    by_sum: bool = True
+    divisor: str = "sum"
 
     @property
     def order(self) -> int:
         return len(self.coefficients) - 1
+
+    @property
+    def by_sum(self) -> bool:
+        return self.divisor == "sum"
+
+    @property
+    def balanced(self) -> bool:
+        return self.divisor == "balanced"
 
     @property
     def shift(self) -> int:
@@ -723,11 +767,13 @@ class Call:
 
 
 class Rows(NamedTuple):
-    """c and L [B, H, T] of every row, sums of keys before tiles, and moments of the keys before chunks."""
+    """c, L and h [B, H, T] of every row, sums of keys and of values before tiles, and moments of the keys before chunks."""
 
     mean: Tensor
     log: Tensor
+    less: Tensor
     prefix: Tensor
+    values: Tensor
     small: Tensor
     second: Tensor
 
@@ -760,6 +806,7 @@ def forward(
     count, first = (None, None) if start is None else _counted(start, d, e)
     keys = k[:, call.sinks : call.sinks + tail]
     prefix = sums_before_tiles(keys, first) if call.about_mean else _nothing(q)
+    values = sums_before_tiles(v, None) if call.balanced else _nothing(q)
     far = call.chunk > 0
     offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
     if far:
@@ -769,17 +816,19 @@ def forward(
             initial=None if start is None else start.moments, totals=totals,
         )  # fmt: skip
     y, rest = empty_rows(q, v, call.narrow)
+    rest = rest if call.by_sum else None  # only a gradient by sums reads the rows
     log = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     mean = torch.empty_like(log) if call.about_mean else _nothing(q)
+    less = torch.empty_like(log) if call.balanced else _nothing(q)
     tile = _tile("forward", q, v, call)
     second = past.high[2] if 2 in past.high else _nothing(q)
     _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
-        q, k, v, prefix, count, offset, past.small, second, y, rest, mean, log,
+        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less,
         q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, _tiles(prefix), _chunks(past), call.scale,
-        **_sizes(q, k, v, call, start), **tile, NARROW=call.narrow,
+        **_sizes(q, k, v, call, start), **tile, NARROW=rest is not None,
     )  # fmt: skip
-    return y, rest, Rows(mean, log, prefix, past.small, second), offset, after
+    return y, rest, Rows(mean, log, less, prefix, values, past.small, second), offset, after
 
 
 class Gradients(NamedTuple):
@@ -827,10 +876,10 @@ def backward(
     of_keys = _tile("keys", q, v, call)
     # tiles of queries must write all that tiles of keys read
     numbers = (torch.empty if of_keys["BM"] <= tile["BM"] else torch.zeros)(
-        (5 if call.window else 3, batch * heads, padded), dtype=torch.float32, device=q.device
+        (5 if call.window else 3 + call.balanced, batch * heads, padded), dtype=torch.float32, device=q.device
     )
     _backward_queries[(parts, batch * heads)](
-        q, k, v, dy, y, rest, rows.mean, rows.log, rows.prefix, count, offset, rows.small, rows.second,
+        q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
         dq, dn, numbers, weights, omega, extra, sink_parts,
         *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
@@ -927,6 +976,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "FAR": call.chunk > 0,
         "ABOUT_MEAN": call.about_mean,
         "BY_SUM": call.by_sum,
+        "BALANCED": call.balanced,
         "STARTED": start is not None,
         "ONES": q.dtype == torch.bfloat16 and SUMS_BY_PRODUCTS,
         **operand_options(q),

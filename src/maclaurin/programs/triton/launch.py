@@ -9,12 +9,20 @@ of the tensors and by all other arguments as they are; new arguments go triton's
     def _kernel(X, Y, n, BLOCK: tl.constexpr): …
 
     _kernel[grid](x, y, n, BLOCK=64)    # tensors first, then numbers; compile-time arguments and options by name
+
+Grid, numbers and options follow from shapes and strides. Where a call is short, they are worked out once and kept:
+
+    @lru_cache
+    def _launch(x: Layout, y: Layout) -> Launch:
+        return prepared(_kernel, grid, (n,), BLOCK=64)
+
+    _launch(Layout.of(x), Layout.of(y))(x, y)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +31,45 @@ from triton.runtime.jit import JITFunction
 _run = JITFunction.run
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
+#: sets of shapes that a launch is kept for
+MOST_SHAPES = 1024
+
+#: a kernel that waits for its tensors
+Launch = Callable[..., None]
+
+
+class Layout(NamedTuple):
+    """Shape, strides and dtype of a tensor: what grid, numbers and options of a launch follow from."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(u: Tensor) -> Layout:
+        """That of a tensor."""
+        return Layout(u.shape, u.stride(), u.dtype)
+
+    @staticmethod
+    def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
+        """That of a new tensor."""
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= size
+        return Layout(shape, tuple(reversed(strides)), dtype)
 
 
 def launched(jit: Any) -> Any:
     """The kernel with a short way to launch it; as it is in triton's interpreter."""
     return Launched(jit) if isinstance(jit, JITFunction) else jit
+
+
+def prepared(kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    """The kernel with all but its tensors."""
+    if isinstance(kernel, Launched):
+        return _Prepared(kernel, grid, numbers, options)
+    return lambda *tensors: kernel[grid](*tensors, *numbers, **options)
 
 
 class Launched:
@@ -39,7 +81,7 @@ class Launched:
         self._tensors = 0
         self._calls: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[int, ...]) -> Launch:
         def launch(*arguments: Any, **options: Any) -> None:
             if JITFunction.run is not _run:  # somebody compiles without launching
                 self.jit[grid](*arguments, **options)
@@ -47,27 +89,61 @@ class Launched:
             if self._tensors == 0:
                 self._tensors = sum(u is None or isinstance(u, Tensor) for u in arguments)
             tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
-            pointers = [None if u is None else u.data_ptr() for u in tensors]
-            dtypes = tuple([None if u is None else u.dtype for u in tensors])
-            aligned = tuple([at is None or at & 15 == 0 for at in pointers])
+            pointers, kinds = _pointers(tensors)
             device = torch.cuda.current_device()
-            key = (device, dtypes, aligned, numbers, tuple(options.items()))
+            key = (device, kinds, numbers, tuple(options.items()))
             known = self._calls.get(key)
             if known is None:
-                self._first_launch(key, grid, arguments, options)
+                if len(self._calls) >= _MOST_CALLS:
+                    self._calls.clear()
+                self._calls[key] = self.first_launch(grid, arguments, options)
                 return
             kernel, constants = known
-            stream = torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]
-            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=stream)
+            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=_stream(device))
 
         return launch
 
-    def _first_launch(
-        self, key: tuple[Any, ...], grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
-        """Launch it triton's way, which compiles it if need be, and remember what these arguments run."""
+    def first_launch(
+        self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Launch it triton's way, which compiles it if need be: the kernel and its compile-time arguments."""
         kernel = self.jit[grid](*arguments, **options)
-        constants = tuple(options.get(p.name, p.default) for p in self.jit.params[len(arguments) :])
-        if len(self._calls) >= _MOST_CALLS:
-            self._calls.clear()
-        self._calls[key] = kernel, constants
+        return kernel, tuple(options.get(p.name, p.default) for p in self.jit.params[len(arguments) :])
+
+
+class _Prepared:
+    """A kernel with grid, numbers and options, and its compiled versions for dtypes and alignments of tensors."""
+
+    def __init__(
+        self, kernel: Launched, grid: tuple[int, ...], numbers: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self._kernel, self._grid, self._numbers, self._options = kernel, grid, numbers, options
+        self._known: dict[Any, tuple[Launch, tuple[Any, ...]]] = {}
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        if JITFunction.run is not _run:
+            self._kernel.jit[self._grid](*tensors, *self._numbers, **self._options)
+            return
+        pointers, kinds = _pointers(tensors)
+        device = torch.cuda.current_device()
+        known = self._known.get((device, kinds))
+        if known is None:
+            kernel, constants = self._kernel.first_launch(
+                self._grid, (*tensors, *self._numbers), self._options
+            )
+            self._known[device, kinds] = kernel[(*self._grid, 1, 1)[:3]], (*self._numbers, *constants)
+            return
+        start, others = known
+        start(*pointers, *others, stream=_stream(device))
+
+
+def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
+    """Where tensors lie, and what of them a kernel is compiled for: dtypes, and whether 16 bytes divide addresses."""
+    pointers = [None if u is None else u.data_ptr() for u in tensors]
+    dtypes = [None if u is None else u.dtype for u in tensors]
+    aligned = [at is None or at & 15 == 0 for at in pointers]
+    return pointers, (*dtypes, *aligned)
+
+
+def _stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ from maclaurin.programs.triton.block_layout import (
     times_counted,
     together,
 )
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
 #: programs of the high orders below which they are made half as large: too few to fill a GPU
@@ -277,8 +276,7 @@ def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOC
 # ------------------------------------------------------------------------------------ launching
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """Tokens whose moments are wanted.
 
     x, g        [B, T, H, d], [B, T, H, e]
@@ -298,8 +296,7 @@ class Side:
     extra: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) blocks, rows, e].
 
     Those before each chunk are kept in the operands' dtype, those of a whole text in fp32.
@@ -320,11 +317,12 @@ def moments(
     totals: bool = False,
 ) -> tuple[Moments, Moments | None]:
     """The moments before (after) every chunk; and if asked for, with what came before, those of the whole text."""
-    small, small_total = _small_moments(side, order, chunk, sums, reverse, initial)
+    kind = _Kind.of(side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals)
+    small, small_total = _small_moments(side, kind, initial)
     high, ends = {}, {}
     for n in range(2, order + 1):
         start = None if initial is None else initial.high[n]
-        high[n], end = _high_moments(side, n, chunk, reverse, start, totals)
+        high[n], end = _high_moments(side, n, kind, start)
         if end is not None:
             ends[n] = end
     return Moments(small, high), Moments(small_total, ends) if totals else None
@@ -351,58 +349,124 @@ def _filled(count: int) -> int:
     return -(-count // GROUPED) * GROUPED
 
 
-def _small_moments(
-    side: Side, order: int, chunk: int, sums: bool, reverse: bool, initial: Moments | None
-) -> tuple[Tensor, Tensor]:
-    x, g = side.x, side.g
+class _Kind(NamedTuple):
+    """Which moments, of which tensors, a launch is for."""
+
+    order: int
+    chunk: int
+    group: int
+    reverse: bool
+    sums: bool
+    weighted: bool
+    omegas: bool
+    extras: bool
+    carried: bool
+    started: bool
+    ended: bool
+
+    @staticmethod
+    def of(
+        side: Side, order: int, chunk: int, *, reverse: bool, sums: bool, started: bool, ended: bool
+    ) -> _Kind:
+        return _Kind(
+            order, chunk, side.group, reverse, sums, side.weights is not None, side.omega is not None,
+            side.extra is not None, side.carry is not None, started, ended,
+        )  # fmt: skip
+
+
+class _Small(NamedTuple):
+    """The launches that make the small moments of each chunk and add them up along the text."""
+
+    of_chunks: Launch
+    scan: Launch
+    rows: int
+    chunks: int
+    size: int
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _small_launches(x: Layout, g: Layout, kind: _Kind) -> _Small:
     batch, tokens, all_heads, d = x.shape
-    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
-    size = small_size(d, e)
-    out = torch.empty(batch * heads, chunks, size, dtype=torch.float32, device=x.device)
-    if not sums:
-        out[:, :, d * e + e :].zero_()
+    e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
+    chunks, size, block = -(-tokens // chunk), small_size(d, e), 256
     wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
-    _small[(chunks, batch * heads)](
-        x, g, side.weights, side.omega, side.extra, out, x.stride()[:3], g.stride()[:3], tokens, heads, chunks,
-        batch * all_heads * tokens, D=d, E=e, BD=width(d), BE=width(e), GROUP=side.group, CHUNK=chunk, BN=min(32 if wide else 64, chunk),
-        WEIGHTED=side.weights is not None, SUMS=sums, SECOND=order > 1, OMEGAS=side.omega is not None, EXTRAS=side.extra is not None,
-        **operand_options(x), num_warps=8 if max(width(d), width(e)) > 64 else 4, num_stages=2 if wide or width(d) < 64 else 3,
-    )  # fmt: skip
-    total = torch.empty(batch * heads, size, dtype=torch.float32, device=x.device)
-    block = 256
-    _scan[(cdiv(size, block), batch * heads)](
-        out, side.carry, None if initial is None else initial.small, total, chunks, size,
-        REVERSE=reverse, CARRIED=side.carry is not None, STARTED=initial is not None, BLOCK=block, num_warps=2,
-    )  # fmt: skip
+    numbers = (x.strides[:3], g.strides[:3], tokens, heads, chunks, batch * all_heads * tokens)
+    options = {
+        "D": d, "E": e, "BD": width(d), "BE": width(e), "GROUP": kind.group, "CHUNK": chunk,
+        "BN": min(32 if wide else 64, chunk), "WEIGHTED": kind.weighted, "SUMS": kind.sums, "SECOND": kind.order > 1,
+        "OMEGAS": kind.omegas, "EXTRAS": kind.extras, **operand_options(x),
+        "num_warps": 8 if max(width(d), width(e)) > 64 else 4, "num_stages": 2 if wide or width(d) < 64 else 3,
+    }  # fmt: skip
+    of_chunks = prepared(_small, (chunks, batch * heads), numbers, options)
+    options = {
+        "REVERSE": kind.reverse,
+        "CARRIED": kind.carried,
+        "STARTED": kind.started,
+        "BLOCK": block,
+        "num_warps": 2,
+    }
+    scan = prepared(_scan, (cdiv(size, block), batch * heads), (chunks, size), options)
+    return _Small(of_chunks, scan, batch * heads, chunks, size)
+
+
+def _small_moments(side: Side, kind: _Kind, initial: Moments | None) -> tuple[Tensor, Tensor]:
+    x, g = side.x, side.g
+    of_chunks, scan, rows, chunks, size = _small_launches(Layout.of(x), Layout.of(g), kind)
+    out = torch.empty(rows, chunks, size, dtype=torch.float32, device=x.device)
+    if not kind.sums:
+        d, e = x.shape[3], g.shape[3]
+        out[:, :, d * e + e :].zero_()
+    of_chunks(x, g, side.weights, side.omega, side.extra, out)
+    total = torch.empty(rows, size, dtype=torch.float32, device=x.device)
+    scan(out, side.carry, None if initial is None else initial.small, total)
     return out, total
 
 
-def _high_moments(
-    side: Side, order: int, chunk: int, reverse: bool, initial: Tensor | None, total: bool
-) -> tuple[Tensor, Tensor | None]:
-    x, g = side.x, side.g
+class _High(NamedTuple):
+    """The launch that makes the blocks of moments of one order; padded is how long its lines are."""
+
+    start: Launch
+    shape: tuple[int, ...]
+    padded: int
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _high_launch(
+    x: Layout,
+    g: Layout,
+    n: int,
+    kind: _Kind,
+    narrow_tile: tuple[int, int, int],
+    wide_tile: tuple[int, int, int],
+) -> _High:
     batch, tokens, all_heads, d = x.shape
-    e, heads, chunks = g.shape[3], all_heads // side.group, -(-tokens // chunk)
-    count, height, kind = blocks(d, order), block_rows(d, order), operand(x)
-    out = torch.empty(batch * heads, chunks, count, height, e, dtype=kind, device=x.device)
-    final = (
-        torch.empty(batch * heads, count, height, e, dtype=torch.float32, device=x.device) if total else None
-    )
-    padded = chunks * chunk
-    weight = None if side.weights is None else side.weights[order]
-    narrow = kind is torch.bfloat16
-    block, warps, stages = HIGH if narrow else WIDE
+    e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
+    chunks, count = -(-tokens // chunk), blocks(d, n)
+    padded, narrow = chunks * chunk, operand(x) is torch.bfloat16
+    block, warps, stages = narrow_tile if narrow else wide_tile
     tile, columns = min(block, chunk), cdiv(e, 64)
     many = (narrow and count // GROUPED * batch * heads * columns >= FEW_PROGRAMS) or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
-    _high[(count // grouped, batch * heads, columns)](
-        lines(x, _filled(d), padded), x, lines(g, e, padded, weight), table(d, order, x.device), side.carry,
-        initial, out, final, x.stride()[:3], tokens, heads, chunks, padded,
-        D=d, E=e, BD=width(d), BE=min(64, width(e)), P=together(d, order), COUNT=count, LINES=_filled(d),
-        ORDER=order, GROUP=side.group, CHUNK=chunk, BN=tile, REVERSE=reverse, CARRIED=side.carry is not None,
-        STARTED=initial is not None, ENDED=total, FOUR=grouped == GROUPED, **operand_options(x),
-        num_warps=8 if narrow and width(d) > 64 else warps, num_stages=stages,
-    )  # fmt: skip
+    options = {
+        "D": d, "E": e, "BD": width(d), "BE": min(64, width(e)), "P": together(d, n), "COUNT": count, "LINES": _filled(d),
+        "ORDER": n, "GROUP": kind.group, "CHUNK": chunk, "BN": tile, "REVERSE": kind.reverse, "CARRIED": kind.carried,
+        "STARTED": kind.started, "ENDED": kind.ended, "FOUR": grouped == GROUPED, **operand_options(x),
+        "num_warps": 8 if narrow and width(d) > 64 else warps, "num_stages": stages,
+    }  # fmt: skip
+    numbers = (x.strides[:3], tokens, heads, chunks, padded)
+    start = prepared(_high, (count // grouped, batch * heads, columns), numbers, options)
+    return _High(start, (batch * heads, chunks, count, block_rows(d, n), e), padded)
+
+
+def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    x, g = side.x, side.g
+    d, e = x.shape[3], g.shape[3]
+    start, shape, padded = _high_launch(Layout.of(x), Layout.of(g), n, kind, HIGH, WIDE)
+    out = torch.empty(shape, dtype=operand(x), device=x.device)
+    final = torch.empty(shape[0], *shape[2:], dtype=torch.float32, device=x.device) if kind.ended else None
+    weight = None if side.weights is None else side.weights[n]
+    places, gains = lines(x, _filled(d), padded), lines(g, e, padded, weight)
+    start(places, x, gains, table(d, n, x.device), side.carry, initial, out, final)
     return out, final
 
 

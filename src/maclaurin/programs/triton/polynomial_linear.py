@@ -18,7 +18,7 @@ blocks that belong to one entry (block_layout.py), so both directions are sums o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.block_layout import blocks, times_counted, together
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, prepared
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
 from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, backward_queries, forward_rows
 from maclaurin.programs.triton.rows import quotient_backward
@@ -39,9 +40,8 @@ TILES = {
 }
 
 
-@dataclass(frozen=True)
-class Call:
-    """What of a call is no tensor.
+class Call(NamedTuple):
+    """The non-tensor arguments of a call.
 
     coefficients    α₀ … α_N of s, the score without its scale; where rows have their own, only N counts
     divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
@@ -73,8 +73,7 @@ class Gradients(NamedTuple):
     log_forget: Tensor | None
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """What a call may have per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
 
     alpha: Tensor | None = None
@@ -109,15 +108,32 @@ def forward(
     )
     y, rest = empty_rows(q, v, call.narrow)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = _tile("forward", q, v, rows, call)
-    forward_rows[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
-        tokens, heads, past.small.shape[1], batch * heads * tokens, call.eps,
-        **_sizes(q, k, v, rows, call), **tile,
-        BY_COUNT=call.divisor == "count", NARROW=call.narrow, STARTED=initial is not None,
+    launch = _forward_launch(
+        Layout.of(q), Layout.of(k), Layout.of(v), call, TILES["forward"], past.small.shape[1],
+        rows.alpha is not None, log is not None, initial is not None,
     )  # fmt: skip
+    launch(q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor)
     return y, rest, divisor, past, after
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launch(
+    q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], chunks: int, scaled: bool, decays: bool, started: bool
+) -> Launch:  # fmt: skip
+    batch, tokens, heads, _ = q.shape
+    y = Layout.contiguous((*q.shape[:3], v.shape[3]), torch.float32)
+    tile = _tile(tiles, "forward", q, v, call, crowded=scaled or decays)
+    numbers = (
+        q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, chunks, batch * heads * tokens, call.eps
+    )  # fmt: skip
+    options = {
+        **_sizes(q, k, v, call, scaled=scaled, decays=decays),
+        **tile,
+        "BY_COUNT": call.divisor == "count",
+        "NARROW": call.narrow,
+        "STARTED": started,
+    }
+    return prepared(forward_rows, (cdiv(tokens, tile["BM"]), batch * heads), numbers, options)
 
 
 @on_its_device
@@ -152,14 +168,14 @@ def backward(
     d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
-    sizes = _sizes(q, k, v, rows, call)
+    scaled, crowded = rows.alpha is not None, rows.alpha is not None or rows.log_forget is not None
+    sizes = _sizes(q, k, v, call, scaled=scaled, decays=rows.log_forget is not None)
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
-    tile = _tile("queries", q, v, rows, call)
+    tile = _tile(TILES["queries"], "queries", q, v, call, crowded=crowded)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
         *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
-    scaled = rows.alpha is not None
     later, before = moments(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
         call.order,
@@ -171,7 +187,7 @@ def backward(
     )
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
-    tile = _tile("keys", q, v, rows, call)
+    tile = _tile(TILES["keys"], "keys", q, v, call, crowded=crowded)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
         *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
@@ -290,7 +306,9 @@ def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return past.small, past.high.get(2), past.high.get(3)
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
+def _sizes(
+    q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout, call: Call, *, scaled: bool, decays: bool
+) -> dict:
     d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[2] // k.shape[2],
@@ -299,23 +317,24 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, rows: Rows, call: Call) -> dict:
         "BD": width(d),
         "BE": width(e),
         "CHUNK": call.chunk,
-        "C": tuple(float(c) for c in call.coefficients),
+        "C": call.coefficients,
         "ORDER": call.order,
         "BLOCKS2": blocks(d, 2),
         "BLOCKS3": blocks(d, 3),
         "P": together(d, 3),
-        "ROWS": rows.alpha is not None,
-        "DECAY": rows.log_forget is not None,
+        "ROWS": scaled,
+        "DECAY": decays,
         "BY_SUM": call.by_sum,
         **operand_options(q),
     }
 
 
-def _tile(kind: str, q: Tensor, v: Tensor, rows: Rows, call: Call) -> dict[str, int]:
-    """A tile, which must divide the chunk; products in tf32 and numbers per row take more room."""
-    options = tile_options(TILES[kind], q, v, call.chunk)
+def _tile(
+    tiles: tuple[Tile, Tile], kind: str, q: Tensor | Layout, v: Tensor | Layout, call: Call, *, crowded: bool
+) -> dict[str, int]:
+    """A tile, which must divide the chunk; products in tf32 and numbers per row (`crowded`) take more registers."""
+    options = tile_options(tiles, q, v, call.chunk)
     if q.dtype != torch.bfloat16:  # short where sums stay in registers
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         return {**options, "BM": min(queries, call.chunk), "BN": min(keys, call.chunk), "num_warps": 8}
-    crowded = rows.alpha is not None or rows.log_forget is not None
     return {**options, "BM": min(32 if kind == "keys" else 64, options["BM"])} if crowded else options

@@ -17,8 +17,8 @@ Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m quer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
@@ -53,9 +53,8 @@ TILES = {
 SUMS_BY_PRODUCTS = False
 
 
-@dataclass(frozen=True)
-class Call:
-    """What of a call is no tensor.
+class Call(NamedTuple):
+    """The non-tensor arguments of a call.
 
     coefficients    c₀ … c_N of s, the score without its scale
     sigmoid         whether the weight is σ of the polynomial
@@ -413,6 +412,41 @@ def _backward_queries(
 # ------------------------------------------------------------------------------------ launching
 
 
+class _Forward(NamedTuple):
+    """The launch of a forward pass, and its tile."""
+
+    start: Launch
+    queries: int
+    keys: int
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launch(
+    q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], decays: bool
+) -> _Forward:
+    batch, tokens, heads, _ = q.shape
+    tile = _tile(tiles, q, v, tokens)
+    y = Layout.contiguous((*q.shape[:3], v.shape[3]), torch.float32)
+    numbers = (
+        q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, _padded(tokens) if decays else 0, call.eps
+    )  # fmt: skip
+    options = {
+        **_sizes(q, k, v),
+        **tile,
+        "C": call.coefficients,
+        "SIGMOID": call.sigmoid,
+        "BY_SUM": call.divisor == "sum",
+        "BY_COUNT": call.divisor == "count",
+        "CAUSAL": call.causal,
+        "DECAY": decays,
+        "PURE": _is_pure(call, decays),
+        "NARROW": call.narrow,
+        "ONES": SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
+    }
+    start = prepared(_forward, (cdiv(tokens, tile["BM"]), batch * heads), numbers, options)
+    return _Forward(start, tile["BM"], tile["BN"])
+
+
 @on_its_device
 def forward(
     q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None
@@ -422,19 +456,12 @@ def forward(
     `totals` [B, K, T] in fp64 are those of the log decay gate, for causal calls.
     """
     batch, tokens, heads, _ = q.shape
+    given = Layout.of(q), Layout.of(k), Layout.of(v)
+    launch = _forward_launch(*given, call, TILES["forward"], totals is not None)
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = _tile("forward", q, v, tokens)
-    kept, _, padded = _factors(totals, tile["BN"], tile["BM"])
-    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, totals, kept, y, rest, z,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
-        tokens, heads, padded, call.eps,
-        **_sizes(q, k, v), **tile, C=_floats(call), SIGMOID=call.sigmoid,
-        BY_SUM=call.divisor == "sum", BY_COUNT=call.divisor == "count", CAUSAL=call.causal,
-        DECAY=totals is not None, PURE=_is_pure(call, totals), NARROW=call.narrow,
-        ONES=SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
-    )  # fmt: skip
+    kept = None if totals is None else _factors(totals, launch.keys, launch.queries)[0]
+    launch.start(q, k, v, totals, kept, y, rest, z)
     return y, rest, z
 
 
@@ -457,20 +484,23 @@ def backward(
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
     common = {
         **_sizes(q, k, v),
-        "C": _floats(call),
+        "C": call.coefficients,
         "SIGMOID": call.sigmoid,
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
         "DECAY": totals is not None,
-        "PURE": _is_pure(call, totals),
+        "PURE": _is_pure(call, totals is not None),
     }
     of_rows = of_keys = None
     if totals is not None:
         of_rows = torch.empty(batch, heads, tokens, dtype=torch.float64, device=q.device)
         of_keys = torch.empty_like(totals)
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
-    of_key_tiles, of_query_tiles = _tile("keys", q, v, tokens), _tile("queries", q, v, tokens)
-    kept_keys, kept_queries, padded = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
+    of_key_tiles, of_query_tiles = (_tile(TILES[kind], q, v, tokens) for kind in ("keys", "queries"))
+    kept_keys = kept_queries = None
+    if totals is not None:
+        kept_keys, kept_queries = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
+    padded = 0 if totals is None else _padded(tokens)
     _backward_keys[(cdiv(tokens, of_key_tiles["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
         tokens, heads, padded, **common, **of_key_tiles,
@@ -484,16 +514,16 @@ def backward(
     return dq, dk, dv, of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
 
 
-def _tile(kind: str, q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
+def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int) -> dict[str, int]:
     """Products of fp32 take more room, also those of fp16, which are made in fp32 in part."""
-    options = tile_options(TILES[kind], q, v, tokens)
+    options = tile_options(tiles, q, v, tokens)
     if q.dtype == torch.bfloat16:
         return options
     options.pop("maxnreg", None)
     return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+def _sizes(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[2] // k.shape[2],
@@ -505,28 +535,21 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
     }
 
 
-def _factors(totals: Tensor | None, keys: int, queries: int) -> tuple[Tensor | None, Tensor | None, int]:
+def _padded(tokens: int) -> int:
+    return cdiv(tokens, 128) * 128
+
+
+def _factors(totals: Tensor, keys: int, queries: int) -> tuple[Tensor, Tensor]:
     """What is kept of tiles of keys at their end, and of tiles of queries from their beginning, [B·K, padded]."""
-    if totals is None:
-        return None, None, 0
     batch, heads, tokens = totals.shape
-    padded = cdiv(tokens, 128) * 128
+    padded = _padded(tokens)
     found = torch.empty(2, batch * heads, padded, dtype=torch.float32, device=totals.device)
     _decay_factors[(padded // 128, batch * heads)](
         totals, found[0], found[1], tokens, padded, BK=keys, BQ=queries, num_warps=4
     )
-    return found[0], found[1], padded
+    return found[0], found[1]
 
 
-def _is_pure(call: Call, totals: Tensor | None) -> bool:
+def _is_pure(call: Call, decays: bool) -> bool:
     """Whether weights are c₂ s² times what a gate keeps, which takes fewer multiplications."""
-    return (
-        totals is not None
-        and not call.sigmoid
-        and len(call.coefficients) == 3
-        and not any(call.coefficients[:2])
-    )
-
-
-def _floats(call: Call) -> tuple[float, ...]:
-    return tuple(float(c) for c in call.coefficients)
+    return decays and not call.sigmoid and len(call.coefficients) == 3 and not any(call.coefficients[:2])

@@ -31,6 +31,7 @@ rounding took from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -38,7 +39,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 # --------------------------------------------------------------------------------------------------- the norm
@@ -149,12 +150,16 @@ def normed(
     """
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     gain = torch.empty(y.shape[:3], dtype=torch.float32, device=y.device) if keep else None
-    grid, rows, sizes = row_tiles(y)
-    _norm[grid](
-        y, gate, out, gain, y.stride()[:3], out.stride()[:3], *rows, factor,
-        **sizes, CENTRED=centred, GATE=_gate_kind(gate), KEEP=keep,
-    )  # fmt: skip
+    _normed_launch(Layout.of(y), _gate_kind(gate), factor, centred, keep)(y, gate, out, gain)
     return out, gain
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _normed_launch(y: Layout, gate: int, factor: float, centred: bool, keep: bool) -> Launch:
+    grid, rows, sizes = row_tiles(y)
+    out = Layout.contiguous(y.shape, y.dtype)
+    options = {**sizes, "CENTRED": centred, "GATE": gate, "KEEP": keep}
+    return prepared(_norm, grid, (y.strides[:3], out.strides[:3], *rows, factor), options)
 
 
 @on_its_device
@@ -336,13 +341,19 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
 def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
     y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
-    grid, rows, sizes = row_tiles(o)
-    _scale[grid](
-        o, log_gain, log_divisor, gate, y,
-        o.stride()[:3], y.stride()[:3], _strides_of_divisor(log_divisor), _strides_of_gate(gate), *rows,
-        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None,
-    )  # fmt: skip
+    divided, gated = log_divisor is not None, gate is not None
+    strides = _strides_of_divisor(log_divisor), _strides_of_gate(gate)
+    _scaled_launch(Layout.of(o), *strides, divided, gated)(o, log_gain, log_divisor, gate, y)
     return y
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _scaled_launch(
+    o: Layout, of_divisor: tuple[int, ...], of_gate: tuple[int, ...], divided: bool, gated: bool
+) -> Launch:
+    grid, rows, sizes = row_tiles(o)
+    numbers = (o.strides[:3], o.strides[:3], of_divisor, of_gate, *rows)
+    return prepared(_scale, grid, numbers, {**sizes, "DIVIDED": divided, "GATE": gated})
 
 
 @on_its_device

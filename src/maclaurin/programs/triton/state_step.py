@@ -19,6 +19,7 @@ exact keys, divides by the row sum, and writes the window again, one place furth
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton import launch, on_its_device
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import divisor_of, width
 
@@ -41,7 +42,8 @@ Table = tuple[tuple[float, ...], ...]
 
 
 class Token(NamedTuple):
-    """One token: k [B, K, d], q [B, H, d], v [B, K, e]; log_forget and weight [B, K], in fp32, or None for 0 and 1.
+    """One token: k [B, K, d], q [B, H, d], v [B, K, e], or each with an axis of one token as [B, 1, …]; log_forget and
+    weight [B, K], in fp32, or None for 0 and 1.
 
     With a count [B] of keys that came before, the key counts only where that is `late` or more.
     """
@@ -193,20 +195,52 @@ def _rows(
     tl.store(AFTER + row // heads, seen, mask=row % heads == 0)
 
 
+def _by_head(u: launch.Layout) -> tuple[int, int]:
+    """Strides over b and heads."""
+    return u.strides[0], u.strides[-2]
+
+
+@lru_cache(maxsize=launch.MOST_SHAPES)
+def _pass_launch(
+    state: tuple[int, ...],
+    k: launch.Layout,
+    q: launch.Layout,
+    v: launch.Layout,
+    of_forget: tuple[int, int] | None,
+    of_weight: tuple[int, int] | None,
+    late: int | None,
+    scale: float,
+    blocks: int,
+    degree: int,
+) -> launch.Launch:
+    batch, heads, size, e = state
+    values = v.shape[-1]
+    numbers = (
+        _by_head(k), _by_head(q), _by_head(v), of_forget or (0, 0), of_weight or (0, 0), late or 0, scale, size, heads,
+        blocks,
+    )  # fmt: skip
+    options = {
+        "GROUP": q.shape[-2] // heads, "D": k.shape[-1], "E": e, "BE": width(values), "BF": BLOCK, "DEGREE": degree,
+        "COUNTED": e > values, "FORGETS": of_forget is not None, "WEIGHED": of_weight is not None,
+        "DELAYED": late is not None, "num_warps": max(1, min(8, width(values) // 64)),
+    }  # fmt: skip
+    return launch.prepared(_step, (batch * heads, blocks), numbers, options)
+
+
 def pass_over(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
     """The state after the token, and what each block of it gave its queries [B, H, blocks, E]."""
     k, q, v, log_forget, weight, count, late = token
-    batch, heads, size, e = state.shape
-    blocks = layout.starts.numel()
+    blocks, queries = layout.starts.numel(), launch.Layout.of(q)
+    start = _pass_launch(
+        state.shape, launch.Layout.of(k), queries, launch.Layout.of(v),
+        None if log_forget is None else log_forget.stride(), None if weight is None else weight.stride(),
+        None if count is None else late, scale, blocks, layout.entries.shape[1],
+    )  # fmt: skip
     out = torch.empty_like(state)
-    partial = torch.empty(batch, q.shape[1], blocks, e, dtype=torch.float32, device=state.device)
-    optional = ((0, 0) if u is None else u.stride() for u in (log_forget, weight))
-    _step[(batch * heads, blocks)](
-        state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, layout.starts, layout.stops, out,
-        partial, k.stride()[:2], q.stride()[:2], v.stride()[:2], *optional, late, scale, size, heads, blocks,
-        GROUP=q.shape[1] // heads, D=k.shape[-1], E=e, BE=width(v.shape[-1]), BF=BLOCK,
-        DEGREE=layout.entries.shape[1], COUNTED=e > v.shape[-1], FORGETS=log_forget is not None,
-        WEIGHED=weight is not None, DELAYED=count is not None, num_warps=max(1, min(8, width(v.shape[-1]) // 64)),
+    shape = (state.shape[0], queries.shape[-2], blocks, state.shape[3])
+    partial = torch.empty(shape, dtype=torch.float32, device=state.device)
+    start(
+        state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, layout.starts, layout.stops, out, partial
     )  # fmt: skip
     return out, partial
 
@@ -242,15 +276,23 @@ def rows(
     after the token. State as above; the table has a line per order of the layout."""
     out, partial = pass_over(state, token, layout, scale)
     batch, heads, blocks, e = partial.shape
-    v = token.v
-    y = torch.empty(batch, 1, heads, v.shape[-1], dtype=dtype, device=v.device)
+    values = token.v.shape[-1]
+    y = torch.empty((batch, 1, heads, values), dtype=dtype, device=state.device)
     after = torch.empty_like(count)
-    _rows[(batch * heads,)](
-        partial, layout.cuts, count, y, after, heads, blocks, eps, E=e, BE=width(e), BB=BLOCKS, TABLE=flat(table),
-        ORDERS=len(table), CENTRED=is_centred(table), BY_SUM=divisor == "sum", BY_COUNT=divisor == "count",
-        COUNTED=e > v.shape[-1], num_warps=8,
-    )  # fmt: skip
+    start = _rows_launch(batch, heads, blocks, e, values, table, divisor, eps)
+    start(partial, layout.cuts, count, y, after)
     return y, out, after
+
+
+@lru_cache(maxsize=launch.MOST_SHAPES)
+def _rows_launch(
+    batch: int, heads: int, blocks: int, e: int, values: int, table: Table, divisor: str, eps: float
+) -> launch.Launch:
+    options = {
+        "E": e, "BE": width(e), "BB": BLOCKS, "TABLE": flat(table), "ORDERS": len(table), "CENTRED": is_centred(table),
+        "BY_SUM": divisor == "sum", "BY_COUNT": divisor == "count", "COUNTED": e > values, "num_warps": 8,
+    }  # fmt: skip
+    return launch.prepared(_rows, (batch * heads,), (heads, blocks, eps), options)
 
 
 def is_centred(table: Table) -> bool:
@@ -373,7 +415,8 @@ def window_rows(
     state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout, which is None without a
     tail.
     """
-    batch, heads, d = token.q.shape
+    k, q, v = (launch.Layout.of(u) for u in (token.k, token.q, token.v))
+    batch, heads, d = q.shape[0], *q.shape[-2:]
     size, sinks, e = exact.recent_k.shape[2], exact.sink_k.shape[2], token.v.shape[-1]
     partial = cuts = None
     blocks = 0
@@ -387,8 +430,8 @@ def window_rows(
     after, following = torch.empty_like(count), Exact(*(torch.empty_like(u) for u in exact))
     _window_rows[(batch * heads,)](
         partial, cuts, count, token.q, token.k, token.v, *exact, y, after, *following,
-        token.q.stride()[:2], token.k.stride()[:2], token.v.stride()[:2], scale, heads, blocks, eps, size,
-        SINKS=sinks, GROUP=heads // token.k.shape[1], D=d, BD=width(d), E=e + 1, BE=width(e + 1), BB=BLOCKS,
+        _by_head(q), _by_head(k), _by_head(v), scale, heads, blocks, eps, size,
+        SINKS=sinks, GROUP=heads // k.shape[-2], D=d, BD=width(d), E=e + 1, BE=width(e + 1), BB=BLOCKS,
         BW=min(KEYS, width(size)), BS=width(sinks), TABLE=flat(table), ORDERS=len(table), CENTRED=is_centred(table),
         num_warps=4,
     )  # fmt: skip

@@ -11,13 +11,14 @@ and as 64 pieces in the vectors themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
 
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def cdiv(size: int, tile: int) -> int:
     return -(-size // tile)
 
 
-def precision(tensor: Tensor) -> str:
+def precision(tensor: Tensor | Layout) -> str:
     """How products of fp32 operands are made: in full, or for fp16 inputs in three passes of tf32.
 
     One pass would cut digits off, not round them; bf16 operands know no choice.
@@ -117,18 +118,18 @@ def empty_rows(q: Tensor, v: Tensor, narrow: bool) -> tuple[Tensor, Tensor | Non
     return y, torch.empty_like(y) if narrow else None
 
 
-def operand(like: Tensor) -> torch.dtype:
+def operand(like: Tensor | Layout) -> torch.dtype:
     """What sums of many terms are multiplied in again: they would leave fp16's range, so it goes as fp32."""
     return torch.bfloat16 if like.dtype == torch.bfloat16 else float32
 
 
-def operand_options(like: Tensor) -> dict[str, object]:
+def operand_options(like: Tensor | Layout) -> dict[str, object]:
     """The same for a program."""
     kind = tl.bfloat16 if like.dtype == torch.bfloat16 else tl.float32
     return {"OPERAND": kind, "PRECISION": precision(like)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a key of what launches remember: told apart by identity, which is quick
 class Tile:
     """Queries × keys that a program holds at a time, with how many warps, how many loads ahead.
 
@@ -142,7 +143,9 @@ class Tile:
     registers: int = 0
 
 
-def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) -> dict[str, int]:
+def tile_options(
+    tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int
+) -> dict[str, int]:
     """Of a tile for heads up to 64 and one for heads up to 128, the one that fits, as a program takes it.
 
     fp32 takes twice the room and more registers; short texts need no long tiles.
@@ -160,7 +163,7 @@ def tile_options(tiles: tuple[Tile, Tile], q: Tensor, v: Tensor, tokens: int) ->
     }
 
 
-def row_tiles(y: Tensor) -> tuple[tuple[int], tuple[int, int, int], dict[str, int]]:
+def row_tiles(y: Tensor | Layout) -> tuple[tuple[int], tuple[int, int, int], dict[str, int]]:
     """Grid, (rows, N, M) and sizes for a pass over the rows of y [B, N, M, size]."""
     batch, n, m, size = y.shape
     rows = max(1, 4096 // width(size))
@@ -192,10 +195,22 @@ def _turn(
 
 def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> Tensor:
     """`count` ≥ d lines of x, each entry times its token's weight [B, H, T]."""
-    batch, tokens, heads, d = x.shape
+    batch, _, heads, _ = x.shape
     out = torch.empty(batch, heads, count, padded, dtype=x.dtype, device=x.device)
-    _turn[(cdiv(padded, 64), batch * heads, cdiv(count, 64))](
-        x, weight, out, x.stride()[:3], tokens, heads, padded,
-        D=d, LINES=count, BT=64, BL=min(64, power_of_2(count)), WEIGHTED=weight is not None, num_warps=4,
-    )  # fmt: skip
+    _lines_launch(Layout.of(x), count, padded, weight is not None)(x, weight, out)
     return out
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _lines_launch(x: Layout, count: int, padded: int, weighted: bool) -> Launch:
+    batch, tokens, heads, d = x.shape
+    grid = cdiv(padded, 64), batch * heads, cdiv(count, 64)
+    options = {
+        "D": d,
+        "LINES": count,
+        "BT": 64,
+        "BL": min(64, power_of_2(count)),
+        "WEIGHTED": weighted,
+        "num_warps": 4,
+    }
+    return prepared(_turn, grid, (x.strides[:3], tokens, heads, padded), options)
