@@ -57,6 +57,9 @@ class Asker:
 
     def answers(self, item: Item, way: Way) -> list[Answer]:
         """One for each query."""
+        if way == "endings":
+            found = self._ending_likelihoods(item)
+            return [_answer(query, each, None) for query, each in zip(item.queries, found, strict=True)]
         return self._written(item) if way == "written" else self._chosen(item)
 
     def text_loss(self, text: str) -> float:
@@ -104,6 +107,34 @@ class Asker:
         self.cut += lost > 0
         common = TextReader.of(self.model, prompts[0][lost:shared])
         return [common.after(prompt[shared:]) for prompt in prompts]
+
+    def _ending_likelihoods(self, item: Item) -> list[list[float]]:
+        """ln p of the ending of each query after each of its choices; each beginning is read once.
+
+        The words are the same after each choice, so how common they are cancels.
+        """
+        beginnings = dict.fromkeys(
+            item.context + choice for query in item.queries for choice in query.choices
+        )
+        before = {text: self.tokens(text) for text in beginnings}
+        after = {
+            (text, query.prompt): self.tokens(f"{text} {query.prompt}")[len(before[text]) :]
+            for query in item.queries
+            for text in (item.context + choice for choice in query.choices)
+        }
+        readers, cut = {}, False
+        for text, tokens in before.items():
+            longest = len(tokens) + max(len(end) for (start, _), end in after.items() if start == text)
+            lost = min(max(0, longest - self.max_length), len(tokens) - 1)
+            readers[text], cut = TextReader.of(self.model, tokens[lost:]), cut or lost > 0
+        self.cut += cut
+        return [
+            [
+                readers[item.context + choice].log_likelihood(after[item.context + choice, query.prompt])
+                for choice in query.choices
+            ]
+            for query in item.queries
+        ]
 
     # -------------------------------------------------------------------------------------- written
 
@@ -199,7 +230,7 @@ def ask(asker: Asker, items: Sequence[Item], way: Way, report: Report = lambda s
 def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, Metric]:
     """Means over items; queries of one item are averaged first, since they are about the same text."""
     scores = [statistics.mean(answer.score for answer in each) for each in answers]
-    metrics = {"acc" if way == "choices" else "exact_match": share_metric(scores)}
+    metrics = {"exact_match" if way == "written" else "acc": share_metric(scores)}
     odds = [[a.log_odds for a in each if a.log_odds is not None] for each in answers]
     gains = [
         [a.log_odds - a.prior for a in each if a.log_odds is not None and a.prior is not None]

@@ -70,6 +70,43 @@ def test_likelihoods_are_those_of_whole_rows(attention, tokenizer):
             assert shifted == pytest.approx([shifted[0]] * len(shifted), abs=1e-4)
 
 
+BEGINNINGS = ("the first beginning", "a second one", "some third text")
+ENDS = Item(
+    "before\n", (Query("and its end", BEGINNINGS, (1,)), Query("more", BEGINNINGS, (0,))), without=None
+)
+
+
+def test_an_ending_is_scored_after_each_beginning(model, tokenizer):
+    asker = Asker(model, tokenizer, 1000)
+    expected = [
+        [by_hand(model, f"before\n{choice}", f" {query.prompt}") for choice in BEGINNINGS]
+        for query in ENDS.queries
+    ]
+    for found, each in zip(asker._ending_likelihoods(ENDS), expected, strict=True):
+        assert found == pytest.approx(each, abs=1e-4)
+    for answer, query, each in zip(asker.answers(ENDS, "endings"), ENDS.queries, expected, strict=True):
+        assert answer.score == float(each.index(max(each)) == query.right[0])
+        assert answer.prior is None
+    found = ask(asker, [ENDS], "endings")
+    assert (found.questions, found.cut, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
+
+
+def test_beginnings_are_read_once_and_lose_their_start_where_they_are_too_long(model, tokenizer, monkeypatch):
+    read = []
+    forward = type(model).forward
+
+    def counted(self, *arguments, input_ids, **options):
+        read.append(input_ids.shape[1])
+        return forward(self, *arguments, input_ids=input_ids, **options)
+
+    monkeypatch.setattr(type(model), "forward", counted)
+    Asker(model, tokenizer, 1000)._ending_likelihoods(ENDS)
+    assert sum(size >= len("before\n") + 12 for size in read) == len(BEGINNINGS)
+    read.clear()
+    assert ask(Asker(model, tokenizer, 24), [ENDS], "endings").cut == 1
+    assert max(read) <= 24 - len(" more")
+
+
 def test_the_context_is_read_once(model, tokenizer, monkeypatch):
     read = []
     forward = type(model).forward
