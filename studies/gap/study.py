@@ -33,7 +33,7 @@ study = Study(
         "From linear attention to softmax in single parts: what does each bring, averaged over the orders "
         "in which the parts can be added, and which of them need each other?"
     ),
-    budget="about an hour on 2 CPU cores with the search for learning rates (estimated)",
+    budget="about 50 minutes on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(
         LANGUAGE,
         dataclasses.replace(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from maclaurin.evaluation.eval_task import Item, Query, Way
-from maclaurin.evaluation.likelihood import TextReader, perplexity, windowed_loss
+from maclaurin.evaluation.likelihood import TextReader, ending_log_likelihoods, perplexity, windowed_loss
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
 from maclaurin.models import MaclaurinForCausalLM
 
@@ -109,32 +109,21 @@ class Asker:
         return [common.after(prompt[shared:]) for prompt in prompts]
 
     def _ending_likelihoods(self, item: Item) -> list[list[float]]:
-        """ln p of the ending of each query after each of its choices; each beginning is read once.
+        """ln p of the ending of each query after each of its choices.
 
         The words are the same after each choice, so how common they are cancels.
         """
-        beginnings = dict.fromkeys(
-            item.context + choice for query in item.queries for choice in query.choices
-        )
-        before = {text: self.tokens(text) for text in beginnings}
-        after = {
-            (text, query.prompt): self.tokens(f"{text} {query.prompt}")[len(before[text]) :]
-            for query in item.queries
-            for text in (item.context + choice for choice in query.choices)
-        }
-        readers, cut = {}, False
-        for text, tokens in before.items():
-            longest = len(tokens) + max(len(end) for (start, _), end in after.items() if start == text)
-            lost = min(max(0, longest - self.max_length), len(tokens) - 1)
-            readers[text], cut = TextReader.of(self.model, tokens[lost:]), cut or lost > 0
+        texts, cut = [], False
+        pairs = [(query, choice) for query in item.queries for choice in query.choices]
+        for query, choice in pairs:
+            before = self.tokens(item.context + choice)
+            whole = self.tokens(f"{item.context}{choice} {query.prompt}")
+            lost = min(max(0, len(whole) - self.max_length), len(before) - 1)
+            texts.append((before[lost:], whole[len(before) :]))
+            cut = cut or lost > 0
         self.cut += cut
-        return [
-            [
-                readers[item.context + choice].log_likelihood(after[item.context + choice, query.prompt])
-                for choice in query.choices
-            ]
-            for query in item.queries
-        ]
+        found = iter(ending_log_likelihoods(self.model, texts))
+        return [[next(found) for _ in query.choices] for query in item.queries]
 
     # -------------------------------------------------------------------------------------- written
 

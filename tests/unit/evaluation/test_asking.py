@@ -7,7 +7,13 @@ import torch
 
 from maclaurin.evaluation.asking import Answer, Asker, answer_metrics, ask, written_score
 from maclaurin.evaluation.eval_task import Item, Query
-from maclaurin.evaluation.likelihood import TextReader, perplexity, summed_loss, windowed_loss
+from maclaurin.evaluation.likelihood import (
+    TextReader,
+    ending_log_likelihoods,
+    perplexity,
+    summed_loss,
+    windowed_loss,
+)
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.tokenizer_folder import as_fast_tokenizer, byte_tokenizer
 
@@ -91,20 +97,22 @@ def test_an_ending_is_scored_after_each_beginning(model, tokenizer):
     assert (found.questions, found.cut, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
 
 
-def test_beginnings_are_read_once_and_lose_their_start_where_they_are_too_long(model, tokenizer, monkeypatch):
-    read = []
-    forward = type(model).forward
+@pytest.mark.parametrize("attention", ["taylor(2,about=mean)/sum", TAIL])
+def test_texts_of_different_lengths_are_read_together(attention, tokenizer):
+    """Padding on the right changes nothing before it."""
+    model = make(attention)
+    texts = [(list(b"abc"), list(b" de")), (list(b"a longer one"), list(b" f")), (list(b"x"), list(b" yz"))]
+    alone = [ending_log_likelihoods(model, [text])[0] for text in texts]
+    assert ending_log_likelihoods(model, texts) == pytest.approx(alone, abs=1e-4)
 
-    def counted(self, *arguments, input_ids, **options):
-        read.append(input_ids.shape[1])
-        return forward(self, *arguments, input_ids=input_ids, **options)
 
-    monkeypatch.setattr(type(model), "forward", counted)
-    Asker(model, tokenizer, 1000)._ending_likelihoods(ENDS)
-    assert sum(size >= len("before\n") + 12 for size in read) == len(BEGINNINGS)
-    read.clear()
-    assert ask(Asker(model, tokenizer, 24), [ENDS], "endings").cut == 1
-    assert max(read) <= 24 - len(" more")
+def test_beginnings_that_are_too_long_lose_their_start_and_are_counted(model, tokenizer):
+    assert ask(Asker(model, tokenizer, 24), [ENDS, ENDS], "endings").cut == 2
+    short, whole = (Asker(model, tokenizer, most)._ending_likelihoods(ENDS) for most in (24, 1000))
+    assert short != whole
+    broken = make()
+    broken.lm_head.weight.data[5, 0] = torch.nan
+    assert ask(Asker(broken, tokenizer, 1000), [ENDS], "endings").broken == 2
 
 
 def test_the_context_is_read_once(model, tokenizer, monkeypatch):
