@@ -361,3 +361,55 @@ def test_a_study_is_a_python_call(tmp_path):
         timeout=200,
     )
     assert result.stdout.splitlines() == ["ended with ['finished'] runs/call"], result.stdout + result.stderr
+
+
+ASKING = """
+import dataclasses
+from maclaurin.study import Behind, Experiment, Study, Tasks, cells_of, waterfall
+
+cells = {(): "linear", ("order 2",): "second", ("all orders", "order 2"): "softmax"}
+way = waterfall("To softmax", ("order 2", "all orders"), lambda on: cells.get(tuple(sorted(on))))
+text = Experiment(
+    name="text",
+    title="Text",
+    metric="loss",
+    common={"size": "pico", "data": "stdlib", "tokenizer": "bytes", "limit_documents": 60, "length": 192,
+            "test_fraction": 0.2, "steps": 4, "batch_size": 2, "eval_rows": 4, "device": "cpu"},
+    cells=cells_of({"softmax": "exp/sum", "linear": "taylor(1,about=mean)/sum", "second": "taylor(2)/sum"}),
+    seeds=(0, 1),
+    baseline="softmax",
+    waterfalls=(way,),
+    tasks=Tasks(("lines_32", "TASK"), items=2),
+)
+lines = dataclasses.replace(text, name="lines", title="Ends of lines", metric="task:lines_32:log_odds")
+claim = Behind(says="Order 1 reads less.", experiment="lines", cells=("softmax", "linear"))
+study = Study("asking", "Asking", "What is read?", "seconds", (text, lines), (claim,))
+"""
+
+
+def test_trained_models_are_asked_tasks_from_training_to_page(tmp_path):
+    file = tmp_path / "studies" / "asking" / "study.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(ASKING.replace("TASK", "recall_64"))
+    told = study(tmp_path, "asking", expect=2)
+    assert "the task recall_64 has texts of up to" in told
+    assert stamps(tmp_path) == {}, "nothing was trained"
+    file.write_text(ASKING.replace("TASK", "induction_8"))
+    planned = study(tmp_path, "asking", "--dry-run")
+    assert "Asking: 6 runs, 0 done" in planned
+    assert "lines_32: 2 items, seed 0" in planned
+    told = study(tmp_path, "asking", "--workers", "2")
+    found = runs(tmp_path, "asking")
+    assert len(found) == 12
+    assert len({record.key for record in found.values()}) == 6, "both experiments have the same runs"
+    for record in found.values():
+        facts = record.provenance["tasks"]["lines_32"]
+        assert (facts["items"], facts["questions"], facts["chance"], facts["cut"]) == (2, 8, 0.25, 0)
+        assert {"loss", "task:lines_32", "task:lines_32:log_odds", "task:induction_8"} <= set(record.metrics)
+    page = (tmp_path / "runs" / "asking" / "report" / "index.html").read_text()
+    assert page.count("log-odds of the right answer in lines_32") > 2
+    tables = (tmp_path / "runs" / "asking" / "report" / "tables.md").read_text()
+    assert "To softmax" in tables.partition("## Ends of lines")[2]
+    before = stamps(tmp_path)
+    assert "running" not in study(tmp_path, "asking", "--no-report")
+    assert stamps(tmp_path) == before

@@ -198,8 +198,7 @@ def _print_list() -> None:
         except InputError as problem:  # a broken study does not hide the others
             table.add_row(name, Text(str(problem), "red"), "", "")
             continue
-        runs = sum(len(e.cells) * len(e.seeds) for e in found.experiments)
-        table.add_row(name, found.question, str(runs), found.budget)
+        table.add_row(name, found.question, str(found.run_count), found.budget)
     table_console().print(table)
 
 
@@ -213,8 +212,10 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
 
     done = _done(found.plan, Pool(found.pool))
     costs = {label: cost_of(record.run) for label, record in found.plan.items()}
+    runs = {record.run.key: label for label, record in found.plan.items()}  # experiments may share a run
+    left = [costs[label] for label in runs.values() if label not in done]
     table = Table(
-        title=f"{found.study.title}: {len(found.plan)} runs, {len(done)} done", title_justify="left"
+        title=f"{found.study.title}: {len(runs)} runs, {len(runs) - len(left)} done", title_justify="left"
     )
     for column in ("experiment", "cell"):
         table.add_column(column, overflow="fold")
@@ -228,7 +229,8 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
         )  # fmt: skip
     console = table_console()
     console.print(table)
-    left = [cost for label, cost in costs.items() if label not in done]
+    for task in dict.fromkeys(task for record in found.plan.values() for task in record.run.tasks):
+        console.print(f"at the end models are asked {task.name}: {task.items} items, seed {task.seed}")
     console.print(
         f"left to do: {len(left)} runs, {sum(cost.tokens for cost in left):,} tokens, "
         f"{sum(cost.flops for cost in left):.2e} FLOP, about "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from maclaurin.evaluation.eval_task import Item, Query, Way
-from maclaurin.evaluation.likelihood import TextReader, perplexity, windowed_loss
+from maclaurin.evaluation.likelihood import TextReader, ending_log_likelihoods, perplexity, windowed_loss
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
 from maclaurin.models import MaclaurinForCausalLM
 
@@ -57,6 +57,9 @@ class Asker:
 
     def answers(self, item: Item, way: Way) -> list[Answer]:
         """One for each query."""
+        if way == "endings":
+            found = self._ending_likelihoods(item)
+            return [_answer(query, each, None) for query, each in zip(item.queries, found, strict=True)]
         return self._written(item) if way == "written" else self._chosen(item)
 
     def text_loss(self, text: str) -> float:
@@ -104,6 +107,23 @@ class Asker:
         self.cut += lost > 0
         common = TextReader.of(self.model, prompts[0][lost:shared])
         return [common.after(prompt[shared:]) for prompt in prompts]
+
+    def _ending_likelihoods(self, item: Item) -> list[list[float]]:
+        """ln p of the ending of each query after each of its choices.
+
+        The words are the same after each choice, so how common they are cancels.
+        """
+        texts, cut = [], False
+        pairs = [(query, choice) for query in item.queries for choice in query.choices]
+        for query, choice in pairs:
+            before = self.tokens(item.context + choice)
+            whole = self.tokens(f"{item.context}{choice} {query.prompt}")
+            lost = min(max(0, len(whole) - self.max_length), len(before) - 1)
+            texts.append((before[lost:], whole[len(before) :]))
+            cut = cut or lost > 0
+        self.cut += cut
+        found = iter(ending_log_likelihoods(self.model, texts))
+        return [[next(found) for _ in query.choices] for query in item.queries]
 
     # -------------------------------------------------------------------------------------- written
 
@@ -199,7 +219,7 @@ def ask(asker: Asker, items: Sequence[Item], way: Way, report: Report = lambda s
 def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, Metric]:
     """Means over items; queries of one item are averaged first, since they are about the same text."""
     scores = [statistics.mean(answer.score for answer in each) for each in answers]
-    metrics = {"acc" if way == "choices" else "exact_match": share_metric(scores)}
+    metrics = {"exact_match" if way == "written" else "acc": share_metric(scores)}
     odds = [[a.log_odds for a in each if a.log_odds is not None] for each in answers]
     gains = [
         [a.log_odds - a.prior for a in each if a.log_odds is not None and a.prior is not None]

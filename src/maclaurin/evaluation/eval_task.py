@@ -3,8 +3,8 @@
     item = a context that is read once, and queries about it
     query = a prompt after the context, choices for what follows it, and which of them are right
 
-A task is asked in one of three ways: by the likelihood of the choices, by what the model writes after the
-prompt, or by the likelihood of the context itself.
+A task is asked in one of four ways: by the likelihood of the choices, by the likelihood of one ending after
+each of the choices, by what the model writes after the prompt, or by the likelihood of the context itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ITEMS = 200
 #: changes whenever an item of any task does
 VERSION = "2.0"
 
-Way = Literal["choices", "written", "text"]
+Way = Literal["choices", "endings", "written", "text"]
 
 
 @final
@@ -35,8 +35,9 @@ Way = Literal["choices", "written", "text"]
 class Query:
     """One question.
 
-    prompt        stands after the context
-    choices       one of which may follow the prompt, after a space
+    prompt        stands after the context; asked by endings, the ending that is scored after each choice
+    choices       one of which may follow the prompt, after a space; asked by endings, beginnings that stand
+                  after the context, one of which the ending belongs to
     right         which of them are right
     written       another prompt for a model that writes its answer; empty: the same
     known_until   characters of the context up to which everything needed to answer has appeared
@@ -146,7 +147,9 @@ class AskedTask:
     @property
     def chance(self) -> float | None:
         """Score of a guess; None where there is none."""
-        return {"choices": self.task.guess, "written": 1 / len(THINGS), "text": None}[self.way]
+        if self.way == "text":
+            return None
+        return 1 / len(THINGS) if self.way == "written" else self.task.guess
 
 
 def asked_task(name: str) -> AskedTask | None:
@@ -197,7 +200,8 @@ def groups() -> dict[str, tuple[str, ...]]:
         "maclaurin_ruler_exact": names(*ruler, way="written"),
         "maclaurin_induction": names("induction"),
     }
-    rest = (*names("cloze"), *names("perplexity", way="text"))
+    lines = names("lines", way="endings", sizes=(32,))
+    rest = (*names("cloze"), *lines, *names("perplexity", way="text"))
     short = names(*ruler, sizes=(1024,))
     return {"maclaurin": (*found["maclaurin_recall"], *short, *found["maclaurin_induction"], *rest), **found}
 

@@ -200,6 +200,14 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "process_results": _choices_result,
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     },
+    "endings": {  # an index for a text tells the harness that the choices are texts
+        "output_type": "multiple_choice",
+        "doc_to_text": lambda document: document["right"][0],
+        "doc_to_choice": "choices",
+        "doc_to_target": "text",
+        "process_results": _choices_result,
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    },
     "written": {
         "output_type": "generate_until",
         "doc_to_text": "text",

@@ -51,6 +51,30 @@ def windowed_loss(model: Any, tokens: Sequence[int], first: int, most: int) -> f
     return sum(summed_loss(model, whole[start : start + most].to(model.device)) for start in starts)
 
 
+@torch.inference_mode()
+def ending_log_likelihoods(model: Any, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
+    """ln p(ending | beginning) of each (beginning, ending); not finite if an output of the model is not.
+
+    Many short texts are read whole, several at once: a state of high order would cost more than they do.
+    Rows are padded on the right, where nothing before them can see it.
+    """
+    longest = max(len(before) + len(after) for before, after in texts)
+    at_once = max(1, tokens_at_once(model.device) // longest)
+    found: list[float] = []
+    for first in range(0, len(texts), at_once):
+        some = texts[first : first + at_once]
+        rows = torch.zeros(len(some), longest, dtype=torch.long)
+        for row, (before, after) in zip(rows, some, strict=True):
+            row[: len(before) + len(after)] = torch.tensor([*before, *after])
+        hidden = model.model(input_ids=rows.to(model.device), use_cache=False).last_hidden_state
+        for states, (before, after) in zip(hidden, some, strict=True):
+            end = len(before) + len(after) - 1
+            logits = model.lm_head(states[len(before) - 1 : end]).float()
+            targets = torch.tensor(after, device=logits.device)
+            found.append(-float(cross_entropy(logits, targets, reduction="none").double().sum()))
+    return found
+
+
 def perplexity(loss: float) -> float:
     """e^loss, or ∞ where that overflows."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -1,4 +1,4 @@
-"""Tasks about words and variables: tracking, counting, repetition, cloze, and perplexity.
+"""Tasks about words and lines: tracking, counting, repetition, cloze, ends of lines, and perplexity.
 
 `variables` and `words` follow RULER (arXiv 2404.06654).
 """
@@ -236,6 +236,97 @@ class Cloze(TextTask):
         right = int(draws.below(self.options, 1)[0])
         choices = (*wrong[:right], word.text, *wrong[right:])
         return Item(passage[: word.start].rstrip(), (Query("", choices, (right,)),), without=None)
+
+
+# -------------------------------------------------------------------------------------------- lines
+
+#: two words in lower case: a line of code or of a comment, not of a table of numbers
+_TWO_WORDS = re.compile(r"[a-z_]{3,}.*?[^a-z_][a-z_]{3,}")
+#: a single space inside a line, where it can be cut
+_GAP = re.compile(r"(?<=\S) (?=\S)")
+
+
+class _CutLine(NamedTuple):
+    beginning: str
+    ending: str
+
+
+@final
+@register("lines")
+@dataclass(frozen=True)
+class Lines(TextTask):
+    """Four lines of held-out source, cut in two: which beginning does each end belong to?
+
+    The lines are of one file, have the text before them in front, and ends of about the same length. Each end
+    is asked after all four beginnings, so a model that does not read them scores exactly chance.
+    """
+
+    sizes: ClassVar = (32, 128, 512)
+    smallest: ClassVar[int] = 16
+    ways: ClassVar[tuple[Way, ...]] = ("endings",)
+    options: ClassVar[int] = 4
+    #: characters of an end, and of the difference between two that are asked together
+    shortest: ClassVar[int] = 7
+    longest: ClassVar[int] = 32
+    class_width: ClassVar[int] = 6
+
+    @property
+    def measures(self) -> str:
+        """One line for people."""
+        return f"to which of four beginnings of {self.size} tokens the end of a line of source belongs"
+
+    @property
+    def guess(self) -> float:
+        """Four beginnings."""
+        return 1 / self.options
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Fours of lines in random order; all four ends of an item are asked."""
+        fours = [
+            four
+            for number, source in enumerate(held_out_sources())
+            for four in self._fours(source, draws_for("lines of a file", seed, number))
+        ]
+        if not fours:
+            return
+        for index in draws_for("lines", seed, 0).distinct_below(len(fours), len(fours)):
+            beginnings = tuple(line.beginning for line in fours[index])
+            ends = enumerate(line.ending for line in fours[index])
+            yield Item("", tuple(Query(end, beginnings, (right,)) for right, end in ends), without=None)
+
+    def _fours(self, source: str, draws: Draws) -> Iterator[list[_CutLine]]:
+        """Lines of a file with different ends of about the same length, each line at most once."""
+        lines = list(self._cut_lines(source))
+        order = draws.distinct_below(len(lines), len(lines)) if lines else ()
+        waiting: dict[int, list[_CutLine]] = {}
+        for line in (lines[i] for i in order):
+            alike = waiting.setdefault(len(line.ending) // self.class_width, [])
+            if all(line.ending != other.ending for other in alike):
+                alike.append(line)
+            if len(alike) == self.options:
+                yield alike.copy()
+                alike.clear()
+
+    def _cut_lines(self, source: str) -> Iterator[_CutLine]:
+        """Lines that can be cut in two, each with the text before it, complete lines if there are any."""
+        most = round(self.size * CHARACTERS_PER_TOKEN)
+        start = 0
+        for line in source.splitlines(keepends=True):
+            place = self._place_to_cut(line.rstrip())
+            if place is not None:
+                first = source.find("\n", max(0, start + place - most - 1), start) + 1
+                beginning = source[first : start + place]
+                if most / 2 <= len(beginning) <= most:
+                    yield _CutLine(beginning, line[place + 1 :].rstrip())
+            start += len(line)
+
+    def _place_to_cut(self, line: str) -> int | None:
+        """The middle one of the spaces with an end of the right length behind them."""
+        if not (line.isascii() and _TWO_WORDS.search(line)):
+            return None
+        gaps = [found.start() for found in _GAP.finditer(line)]
+        gaps = [gap for gap in gaps if self.shortest <= len(line) - gap - 1 <= self.longest]
+        return gaps[len(gaps) // 2] if gaps else None
 
 
 # --------------------------------------------------------------------------------------- perplexity

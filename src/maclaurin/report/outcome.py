@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, to_scale
+from maclaurin.study.metrics import task_of
 from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord
 
 Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not run"]
@@ -190,5 +191,12 @@ class Outcome:
         )
 
     def _scaled(self, value: float, record: RunRecord) -> float:
-        prefix = "validation_" if self.experiment.metric.startswith("validation_") else ""
-        return to_scale(value, self.experiment.scale, record.metrics.get(f"{prefix}scored_tokens"))
+        return to_scale(value, self.experiment.scale, answers_of(record, self.experiment.metric))
+
+
+def answers_of(record: RunRecord, metric: str) -> float | None:
+    """How many answers a share of right ones is about, where the run recorded it."""
+    if (task := task_of(metric)) is not None:
+        return record.provenance.get("tasks", {}).get(task, {}).get("questions")
+    prefix = "validation_" if metric.startswith("validation_") else ""
+    return record.metrics.get(f"{prefix}scored_tokens")

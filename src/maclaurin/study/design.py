@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 from maclaurin.errors import InputError
 from maclaurin.study.claims import AnyClaim
-from maclaurin.study.metrics import Metric, metric_named
+from maclaurin.study.metrics import TASK, Metric, metric_named, task_of
 from maclaurin.study.shapley import Waterfall
 
 Settings = Mapping[str, Any]
@@ -64,7 +64,11 @@ class Tune:
     most: int = 9
 
     def __post_init__(self) -> None:
-        metric_named(self.metric)
+        if metric_named(self.metric).name.startswith(TASK):
+            raise InputError(
+                f"tune cannot choose by {self.metric!r}: learning rates are chosen on validation data, and "
+                "tasks are asked of the final runs alone. Use validation_loss."
+            )
         _check_seeds(self.seeds, "tune")
         if len(self.rates) < 2:
             raise InputError(
@@ -84,6 +88,31 @@ class Tune:
 
 @final
 @dataclass(frozen=True)
+class Tasks:
+    """Offline tasks of `maclaurin eval` that the trained models of an experiment are asked.
+
+    names   without the first word: lines_32, induction_16
+    items   of each task, at most
+    seed    of the items: the same ones for every cell and every seed of training
+    """
+
+    names: tuple[str, ...]
+    items: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.names, str) or not self.names:
+            raise InputError(f'tasks takes a tuple of names such as ("lines_32",), got {self.names!r}.')
+        if len(set(self.names)) < len(self.names):
+            raise InputError(f"tasks names one task twice: {', '.join(self.names)}.")
+        if self.items < 1 or self.seed < 0:
+            raise InputError(
+                f"tasks takes at least one item and a seed from 0 on, got {self.items} and {self.seed}."
+            )
+
+
+@final
+@dataclass(frozen=True)
 class Experiment:
     """Cells compared with each other on one metric, each with every seed.
 
@@ -98,6 +127,7 @@ class Experiment:
     tune       how each cell gets its own learning rate; None: lr as the config has it
     equal      what is the same for all cells: optimizer steps, or training FLOPs (steps follow)
     waterfalls ways from one cell to another, part by part; the page draws what each part contributes
+    tasks      what the trained models are asked; the metric task:lines_32 is the accuracy there
     """
 
     name: str
@@ -111,11 +141,13 @@ class Experiment:
     tune: Tune | None = None
     equal: Literal["steps", "flops"] = "steps"
     waterfalls: tuple[Waterfall, ...] = ()
+    tasks: Tasks | None = None
     where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.metric, str):
             metric_named(self.metric)
+        self._check_task()
         self._check_cells()
         _check_seeds(self.seeds, f"experiment {self.name!r}")
         if self.equal not in ("steps", "flops"):
@@ -144,6 +176,14 @@ class Experiment:
             for cell in self.cells
         )
         return dataclasses.replace(self, cells=cells, tune=None)
+
+    def _check_task(self) -> None:
+        task, asked = task_of(self.measure.name), self.tasks.names if self.tasks else ()
+        if task is not None and task not in asked:
+            raise InputError(
+                f"experiment {self.name!r} compares {self.measure.name!r} and asks "
+                f"{', '.join(asked) or 'no tasks'}: add tasks=Tasks(({task!r},))."
+            )
 
     def _check_cells(self) -> None:
         names = [cell.name for cell in self.cells]
@@ -228,6 +268,17 @@ class Study:
                     f"the claim {claim.says!r} is about {', '.join(unknown)}, and experiment "
                     f"{claim.experiment!r} has no such cell: {', '.join(sorted(cells[claim.experiment]))}."
                 )
+
+    @property
+    def run_count(self) -> int:
+        """Different runs: experiments that differ in their metric alone share theirs."""
+        return len(
+            {
+                repr((sorted(e.settings(cell).items()), seed, e.tune, e.equal, e.tasks))
+                for e in self.experiments
+                for cell, seed in e.points()
+            }
+        )
 
 
 def _check_seeds(seeds: tuple[int, ...], place: str) -> None:

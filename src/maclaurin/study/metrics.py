@@ -47,11 +47,51 @@ METRICS = {
 }
 
 
+#: begins the name of what a task of `maclaurin eval` gives: task:NAME, or task:NAME:NUMBER for another number
+TASK = "task:"
+#: the share of right answers, which task:NAME stands for
+RIGHT_ANSWERS = ("acc", "exact_match")
+#: other numbers of tasks, as they are called on a page
+_TASK_NUMBERS = {
+    "log_odds": Metric("log_odds", "log-odds of the right answer", higher_is_better=True),
+    "log_odds_gain": Metric("log_odds_gain", "gain in log-odds", higher_is_better=True),
+    "bits_per_byte": Metric("bits_per_byte", "bits per byte"),
+    "byte_perplexity": Metric("byte_perplexity", "perplexity of a byte", scale="log"),
+    "word_perplexity": Metric("word_perplexity", "perplexity of a word", scale="log"),
+}
+
+
+def task_number(task: str, number: str) -> str:
+    """The name of a number that a task gives, among the metrics of a run."""
+    return f"{TASK}{task}" if number in RIGHT_ANSWERS else f"{TASK}{task}:{number}"
+
+
+def task_of(metric: str) -> str | None:
+    """The task that a metric is about, if it is about one."""
+    return metric.removeprefix(TASK).partition(":")[0] if metric.startswith(TASK) else None
+
+
+def _task_metric(name: str) -> Metric:
+    task, _, number = name.removeprefix(TASK).partition(":")
+    if not number:
+        return Metric(name, f"accuracy in {task}", higher_is_better=True, scale="logit")
+    if number not in _TASK_NUMBERS:
+        raise InputError(
+            f"metric={name!r}: {number!r} is no number of a task; {TASK}{task} is the share of right "
+            f"answers, and {TASK}{task}:NUMBER takes {', '.join(_TASK_NUMBERS)}."
+            f"{did_you_mean(number, _TASK_NUMBERS)}"
+        )
+    found = _TASK_NUMBERS[number]
+    return Metric(name, f"{found.title} in {task}", found.higher_is_better, found.scale)
+
+
 def metric_named(name: str) -> Metric:
     """The metric of that name, or an error that lists them."""
+    if name.startswith(TASK):
+        return _task_metric(name)
     if name not in METRICS:
         raise InputError(
-            f"metric={name!r} is not recorded by any run; metrics are {', '.join(METRICS)}."
+            f"metric={name!r} is not recorded by any run; metrics are {', '.join(METRICS)}, and {TASK}NAME."
             f"{did_you_mean(name, METRICS)}"
         )
     return METRICS[name]

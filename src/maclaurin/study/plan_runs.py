@@ -14,14 +14,17 @@ import torch
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.data.data_config import DataConfig, is_task, open_source, open_task
 from maclaurin.data.source import Source
+from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.errors import InputError, MaclaurinError, did_you_mean
+from maclaurin.evaluation.run_tasks import items_fingerprint, longest_text, numbers_of
 from maclaurin.extensions import source_digest
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 from maclaurin.study.design import Cell, Experiment, Study
-from maclaurin.study.run_record import Label, Run, RunRecord
+from maclaurin.study.metrics import task_number, task_of
+from maclaurin.study.run_record import Label, Run, RunRecord, TaskItems
 from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
@@ -47,12 +50,13 @@ def plan_study(
     """
     plan: Plan = {}
     for experiment in study.experiments:
-        steps = _equal_steps(experiment)
+        steps, tasks = _equal_steps(experiment), _tasks_of(experiment)
         for cell, seed in experiment.points():
             keys = {**experiment.settings(cell), **steps.get(cell.name, {}), "seed": seed}
             with _at(cell, experiment):
                 config = adapt(resolved(keys, scale=scale, device=device))
-                plan[Label(experiment.name, cell.name, seed)] = waiting(config)
+                _require_text(config, tasks)
+                plan[Label(experiment.name, cell.name, seed)] = waiting(config, tasks)
     return plan
 
 
@@ -73,11 +77,13 @@ class _at:
             ) from None
 
 
-def waiting(config: TrainConfig) -> RunRecord:
+def waiting(config: TrainConfig, tasks: tuple[TaskItems, ...] = ()) -> RunRecord:
     """The run of a resolved config before anything has happened to it."""
     version = ".".join(torch.__version__.split(".")[:2])
     parts = source_digest([spec for text in config.attention for spec in specs_in(text)])
-    run = Run(config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts)
+    run = Run(
+        config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts, tasks=tasks
+    )
     order, state_bytes = attention_facts(config)
     return RunRecord(run=run, status="waiting", order=order, state_bytes=state_bytes)
 
@@ -165,6 +171,70 @@ def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
         own = scaled(config, whole / costs[name] / config.steps)
         found[name] = {"steps": own.steps, "warmup": own.warmup, "decay_steps": own.decay_steps}
     return found
+
+
+# ----------------------------------------------------------------------------------------- tasks
+
+
+def _tasks_of(experiment: Experiment) -> tuple[TaskItems, ...]:
+    """What the runs of an experiment are asked; unknown tasks and numbers they do not give are errors."""
+    wanted = experiment.tasks
+    if wanted is None:
+        return ()
+    place = f"{experiment.where}: " if experiment.where else ""
+    try:
+        numbers = {name: numbers_of(name) for name in wanted.names}
+    except InputError as problem:
+        raise InputError(f"{place}experiment {experiment.name!r}: {problem}") from None
+    metric = experiment.measure.name
+    given = [task_number(name, number) for name, found in numbers.items() for number in found]
+    if task_of(metric) is not None and metric not in given:
+        raise InputError(
+            f"{place}experiment {experiment.name!r} compares {metric!r}, which its tasks do not give: "
+            f"they give {', '.join(given)}."
+        )
+    return tuple(
+        TaskItems(
+            name=name,
+            items=wanted.items,
+            seed=wanted.seed,
+            fingerprint=items_fingerprint(name, wanted.items, wanted.seed),
+        )
+        for name in wanted.names
+    )
+
+
+def _require_text(config: TrainConfig, tasks: tuple[TaskItems, ...]) -> None:
+    if tasks and is_task(config.data):
+        raise InputError(
+            f"a model trained on {config.data} knows no text, so it cannot be asked {tasks[0].name}: train "
+            "it on text, or leave out tasks."
+        )
+
+
+def require_fit(run: Run, source: Source) -> None:
+    """Raise unless the model reads every text of its tasks whole."""
+    length = run.config["length"]
+    for task in run.tasks:
+        if not isinstance(source, TextSource):
+            raise InputError(f"{source.name} is no text, so its models cannot be asked {task.name}.")
+        longest = _longest_text(task, source)
+        if longest > length:
+            raise InputError(
+                f"the task {task.name} has texts of up to {longest} tokens of {source.tokenizer.name}, and "
+                f"the model reads {length}: ask a shorter one, or train with a larger length."
+            )
+
+
+def _longest_text(task: TaskItems, source: TextSource) -> int:
+    known = (task, source.tokenizer.fingerprint)
+    if known not in _LONGEST:
+        encode = source.tokenizer.encode
+        _LONGEST[known] = longest_text(task.name, task.items, task.seed, encode)
+    return _LONGEST[known]
+
+
+_LONGEST: dict[tuple[TaskItems, str], int] = {}
 
 
 # --------------------------------------------------------------------------------------- choices
@@ -257,6 +327,15 @@ class Sources:
         source = self.source(config_from(record.run.config))
         run = dataclasses.replace(record.run, data=source.fingerprint)
         return dataclasses.replace(record, run=run, provenance={"data": source.name})
+
+    def require_tasks_fit(self, plan: Plan) -> None:
+        """Raise if a run is to be asked a task whose texts are longer than its model reads."""
+        for label, record in plan.items():
+            if record.run.tasks:
+                try:
+                    require_fit(record.run, self.source(config_from(record.run.config)))
+                except InputError as problem:
+                    raise InputError(f"experiment {label.experiment!r}: {problem}") from None
 
 
 # ------------------------------------------------------------------------------------- estimates

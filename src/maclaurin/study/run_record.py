@@ -48,6 +48,21 @@ class Label(NamedTuple):
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class TaskItems:
+    """Items of an offline task that the trained model is asked.
+
+    items         how many at most
+    fingerprint   of the items themselves: the number, the seed and the code that makes them all count in it
+    """
+
+    name: str
+    items: int
+    seed: int
+    fingerprint: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """What to train. Everything that can change a number is here, and nothing else.
 
@@ -56,6 +71,7 @@ class Run:
     torch      major and minor version
     numerics   NUMERICS_VERSION of the code
     parts      digest of the source of parts that are not maclaurin's own; None where there are none
+    tasks      what the trained model is asked; part of the key where there are any
     """
 
     config: Mapping[str, Any]
@@ -63,6 +79,7 @@ class Run:
     torch: str
     numerics: int
     parts: str | None = None
+    tasks: tuple[TaskItems, ...] = ()
 
     @functools.cached_property
     def key(self) -> str:
@@ -71,6 +88,8 @@ class Run:
             name: value for name, value in as_first_named(self.config).items() if name not in FREE_KEYS
         }
         rest = {"data": self.data, "torch": self.torch, "numerics": self.numerics, "parts": self.parts}
+        if self.tasks:
+            rest["tasks"] = sorted([task.name, task.fingerprint] for task in self.tasks)
         return digest({"config": decisive, **rest})
 
     @property
@@ -106,7 +125,7 @@ class RunRecord:
     metrics            every number recorded at the end, by name (metrics.METRICS); loss is the test loss
     curves             name → (step, value): train_loss, and every number recorded at evaluations
     loss_by_position   (first position, mean loss) of stretches of positions; None where nothing is scored
-    seconds            of the whole run, evaluation included
+    seconds            of the whole run, evaluation included, tasks left out
     provenance         data name, commit, machine, versions, date, how many runs shared the machine
     """
 

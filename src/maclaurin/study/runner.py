@@ -166,13 +166,14 @@ def prepare(
     whole = study if isinstance(study, Study) else load_study(study)
     folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
     chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
-    chosen = _at_first_rate(chosen) if smoke else chosen
+    chosen = _with_few_items(_at_first_rate(chosen)) if smoke else chosen
     _refuse_to_replace(whole, chosen, scale, folder)
     planner = Planner(
         chosen, scale=scale, device=device, smoke=folder if smoke else None, torchrun=torchrun or ""
     )
     missing = known_rates(chosen, folder).missing
     grids = {e.name: len(e.tune.rates) * len(e.tune.seeds) for e in chosen.experiments if e.tune is not None}
+    searches = {subject: grids[name] for name, cells in missing.items() for subject in cells.values()}
     return Prepared(
         study=chosen,
         plan=planner.plan(_at_first_rate(chosen)),
@@ -180,7 +181,7 @@ def prepare(
         out=folder,
         pool=folder / "pool" if smoke else pool or folder.parent / "pool",
         scale=scale,
-        tuning_runs=sum(grids[name] * len(cells) for name, cells in missing.items()),
+        tuning_runs=sum(searches.values()),
         added_seeds=added,
     )
 
@@ -201,6 +202,15 @@ def _at_first_rate(study: Study) -> Study:
     """Every cell that is to be tuned at the first rate of its grid."""
     experiments = tuple(
         e if e.tune is None else e.with_rates(dict.fromkeys((cell.name for cell in e.cells), e.tune.rates[0]))
+        for e in study.experiments
+    )
+    return dataclasses.replace(study, experiments=experiments)
+
+
+def _with_few_items(study: Study) -> Study:
+    """Every task with two items."""
+    experiments = tuple(
+        e if e.tasks is None else dataclasses.replace(e, tasks=dataclasses.replace(e.tasks, items=2))
         for e in study.experiments
     )
     return dataclasses.replace(study, experiments=experiments)
@@ -290,6 +300,11 @@ class Planner:
         """The same runs after opening their data."""
         return {label: self._sources.complete(record) for label, record in plan.items()}
 
+    def require_tasks_fit(self, plan: Plan) -> None:
+        """Raise if a task does not fit a model; a smoke test cuts long texts."""
+        if self._smoke is None:
+            self._sources.require_tasks_fit(plan)
+
     def one(self, experiment: Experiment, cell: Cell, keys: Mapping[str, Any]) -> RunRecord:
         """A run of one cell with some keys set, after opening its data."""
         config = self._adapt(
@@ -317,6 +332,7 @@ class _Running:
     def run(self, *, retune: bool) -> Ending:
         """Every run has a result in the end, unless a signal comes before."""
         plan: Plan = {}
+        self._planner.require_tasks_fit(self._prepared.plan)
         self._forms.start()
         try:
             study, self._tunings = learning_rates(

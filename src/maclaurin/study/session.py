@@ -13,6 +13,7 @@ from types import FrameType
 from typing import final
 
 from maclaurin.study.executors import Executor, Result
+from maclaurin.study.metrics import task_of
 from maclaurin.study.pool import Pool, Workplace
 from maclaurin.study.progress import RunProgress, read_progress
 from maclaurin.study.run_record import SETTLED, Label, RunRecord, Status
@@ -208,7 +209,8 @@ def _result_text(record: RunRecord, metric: str) -> str:
     if record.status != "finished":
         return f"{record.status} at step {record.step}"
     value = record.value(metric)
-    return "" if value is None else f"{metric.replace('_', ' ')} {value:.4g}"
+    name = metric if task_of(metric) else metric.replace("_", " ")
+    return "" if value is None else f"{name} {value:.4g}"
 
 
 @contextmanager

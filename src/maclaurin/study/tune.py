@@ -155,15 +155,21 @@ def _take_known(
     known: dict[str, dict[str, CellTuning]],
     sources: dict[str, str],
 ) -> None:
-    """Add the rates of a file to what is known, where they were tuned for the same subject."""
+    """Add the rates of a file to what is known, where they were tuned for the same subject.
+
+    In whichever experiment that was: two that differ in their metric alone have the same runs.
+    """
     found = TunedFile.read(file) if file is not None else None
     for e in wanted:
-        tuning = found.experiments.get(e.name) if found is not None else None
-        if tuning is None or tuning.metric != _tune_of(e).metric:
-            continue
+        tuned = {
+            old.subject: old
+            for tuning in (found.experiments.values() if found is not None else ())
+            if tuning.metric == _tune_of(e).metric
+            for old in tuning.cells.values()
+        }
         for cell in e.cells:
-            old = tuning.cells.get(cell.name)
-            if cell.name not in known[e.name] and old is not None and old.subject == subject(e, cell):
+            old = tuned.get(subject(e, cell))
+            if cell.name not in known[e.name] and old is not None:
                 known[e.name][cell.name] = old
                 sources.setdefault(e.name, source_name(file))
 

@@ -27,9 +27,12 @@ import torch
 from maclaurin.code_version import NUMERICS_VERSION, code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.evaluation.results import TaskResult
+from maclaurin.evaluation.run_tasks import ask_run
 from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
@@ -124,9 +127,13 @@ def _train(
         made = from_folder(
             waiting, entry.path, status, step=step, seconds=reporter.seconds, message=message, place=place
         )
-        if not place.keep_models:
-            entry.drop_models()
+        if made.run.tasks:
+            _share_training(made, Pool(Path(place.pool)))
+            if status == "finished":
+                made = with_answers(made, _ask_tasks(made.run, entry.path, processes))
         entry.write(made)
+        if not place.keep_models:  # last, since a task needs the model again if there is no record
+            entry.drop_models()
         return made
 
     if _first_sees(processes, RunFolder(entry.path).read_summary().get("step") == config.steps):
@@ -138,6 +145,35 @@ def _train(
     except (Diverged, GivenUp) as problem:
         return settle("diverged", problem.step, str(problem))
     return settle("finished", outcome.step) if outcome.finished else None
+
+
+def _share_training(record: RunRecord, pool: Pool) -> None:
+    """Write the same result for studies that ask no tasks, if there is none yet."""
+    plain = dataclasses.replace(record, run=dataclasses.replace(record.run, tasks=()))
+    entry = pool.entry(plain.key)
+    if entry.record() is None:
+        entry.write(plain)
+
+
+def _ask_tasks(run: Run, folder: Path, processes: Processes) -> dict[str, TaskResult]:
+    """Name → the answers of the trained model; other items than the study's are an error."""
+    answers: dict[str, TaskResult] = {}
+    for task in run.tasks:
+        print(f"asking {task.name}", flush=True)
+        answers |= ask_run(
+            folder,
+            [task.name],
+            items=task.items,
+            seed=task.seed,
+            max_length=run.config["length"],
+            device=str(processes.device),
+        )
+        if not (answers[task.name].fingerprint or "").startswith(task.fingerprint):
+            raise InputError(
+                f"the items of {task.name} are not the same here as where the study was started: install the "
+                "same versions of Python and maclaurin everywhere."
+            )
+    return answers
 
 
 # ---------------------------------------------------------------------------- from folder to record
@@ -171,6 +207,28 @@ def from_folder(
         seconds=seconds,
         provenance={**waiting.provenance, **provenance(place)},
     )
+
+
+def with_answers(record: RunRecord, answers: Mapping[str, TaskResult]) -> RunRecord:
+    """The record with what its model answered: numbers among the metrics, the rest where they come from."""
+    metrics = {
+        task_number(name, number): found.value
+        for name, answer in answers.items()
+        for number, found in answer.metrics.items()
+        if found.value is not None
+    }
+    facts = {name: _facts(answer) for name, answer in answers.items()}
+    more = {"tasks": facts} if facts else {}
+    return dataclasses.replace(
+        record, metrics={**record.metrics, **metrics}, provenance={**record.provenance, **more}
+    )
+
+
+def _facts(answer: TaskResult) -> dict[str, Any]:
+    """How many were asked, what a guess scores, and the standard errors over the items."""
+    errors = {name: found.stderr for name, found in answer.metrics.items() if found.stderr is not None}
+    names = ("version", "fingerprint", "items", "questions", "chance", "cut", "broken", "seconds")
+    return {**{name: getattr(answer, name) for name in names}, "errors": errors}
 
 
 def provenance(place: Workplace) -> dict[str, Any]:

@@ -7,7 +7,13 @@ import torch
 
 from maclaurin.evaluation.asking import Answer, Asker, answer_metrics, ask, written_score
 from maclaurin.evaluation.eval_task import Item, Query
-from maclaurin.evaluation.likelihood import TextReader, perplexity, summed_loss, windowed_loss
+from maclaurin.evaluation.likelihood import (
+    TextReader,
+    ending_log_likelihoods,
+    perplexity,
+    summed_loss,
+    windowed_loss,
+)
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
@@ -68,6 +74,45 @@ def test_likelihoods_are_those_of_whole_rows(attention, tokenizer):
             expected = [by_hand(model, context + query.prompt, f" {choice}") for choice in query.choices]
             shifted = [a - b for a, b in zip(found, expected, strict=True)]
             assert shifted == pytest.approx([shifted[0]] * len(shifted), abs=1e-4)
+
+
+BEGINNINGS = ("the first beginning", "a second one", "some third text")
+ENDS = Item(
+    "before\n", (Query("and its end", BEGINNINGS, (1,)), Query("more", BEGINNINGS, (0,))), without=None
+)
+
+
+def test_an_ending_is_scored_after_each_beginning(model, tokenizer):
+    asker = Asker(model, tokenizer, 1000)
+    expected = [
+        [by_hand(model, f"before\n{choice}", f" {query.prompt}") for choice in BEGINNINGS]
+        for query in ENDS.queries
+    ]
+    for found, each in zip(asker._ending_likelihoods(ENDS), expected, strict=True):
+        assert found == pytest.approx(each, abs=1e-4)
+    for answer, query, each in zip(asker.answers(ENDS, "endings"), ENDS.queries, expected, strict=True):
+        assert answer.score == float(each.index(max(each)) == query.right[0])
+        assert answer.prior is None
+    found = ask(asker, [ENDS], "endings")
+    assert (found.questions, found.cut, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
+
+
+@pytest.mark.parametrize("attention", ["taylor(2,about=mean)/sum", TAIL])
+def test_texts_of_different_lengths_are_read_together(attention, tokenizer):
+    """Padding on the right changes nothing before it."""
+    model = make(attention)
+    texts = [(list(b"abc"), list(b" de")), (list(b"a longer one"), list(b" f")), (list(b"x"), list(b" yz"))]
+    alone = [ending_log_likelihoods(model, [text])[0] for text in texts]
+    assert ending_log_likelihoods(model, texts) == pytest.approx(alone, abs=1e-4)
+
+
+def test_beginnings_that_are_too_long_lose_their_start_and_are_counted(model, tokenizer):
+    assert ask(Asker(model, tokenizer, 24), [ENDS, ENDS], "endings").cut == 2
+    short, whole = (Asker(model, tokenizer, most)._ending_likelihoods(ENDS) for most in (24, 1000))
+    assert short != whole
+    broken = make()
+    broken.lm_head.weight.data[5, 0] = torch.nan
+    assert ask(Asker(broken, tokenizer, 1000), [ENDS], "endings").broken == 2
 
 
 def test_the_context_is_read_once(model, tokenizer, monkeypatch):

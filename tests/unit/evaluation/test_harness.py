@@ -116,6 +116,7 @@ def test_output_that_is_no_number_is_counted(model):
         "maclaurin_multiquery_256",
         "maclaurin_multivalue_256",
         "maclaurin_induction_16",
+        "maclaurin_lines_32",
         "maclaurin_recall_64_exact",
         "maclaurin_words_256_exact",
     ],

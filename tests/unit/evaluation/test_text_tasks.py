@@ -19,7 +19,7 @@ from maclaurin.evaluation.eval_task import (
     members,
 )
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, NAMES, THINGS, Prose, draws_for, take
-from maclaurin.evaluation.word_tasks import CommonWords, HeldOutText
+from maclaurin.evaluation.word_tasks import CommonWords, HeldOutText, Lines
 
 PROSE = Prose.embedded()
 NEEDLES = ("needle", "multikey", "multiquery", "multivalue", "variables")
@@ -38,12 +38,12 @@ def smallest(kind):
 
 @pytest.mark.parametrize("kind", kinds())
 def test_items_follow_from_the_seed_alone(kind, monkeypatch):
-    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [LINES])
+    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [LINES, CODE])
     found = [items_digest(items(kind, smallest(kind), 3, seed)) for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in ("cloze", "perplexity")])
+@pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in ("cloze", "lines", "perplexity")])
 def test_the_right_choices_are_right_and_the_choices_differ(kind):
     for item in items(kind, smallest(kind)):
         assert item.queries
@@ -193,6 +193,44 @@ def test_perplexity_texts_are_complete_lines_of_held_out_files(monkeypatch):
     assert sorted(texts, key=LINES.index) == sorted(set(texts), key=LINES.index)
     assert all(text in LINES and text.endswith("\n") for text in texts)
     assert len(texts) == 5
+
+
+CODE = "".join(
+    f"    def method_{n}(self, argument_{n}):\n        return self.field_{n} + argument_{n % 7}\n"
+    for n in range(60)
+)
+
+
+def test_lines_are_cut_in_two_and_each_end_is_asked_after_all_beginnings(monkeypatch):
+    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [CODE, "", "x = 1\n"])
+    found = items("lines", 32, number=100)
+    assert len(found) > 10
+    for item in found:
+        assert (item.context, item.without) == ("", None)
+        beginnings = item.queries[0].choices
+        assert len(set(beginnings)) == 4
+        assert {query.choices for query in item.queries} == {beginnings}
+        assert [query.right for query in item.queries] == [(0,), (1,), (2,), (3,)]
+        ends = [query.prompt for query in item.queries]
+        assert len(set(ends)) == 4
+        assert max(map(len, ends)) - min(map(len, ends)) < Lines.class_width
+        for query in item.queries:
+            assert f"{query.choices[query.right[0]]} {query.prompt}\n" in CODE
+        for beginning in beginnings:
+            assert 64 <= len(beginning) <= 128
+            assert CODE[CODE.index(beginning) - 1] == "\n", "it begins with a line"
+    used = [beginning for item in found for beginning in item.queries[0].choices]
+    assert len(set(used)) == len(used), "a line is asked once"
+
+
+def test_held_out_lines_are_enough_for_a_thousand_questions():
+    assert len(items("lines", 32, number=250)) == 250
+
+
+def test_tables_of_numbers_are_not_asked(monkeypatch):
+    table = "".join(f"    0x{n:04x}: 0x{n + 3:04x},     #  LATIN LETTER NUMBER {n}\n" for n in range(300))
+    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [table])
+    assert items("lines", 32) == []
 
 
 def test_held_out_files_are_some_of_the_standard_library():

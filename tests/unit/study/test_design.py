@@ -1,9 +1,11 @@
 """What a study.py may say, and the one clear error with its line where it says something else."""
 
+import dataclasses
+
 import pytest
 
 from maclaurin import InputError
-from maclaurin.study import Alike, Behind, Experiment, Ordered, Published, Study, Tune, cells_of, grid
+from maclaurin.study import Alike, Behind, Experiment, Ordered, Published, Study, Tasks, Tune, cells_of, grid
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.find import find_study, known_studies, load_study, source_file, source_name
 from maclaurin.study.plan_runs import plan_study
@@ -46,6 +48,16 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
             f"seed {TUNING_SEED} for tuning and for its result",
         ),
         (lambda: experiment(tune=Tune(rates=(1e-3, 2e-3)), common={"lr": 1.0}), "common sets lr"),
+        (lambda: experiment(metric="task:lines_32"), r"asks no tasks: add tasks=Tasks\(\('lines_32',\)\)"),
+        (
+            lambda: experiment(metric="task:lines_32:log_ods", tasks=Tasks(("lines_32",))),
+            "no number of a task.*Did you mean log_odds",
+        ),
+        (lambda: Tasks(()), "a tuple of names"),
+        (lambda: Tasks("lines_32"), "a tuple of names"),
+        (lambda: Tasks(("cloze", "cloze")), "one task twice"),
+        (lambda: Tasks(("cloze",), items=0), "at least one item"),
+        (lambda: Tune(rates=(1e-3, 2e-3), metric="task:cloze"), "chosen on validation data"),
         (lambda: Alike(**WORDS, within=0, because="x"), "no finite number of runs can show"),
         (lambda: Alike(**WORDS, within=0.1, because=" "), "needs a reason"),
         (lambda: Behind(**{**WORDS, "cells": ("a",)}), "at least two cells"),
@@ -65,6 +77,27 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
 def test_what_cannot_be_is_one_clear_error(make, words):
     with pytest.raises(InputError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("metric", "title", "higher", "scale"),
+    [
+        ("task:lines_32", "accuracy in lines_32", True, "logit"),
+        ("task:lines_32:log_odds", "log-odds of the right answer in lines_32", True, "linear"),
+        ("task:perplexity:bits_per_byte", "bits per byte in perplexity", False, "linear"),
+    ],
+)
+def test_a_task_is_a_metric(metric, title, higher, scale):
+    found = experiment(metric=metric, tasks=Tasks(("lines_32", "perplexity"))).measure
+    assert (found.name, found.title, found.higher_is_better, found.scale) == (metric, title, higher, scale)
+
+
+def test_experiments_that_differ_in_their_metric_alone_share_their_runs():
+    first = experiment(tasks=Tasks(("lines_32",)))
+    second = dataclasses.replace(first, name="f", metric="task:lines_32")
+    assert Study("s", "S", "?", "b", (first, second)).run_count == 6
+    other = dataclasses.replace(second, tasks=Tasks(("lines_32",), items=7))
+    assert Study("s", "S", "?", "b", (first, other)).run_count == 12
 
 
 def test_a_claim_of_ones_own_needs_no_paper():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.unit.study.making import make_study
 
 from maclaurin import InputError
-from maclaurin.study import Behind, Cell, Experiment, Study, cells_of
+from maclaurin.study import Behind, Cell, Experiment, Study, Tasks, cells_of
 from maclaurin.study.plan_runs import (
     Sources,
     attention_facts,
@@ -173,3 +173,55 @@ def test_order_and_state_are_those_of_the_spec(attention, order):
 
 def test_one_layer_without_a_finite_state_leaves_none():
     assert attention_facts(TrainConfig(attention=("exp/sum", *("taylor(2)/sum",) * 3))) == (None, None)
+
+
+# --------------------------------------------------------------------------------------- tasks
+
+TEXT = {"data": "stdlib", "tokenizer": "bytes", "limit_documents": 40, "size": "pico", "device": "cpu"}
+
+
+def asking(*names, metric="loss", items=4, **common):
+    cells = cells_of({"softmax": "exp/sum"})
+    tasks = Tasks(names, items=items) if names else None
+    experiment = Experiment("text", "Text", metric, {**TEXT, **common}, cells, (0,), "softmax", tasks=tasks)
+    return Study("s", "S", "?", "none", (experiment,))
+
+
+def planned(study):
+    (record,) = plan_study(study).values()
+    return record.run
+
+
+def test_tasks_are_part_of_the_key_only_where_they_change_numbers():
+    plain, asked = planned(asking()), planned(asking("induction_8", "perplexity"))
+    assert plain.tasks == ()
+    assert [task.name for task in asked.tasks] == ["induction_8", "perplexity"]
+    assert plain.key != asked.key
+    assert planned(asking("perplexity", "induction_8")).key == asked.key, "their order says nothing"
+    assert planned(asking("induction_8", "perplexity", items=5)).key != asked.key
+    assert planned(asking("induction_8", "perplexity", metric="task:induction_8")).key == asked.key
+    many, more = (planned(asking("cloze", items=n)) for n in (1000, 2000))
+    assert many.key == more.key, "the task has fewer items than either"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: asking("inductoin_8"), r"line \d+: experiment 'text': there is no task.*induction_16"),
+        (
+            lambda: asking("cloze", metric="task:cloze:log_odds_gain"),
+            "they give task:cloze, task:cloze:log_odds",
+        ),
+        (lambda: asking("perplexity", metric="task:perplexity"), "they give task:perplexity:bits_per_byte"),
+        (lambda: asking("cloze", data="mqar:pairs=3,vocab=32,length=24"), "knows no text"),
+    ],
+)
+def test_tasks_that_cannot_be_asked_are_one_error(make, words):
+    with pytest.raises(InputError, match=words):
+        plan_study(make())
+
+
+def test_a_task_that_does_not_fit_is_one_error_before_anything_is_trained():
+    Sources().require_tasks_fit(plan_study(asking("induction_8", "perplexity")))
+    with pytest.raises(InputError, match=r"experiment 'text': the task recall_64 has .* the model reads 128"):
+        Sources().require_tasks_fit(plan_study(asking("recall_64")))

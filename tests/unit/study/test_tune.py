@@ -6,7 +6,7 @@ import pytest
 from tests.unit.study.making import make_study
 
 from maclaurin import InputError, MaclaurinError
-from maclaurin.study import Tune
+from maclaurin.study import Tasks, Tune
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.plan_runs import resolved, waiting
 from maclaurin.study.run_record import Trial
@@ -136,6 +136,19 @@ def test_a_cell_that_changed_is_tuned_again_and_the_others_are_not(study, tmp_pa
     _, tunings = learning_rates(edited, tmp_path / "out", make_run, train)
     assert {run.attention for run in train.asked} == {("exp/l2",)}
     assert "and this study" in tunings["text"].source
+
+
+def test_an_experiment_with_another_metric_takes_the_same_rates(study, tmp_path):
+    learning_rates(study, tmp_path / "out", make_run, Trainer(), retune=True)
+    asked = dataclasses.replace(
+        study.experiments[0], name="lines", metric="task:lines_32", tasks=Tasks(("lines_32",))
+    )
+    both = dataclasses.replace(study, experiments=(*study.experiments, asked))
+    train = Trainer()
+    tuned, tunings = learning_rates(both, tmp_path / "out", make_run, train)
+    assert train.asked == []
+    assert [cell.settings["lr"] for cell in tuned.experiments[1].cells] == [2e-3, 8e-3]
+    assert tunings["lines"].cells == tunings["text"].cells
 
 
 def test_a_tuning_run_without_the_metric_is_an_error(study, tmp_path):

@@ -2,16 +2,19 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 
 from maclaurin import InputError
+from maclaurin.evaluation.run_tasks import items_fingerprint
 from maclaurin.extensions import Extension, load_extension
 from maclaurin.models import SIZES, Size
 from maclaurin.study.plan_runs import Sources, resolved, waiting
 from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.run_record import TaskItems
 from maclaurin.study.worker import Job, work
 
 pytestmark = pytest.mark.slow
@@ -178,3 +181,60 @@ def test_loading_the_worker_leaves_cuda_alone():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+# --------------------------------------------------------------------------------------- tasks
+
+TEXT = {
+    "data": "stdlib", "tokenizer": "bytes", "limit_documents": 40, "length": 128, "eval_rows": 2,
+    "test_fraction": 0.2,
+}  # fmt: skip
+
+
+def asking(pool, *, seed=0, number=3, keep_models=False):
+    fingerprint = items_fingerprint("induction_8", number, seed)
+    task = TaskItems(name="induction_8", items=number, seed=seed, fingerprint=fingerprint)
+    record = Sources().complete(waiting(resolved({**COMMON, **TEXT}), (task,)))
+    return Job(record=record, place=Workplace(pool=str(pool.root), threads=1, keep_models=keep_models))
+
+
+def test_the_trained_model_is_asked_tasks_before_its_weights_go(pool):
+    asked = asking(pool)
+    record = work(asked)
+    assert 0 <= record.value("task:induction_8") <= 1
+    assert math.isfinite(record.value("task:induction_8:log_odds"))
+    facts = record.provenance["tasks"]["induction_8"]
+    assert (facts["items"], facts["questions"], facts["chance"], facts["cut"]) == (3, 3, 0.25, 0)
+    assert "acc" in facts["errors"]
+    assert not (pool.entry(record.key).path / "model").exists()
+
+
+def test_the_same_training_without_tasks_has_its_result_too(pool):
+    record = work(asking(pool))
+    plain = work(job(pool, **TEXT))
+    assert plain.key != record.key
+    assert plain.metrics == {n: v for n, v in record.metrics.items() if not n.startswith("task:")}
+    assert not (pool.entry(plain.key).path / "records.jsonl").exists(), "it was not trained again"
+
+
+def test_a_run_killed_while_it_is_asked_is_asked_again_and_not_trained(pool, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("maclaurin.study.worker.ask_run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work(asking(pool))
+    entry = pool.entry(asking(pool).record.key)
+    assert entry.record() is None
+    before = (entry.path / "records.jsonl").stat().st_mtime_ns
+    assert work(asking(pool)).value("task:induction_8") is not None
+    assert (entry.path / "records.jsonl").stat().st_mtime_ns == before
+
+
+def test_other_items_than_the_studys_are_refused(pool):
+    asked = asking(pool)
+    (task,) = asked.record.run.tasks
+    run = dataclasses.replace(asked.record.run, tasks=(dataclasses.replace(task, fingerprint="0" * 32),))
+    with pytest.raises(InputError, match="items of induction_8 are not the same here"):
+        work(dataclasses.replace(asked, record=dataclasses.replace(asked.record, run=run)))
