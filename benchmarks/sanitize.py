@@ -27,8 +27,8 @@ RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
 TOOLKIT = "/usr/local/cuda/bin/compute-sanitizer"
 #: file of tests/kernels → which of its tests, as pytest -k takes it
 SMALL_SHAPES = [
-    ("test_exp_modified.py", "every_length and bfloat16 and (63 or 65)"),
-    ("test_exp_modified.py", "strong_forgetting and float16"),
+    ("test_softmax_score_mod.py", "every_length and bfloat16 and (63 or 65)"),
+    ("test_softmax_score_mod.py", "strong_forgetting and float16"),
     ("test_polynomial_quadratic.py", "every_length and bfloat16 and (1] or 63 or 65)"),
     ("test_polynomial_linear.py", "every_length and bfloat16 and (16-63 or 16-65 or 64-65)"),
     ("test_polynomial_linear.py", "heads_of_order_3 and (2 or 17)"),

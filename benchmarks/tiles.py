@@ -20,7 +20,7 @@ import torch
 from machine import stamp
 from torch.profiler import ProfilerActivity, profile
 
-from maclaurin.programs.triton import exp_modified, moments, polynomial_linear, polynomial_quadratic
+from maclaurin.programs.triton import moments, polynomial_linear, polynomial_quadratic, softmax_score_mod
 from maclaurin.programs.triton.compiled_code import compiled_for
 from maclaurin.programs.triton.tiles import Tile
 
@@ -52,16 +52,16 @@ def quadratic(device: str, d: int) -> Callable[[], object]:
     return once
 
 
-def changed_exp(device: str, d: int, *, gated: bool) -> Callable[[], object]:
+def modified_exp(device: str, d: int, *, gated: bool) -> Callable[[], object]:
     q, k, v = (u.transpose(1, 2) for u in random(device, 8, 4096, 16, d, d, d))
     totals = None
     if gated:
         totals = -torch.rand(8, 16, 4096, device=device, dtype=torch.float64).cumsum(-1) / 100
-    call = exp_modified.Call(d**-0.5, True, clamp=None if gated else 5.0)
+    call = softmax_score_mod.Call(d**-0.5, True, clamp=None if gated else 5.0)
 
     def once() -> object:
-        o, lse = exp_modified.forward(q, k, v, totals, call)
-        return exp_modified.backward(o, q, k, v, totals, lse, lse, call)
+        o, lse = softmax_score_mod.forward(q, k, v, totals, call)
+        return softmax_score_mod.backward(o, q, k, v, totals, lse, lse, call)
 
     return once
 
@@ -82,10 +82,10 @@ def linear(
 SETTINGS: dict[str, tuple[Callable[[str], Callable[[], object]], dict]] = {
     "quadratic d=64": (lambda device: quadratic(device, 64), polynomial_quadratic.TILES),
     "quadratic d=128": (lambda device: quadratic(device, 128), polynomial_quadratic.TILES),
-    "exp clamp d=64": (lambda device: changed_exp(device, 64, gated=False), exp_modified.TILES),
-    "exp clamp d=128": (lambda device: changed_exp(device, 128, gated=False), exp_modified.TILES),
-    "exp forget d=64": (lambda device: changed_exp(device, 64, gated=True), exp_modified.TILES),
-    "exp forget d=128": (lambda device: changed_exp(device, 128, gated=True), exp_modified.TILES),
+    "exp clamp d=64": (lambda device: modified_exp(device, 64, gated=False), softmax_score_mod.TILES),
+    "exp clamp d=128": (lambda device: modified_exp(device, 128, gated=False), softmax_score_mod.TILES),
+    "exp forget d=64": (lambda device: modified_exp(device, 64, gated=True), softmax_score_mod.TILES),
+    "exp forget d=128": (lambda device: modified_exp(device, 128, gated=True), softmax_score_mod.TILES),
     "linear d=64": (lambda device: linear(device, 1, 8, 65536, 64, 64, 1024), polynomial_linear.TILES),
     "linear d=16": (lambda device: linear(device, 8, 16, 4096, 16, 64, 512), polynomial_linear.TILES),
 }

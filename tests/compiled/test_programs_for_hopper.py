@@ -13,7 +13,6 @@ if not INSTALLED or INTERPRETED:
 from maclaurin.programs.triton import (
     about_mean,
     block_layout,
-    exp_modified,
     first_order,
     kept_step,
     lifetimes,
@@ -21,6 +20,7 @@ from maclaurin.programs.triton import (
     polynomial_linear,
     polynomial_quadratic,
     rows,
+    softmax_score_mod,
     state_step,
 )
 from maclaurin.programs.triton.compiled_code import compiled_for
@@ -216,17 +216,17 @@ def test_linear_with_everything_per_row():
 @pytest.mark.parametrize(
     "call",
     [
-        exp_modified.Call(0.125, True, clamp=5.0),
-        more(exp_modified.Call(0.125, True)),
-        more(exp_modified.Call(0.125, True, window=64, sinks=1)),
+        softmax_score_mod.Call(0.125, True, clamp=5.0),
+        more(softmax_score_mod.Call(0.125, True)),
+        more(softmax_score_mod.Call(0.125, True, window=64, sinks=1)),
     ],
 )
 def test_softmax_of_a_changed_score(d, call):
     q, k, v = (u.transpose(1, 2) for u in tensors(d, d))
     totals = None if call.clamp else torch.empty(1, 2, 2048, dtype=torch.float64)
     with compiled_for(HOPPER) as found:
-        o, lse = exp_modified.forward(q, k, v, totals, call)
-        exp_modified.backward(o, q, k, v, totals, lse, lse, call)
+        o, lse = softmax_score_mod.forward(q, k, v, totals, call)
+        softmax_score_mod.backward(o, q, k, v, totals, lse, lse, call)
     assert_good(found, may_wait={*MAY_WAIT, "_forward"})  # rows are rescaled between its products anyway
 
 

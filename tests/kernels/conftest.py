@@ -24,7 +24,7 @@ MINUTES_IN_INTERPRETER = {
     "test_token_by_token": None,
 }
 #: programs whose fp16 cases are short
-SHORT_IN_FP16 = ("test_exp_modified", "test_polynomial_quadratic")
+SHORT_IN_FP16 = ("test_softmax_score_mod", "test_polynomial_quadratic")
 
 
 def pytest_collection_modifyitems(items):

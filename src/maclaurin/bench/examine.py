@@ -34,6 +34,7 @@ SPECS = (
     "exp(clamp=5)/len",
     "exp*forget/sum",
     "poly(0)+window(40,sinks=1)/sum",
+    "poly(0)+window(40,sinks=1,kept=32)/sum",
     "taylor(2)/sum",
     "taylor(4)/sum",
     "power(2)*forget/sum",
@@ -42,6 +43,7 @@ SPECS = (
     "linear(identity)*forget",
     "taylor(2,about=mean)/sum",
     "taylor(2)/l2",
+    "hermite(2)/len",
     "taylor(2,about=mean)+window(40,sinks=1)/sum",
 )
 SPECS_PER_PROGRAM = 3

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from maclaurin.forms.exact_keys import ExactKeys, Line, TailForm, take, window_rows
 from maclaurin.forms.parallel import rows_beside_tail
 from maclaurin.forms.ranking import better, shares
 from maclaurin.forms.stream import Rows, Stream
-from maclaurin.forms.window import ExactKeys, Line, TailForm, take, window_rows
 from maclaurin.spec import AttentionSpec, Window
 
 

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.forms.certificate import Certificate
+from maclaurin.forms.exact_keys import ExactKeys, merge_exact
 from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.stream import Inputs, Stream, gated_values, values_with_count, working_dtype
-from maclaurin.forms.window import ExactKeys, merge_exact
 from maclaurin.spec import AttentionSpec, parse
 
 FILE_VERSION = 1

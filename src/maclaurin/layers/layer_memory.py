@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
+from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
-from maclaurin.forms.window import ExactKeys
 from maclaurin.layers.layout import Layout
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form, output_of
 from maclaurin.forms.chunked import read_state
+from maclaurin.forms.exact_keys import ExactKeys, TailForm
 from maclaurin.forms.features import feature_slices, symmetric_powers
 from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, log_decay, make_stream, split_count, values_with_count
 from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_autocast
-from maclaurin.forms.window import ExactKeys, TailForm
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
 from maclaurin.programs.operators import operator

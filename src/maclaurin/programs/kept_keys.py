@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
+from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
-from maclaurin.forms.window import ExactKeys
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.decode_step import refuse_step
 from maclaurin.programs.operands import finish_rows, operands, refuse_tensors

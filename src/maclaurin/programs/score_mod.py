@@ -1,4 +1,4 @@
-"""exp of a modified score (clamp, decay, a window with sinks) on a fused program (triton/exp_modified.py):
+"""exp of a modified score (clamp, decay, a window with sinks) on the program triton/softmax_score_mod.py:
 softmax rows and their log-sum-exp, both with gradients.
 
     Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
@@ -189,7 +189,7 @@ def modified_softmax(
     sinks: int,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f."""
-    from maclaurin.programs.triton import exp_modified as program
+    from maclaurin.programs.triton import softmax_score_mod as program
 
     return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
 
@@ -211,7 +211,7 @@ def modified_softmax_backward(
     sinks: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
-    from maclaurin.programs.triton import exp_modified as program
+    from maclaurin.programs.triton import softmax_score_mod as program
     from maclaurin.programs.triton.rows import delta as delta_of_rows
 
     delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o, dlse)

@@ -258,7 +258,7 @@ def weights_fit(like: Tensor) -> bool:
 
 
 class _GainedAnswer(NamedTuple):
-    """Rows [B, T, H, e] with their gain, and what the way back reads: o [B, H, T, e], lse, ln D, 1 − a."""
+    """Rows [B, T, H, e] with their gain, and what its backward pass reads: o [B, H, T, e], lse, ln D, 1−a."""
 
     y: Tensor
     o: Tensor

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
+from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, without_autocast
-from maclaurin.forms.window import ExactKeys
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
 from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
 from maclaurin.programs.operators import operator
@@ -224,7 +224,7 @@ def _refuse_state(call: Call) -> str | None:
 
 
 def _refuse_unfilled(state: State, first: int) -> str | None:
-    """Why the tail may not have begun: the state holds fewer keys than window and sinks, or nobody knows."""
+    """Why the tail may not have begun: the state holds too few keys, or how many is unknown."""
     if state.is_full:
         return None
     if is_tracing() or state.count.is_meta or bool((state.count < first).any()):

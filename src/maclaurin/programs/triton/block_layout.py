@@ -5,7 +5,7 @@
 
 so that in both orders a block belongs to one entry a; P is such that products fill a tile of 64 columns. In order 3
 the blocks of a group of b's have a up to the last of them; where a lies before the group, x_a x_b stands for x_b x_a
-too and counts twice. Groups are filled up to a multiple of what one program makes; nobody reads what fills them.
+too and counts twice. Groups are filled up to a multiple of what one program makes; what fills them is never read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def times_counted(d: int, order: int, device: torch.device) -> Tensor:
 
 
 def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
-    """The indices that every row of every block stands for, None for rows that nobody reads."""
+    """The indices that every row of every block stands for, None for rows that are never read."""
     found: list[tuple[int, ...] | None] = []
     p = together(d, order)
     for a, group, times in block_list(d, order):

@@ -92,7 +92,7 @@ def forward(
     totals: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Moments, Moments | None]:
     """y [B, T, H, e], what rounding took from it and D [B, H, T] in fp32, causal; the moments of the keys, for the
-    way back; their totals.
+    backward pass; their totals.
 
     `initial` are the totals of a text that came before; those after this one are made if asked for.
     """
@@ -238,7 +238,7 @@ def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
 def _by_coefficients(
     totals: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool, *, inverse: bool
 ) -> Moments:
-    """Moments of queries as gradients of a state: order n times its coefficient, or over it on the way back.
+    """Moments of queries as gradients of a state: order n times its coefficient, or over it in the backward pass.
 
     Where rows have coefficients of their own, their moments hold them already.
     """

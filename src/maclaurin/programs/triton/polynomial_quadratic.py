@@ -515,7 +515,7 @@ def backward(
 
 
 def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int) -> dict[str, int]:
-    """Products of fp32 take more room, also those of fp16, which are made in fp32 in part."""
+    """Products of fp32 take more shared memory, also those of fp16, which are made in fp32 in part."""
     options = tile_options(tiles, q, v, tokens)
     if q.dtype == torch.bfloat16:
         return options

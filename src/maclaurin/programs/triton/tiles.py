@@ -112,7 +112,7 @@ def precision(tensor: Tensor | Layout) -> str:
 
 
 def empty_rows(q: Tensor, v: Tensor, narrow: bool) -> tuple[Tensor, Tensor | None]:
-    """Room for y [B, T, H, e]: in fp32, or in bf16 and for what rounding takes from it."""
+    """New tensors for y [B, T, H, e]: in fp32, or in bf16 with one more for what rounding takes from it."""
     shape = (*q.shape[:3], v.shape[3])
     y = torch.empty(shape, dtype=torch.bfloat16 if narrow else float32, device=q.device)
     return y, torch.empty_like(y) if narrow else None
@@ -148,7 +148,7 @@ def tile_options(
 ) -> dict[str, int]:
     """Of a tile for heads up to 64 and one for heads up to 128, the one that fits, as a program takes it.
 
-    fp32 takes twice the room and more registers; short texts need no long tiles.
+    fp32 takes twice the memory and more registers; short texts need no long tiles.
     """
     tile = tiles[max(q.shape[3], v.shape[3]) > 64]
     queries, keys = tile.queries, tile.keys

@@ -1,4 +1,4 @@
-"""softmax of a changed score, against float64 written out here."""
+"""softmax of a modified score, against float64 written out here."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.kernels.judging import assert_as_right_as_plain
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton import exp_modified
+from maclaurin.programs.triton import softmax_score_mod
 
 DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
 LARGEST = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -34,18 +34,18 @@ def assert_close(values, references, dtype):
 @pytest.mark.parametrize(
     ("tokens", "call", "decays"),
     [
-        (40, exp_modified.Call(0.3, True), False),
-        (70, exp_modified.Call(0.3, True, clamp=0.5), False),
-        (70, exp_modified.Call(0.3, True), True),
-        (90, exp_modified.Call(0.3, True, window=20, sinks=2), False),
-        (90, exp_modified.Call(0.3, True, window=20, sinks=40), True),
+        (40, softmax_score_mod.Call(0.3, True), False),
+        (70, softmax_score_mod.Call(0.3, True, clamp=0.5), False),
+        (70, softmax_score_mod.Call(0.3, True), True),
+        (90, softmax_score_mod.Call(0.3, True, window=20, sinks=2), False),
+        (90, softmax_score_mod.Call(0.3, True, window=20, sinks=40), True),
         # with keys that all queries of a tile see
-        (300, exp_modified.Call(0.3, True, window=150, sinks=3), False),
-        (300, exp_modified.Call(0.3, True, window=129), True),
-        (257, exp_modified.Call(0.3, True, window=192, sinks=70), False),
-        (200, exp_modified.Call(0.3, True, window=2), False),
-        (70, exp_modified.Call(0.3, True, window=500), False),
-        (33, exp_modified.Call(0.3, False, clamp=0.2), False),
+        (300, softmax_score_mod.Call(0.3, True, window=150, sinks=3), False),
+        (300, softmax_score_mod.Call(0.3, True, window=129), True),
+        (257, softmax_score_mod.Call(0.3, True, window=192, sinks=70), False),
+        (200, softmax_score_mod.Call(0.3, True, window=2), False),
+        (70, softmax_score_mod.Call(0.3, True, window=500), False),
+        (33, softmax_score_mod.Call(0.3, False, clamp=0.2), False),
     ],
 )
 def test_softmax_of_a_changed_score(tokens, call, decays, dtype, device, poisoned):
@@ -55,9 +55,9 @@ def test_softmax_of_a_changed_score(tokens, call, decays, dtype, device, poisone
     expected = softmax_of_a_changed_score(*leaves[:3], leaves[3] if decays else None, call)
     direction = torch.randn_like(expected).to(dtype)
     gradients = torch.autograd.grad(expected, leaves, direction.double())
-    o, lse = exp_modified.forward(q, k, v, totals, call)
+    o, lse = softmax_score_mod.forward(q, k, v, totals, call)
     delta = (direction.float() * o.float()).sum(-1)
-    found = exp_modified.backward(direction, q, k, v, totals, lse, delta, call)
+    found = softmax_score_mod.backward(direction, q, k, v, totals, lse, delta, call)
     assert_close([o, *(g for g in found if g is not None)], [expected, *gradients], dtype)
 
 

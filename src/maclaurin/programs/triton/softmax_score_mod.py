@@ -1,4 +1,4 @@
-"""softmax(x)V with a changed score: a clamp, a forget gate, a window with sinks; forward and backward.
+"""softmax(x)V with a modified score: a clamp, a forget gate, a window with sinks; forward and backward.
 
     x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
     p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
@@ -32,7 +32,7 @@ TILES = {
 
 @dataclass(frozen=True)
 class Call:
-    """What of a call is no tensor; None for what it does not have."""
+    """The non-tensor arguments of a call; None for what it does not have."""
 
     scale: float
     causal: bool
