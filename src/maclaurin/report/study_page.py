@@ -113,14 +113,14 @@ class Composer:
             ("form", "The form", self._form()),
             ("parts", "The parts", self._each(self._part)),
             ("gap", "The gap, explained", self._waterfalls()),
-            ("tuning", "The learning rates", self._each(self._tuning)),
+            ("tuning", "The learning rates", self._each_with_own_runs(self._tuning)),
             ("orders", "The orders", self._orders()),
             ("interactions", "The interactions", self._interactions()),
             ("across", "Across the experiments", self._across()),
             ("claims", "The claims", self._claims()),
-            ("settings", "What was trained", self._each(self._settings)),
-            ("cost", "The cost", self._each(self._cost)),
-            ("positions", "Loss by position", self._each(self._positions)),
+            ("settings", "What was trained", self._each_with_own_runs(self._settings)),
+            ("cost", "The cost", self._each_with_own_runs(self._cost)),
+            ("positions", "Loss by position", self._each_with_own_runs(self._positions)),
         ]
         kept = [Section(self._anchor(n), title, tuple(b)) for n, title, b in sections if b]
         kept.append(Section(self._anchor("provenance"), "Provenance", tuple(self._provenance())))
@@ -147,6 +147,14 @@ class Composer:
 
     def _each(self, build: Callable[[Outcome], list[Block]]) -> list[Block]:
         return [block for outcome in self._analysis.outcomes.values() for block in build(outcome)]
+
+    def _each_with_own_runs(self, build: Callable[[Outcome], list[Block]]) -> list[Block]:
+        """For what is about runs, not their metric: once for experiments that share all of theirs."""
+        first: dict[object, Outcome] = {}
+        for outcome in self._analysis.outcomes.values():
+            runs = frozenset(key for cell in outcome.experiment.cells for key in cell.runs.values())
+            first.setdefault(runs or outcome.experiment.name, outcome)
+        return [block for outcome in first.values() for block in build(outcome)]
 
     def _figure(
         self, name: str, title: str, figure: Figure | None, records: Sequence[RunRecord], note: str = ""

@@ -577,5 +577,10 @@ def mixtures(outcome: Outcome) -> list[str]:
 
 
 def planned_runs(study: StudyRecord) -> int:
-    """Cells × seeds of all experiments."""
-    return sum(len(list(itertools.product(e.cells, e.seeds))) for e in study.experiments)
+    """Cells × seeds of all experiments, where runs that experiments share count once."""
+    planned = [
+        cell.runs.get(seed, (e.name, cell.name, seed))
+        for e in study.experiments
+        for cell, seed in itertools.product(e.cells, e.seeds)
+    ]
+    return len(set(planned))

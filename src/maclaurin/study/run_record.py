@@ -272,8 +272,9 @@ class StudyRecord:
                         yield Label(experiment.name, cell.name, seed), self.runs[key]
 
     def having(self, *statuses: Status) -> list[tuple[Label, RunRecord]]:
-        """The runs with one of these statuses."""
-        return [(label, record) for label, record in self.labelled() if record.status in statuses]
+        """The runs with one of these statuses, each once: experiments may share runs."""
+        first = {record.run.key: (label, record) for label, record in reversed(list(self.labelled()))}
+        return [pair for pair in reversed(first.values()) if pair[1].status in statuses]
 
 
 #: keys of the training config that came later, and the values under which a run is what it was before
