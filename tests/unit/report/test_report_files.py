@@ -309,6 +309,20 @@ def test_sections_appear_only_where_there_is_something_to_say(realistic):
         assert f"<h2>{words}</h2>" in bare
 
 
+def test_experiments_with_the_same_runs_have_one_section_about_them():
+    once = small()
+    (experiment,) = once.experiments
+    again = dataclasses.replace(experiment, name="again", title="Another metric", metric="accuracy")
+    twice = dataclasses.replace(once, experiments=(experiment, again))
+    assert status_sentence(twice) == status_sentence(once)
+    (article,) = study_articles([analysis(twice)])
+    blocks = {section.title: section.blocks for section in article.sections}
+    (alone,) = study_articles([analysis(once)])
+    assert len(blocks["What was trained"]) == sum(
+        len(s.blocks) for s in alone.sections if s.title == "What was trained"
+    )
+
+
 def test_a_study_that_has_only_begun_gives_a_page():
     study = synthetic.study(synthetic.experiment({"a": [None, None], "b": [None, None]}, axes=("k", "n")))
     text = page_of(study)
