@@ -46,7 +46,7 @@ bench: $(READY)  ## speed and memory on this CPU, as ratios within one run
 	$(BIN)/python benchmarks/cpu.py
 
 docs: $(READY)  ## the reports in docs/reports again, from the records of the studies
-	for study in mini scale gap interactions recall paper_h200; do \
+	for study in mini scale gap interactions orders recall paper_h200; do \
 		$(BIN)/maclaurin report studies/$$study/records.json --out docs/reports/$$study; \
 		rm -f docs/reports/$$study/figures/*.pdf docs/reports/$$study/runs.csv; \
 	done
