@@ -161,7 +161,11 @@ class _State:
         return {key: self._record(key) for key in self._asked}
 
     def rows(self) -> tuple[Row, ...]:
-        return tuple(self._row(label, record.key) for label, record in self._plan.items())
+        """Each run once, under the first of its names."""
+        names: dict[str, Label] = {}
+        for label, record in self._plan.items():
+            names.setdefault(record.key, label)
+        return tuple(self._row(label, key) for key, label in names.items())
 
     def _record(self, key: str) -> RunRecord:
         """The result, or how far the run is."""

@@ -142,6 +142,20 @@ def test_two_cells_that_ask_for_one_run_train_it_once(tmp_path):
     assert executor.submitted == [one.key]
 
 
+def test_a_run_that_two_cells_share_is_shown_once(tmp_path):
+    class Watched(Silent):
+        rows = ()
+
+        def show(self, overview):
+            self.rows = overview.rows
+
+    run, view = make_record("waiting", seed=0), Watched()
+    executor = Scripted(lambda key: Result(key, make_record(seed=0)))
+    with Session(executor, Workplace(pool=str(tmp_path / "pool")), view) as session:
+        session.train(plan_of(run, run), {"e": "loss"}, lambda records: None)
+    assert [row.label.cell for row in view.rows] == ["c0"]
+
+
 # --------------------------------------------------------------------------------- time to the end
 
 
