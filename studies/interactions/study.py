@@ -24,7 +24,7 @@ study = Study(
         "Kernel, denominator and gate in all 16 combinations, each layer as loud at the start as softmax's: "
         "how much of the loss does each explain, and where does the effect of one depend on another?"
     ),
-    budget="about 40 minutes on 2 CPU cores with the search for learning rates; shares runs with `gap`",
+    budget="about 40 minutes on 2 CPU cores with the search for learning rates; shares runs with gap",
     experiments=(
         Experiment(
             name="language",

@@ -41,7 +41,7 @@ study = Study(
         "Taylor orders 0 to 10 of the exponential, about zero and about the row's mean score, under a row "
         "sum and under an L2 norm: how does the loss approach that of softmax?"
     ),
-    budget="about 50 minutes on 2 CPU cores with the search for learning rates; shares runs with `gap`",
+    budget="about 50 minutes on 2 CPU cores with the search for learning rates; shares runs with gap",
     experiments=(
         Experiment(
             name="language",
