@@ -88,7 +88,15 @@ def test_cases_are_listed_with_their_targets(tmp_path):
 def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
     arguments = [*COMMAND, "--quick", "--case", "exp family", "--out", "bench.json"]
     process = subprocess.Popen(
-        arguments, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell ignores it in the background
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "bench.json").is_file() and time.monotonic() < deadline:
