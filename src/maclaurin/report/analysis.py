@@ -49,6 +49,15 @@ class Analysis:
         """Experiment → what each part brings, for every waterfall that has runs."""
         return {name: found for name, outcome in self.outcomes.items() if (found := contributions(outcome))}
 
+    @functools.cached_property
+    def with_own_runs(self) -> tuple[Outcome, ...]:
+        """For what is about runs, not their metric: the first of the experiments that share all of theirs."""
+        first: dict[object, Outcome] = {}
+        for outcome in self.outcomes.values():
+            runs = frozenset(key for cell in outcome.experiment.cells for key in cell.runs.values())
+            first.setdefault(runs or outcome.experiment.name, outcome)
+        return tuple(first.values())
+
     @property
     def findings(self) -> list[str]:
         """The study in a few sentences."""
@@ -57,7 +66,8 @@ class Analysis:
             factorial = self.factorials.get(name)
             effects = factorial_finding(factorial) if factorial else ""
             sentences += [waterfall_finding(each) for each in self.waterfalls.get(name, [])]
-            sentences += [effects or experiment_finding(outcome), tuning_finding(outcome)]
+            sentences.append(effects or experiment_finding(outcome))
+            sentences += [tuning_finding(outcome)] if outcome in self.with_own_runs else []
         if self.judgements:
             sentences.append(
                 f"Of {counted(len(self.judgements), 'claim')}: {verdict_counts(self.judgements)}."

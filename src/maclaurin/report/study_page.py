@@ -149,12 +149,7 @@ class Composer:
         return [block for outcome in self._analysis.outcomes.values() for block in build(outcome)]
 
     def _each_with_own_runs(self, build: Callable[[Outcome], list[Block]]) -> list[Block]:
-        """For what is about runs, not their metric: once for experiments that share all of theirs."""
-        first: dict[object, Outcome] = {}
-        for outcome in self._analysis.outcomes.values():
-            runs = frozenset(key for cell in outcome.experiment.cells for key in cell.runs.values())
-            first.setdefault(runs or outcome.experiment.name, outcome)
-        return [block for outcome in first.values() for block in build(outcome)]
+        return [block for outcome in self._analysis.with_own_runs for block in build(outcome)]
 
     def _figure(
         self, name: str, title: str, figure: Figure | None, records: Sequence[RunRecord], note: str = ""

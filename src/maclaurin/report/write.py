@@ -286,13 +286,14 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
             yield "\n".join(f"- {sentence}" for sentence in interaction_sentences(way)) + "\n"
             if way.interactions:
                 yield markdown(pairs_table(way))
-        if (tuning := tuning_table(outcome)) is not None:
+        has_own_runs = outcome in analysis.with_own_runs
+        if has_own_runs and (tuning := tuning_table(outcome)) is not None:
             yield "### Learning rates\n\n" + markdown(tuning)
         if (factorial := analysis.factorials.get(name)) is not None:
             yield "\n".join(f"- {effect_sentence(factorial, effect)}" for effect in factorial.effects) + "\n"
             yield markdown(effects_table(factorial))
         for title, table in (("Settings", settings_table(outcome)), ("Cost", cost_table(outcome))):
-            if table.rows:
+            if has_own_runs and table.rows:
                 yield f"### {title}\n\n" + markdown(table)
     if analysis.judgements:
         yield "## The claims\n\n" + markdown(claims_table(analysis.judgements))

@@ -315,6 +315,7 @@ def test_experiments_with_the_same_runs_have_one_section_about_them():
     again = dataclasses.replace(experiment, name="again", title="Another metric", metric="accuracy")
     twice = dataclasses.replace(once, experiments=(experiment, again))
     assert status_sentence(twice) == status_sentence(once)
+    assert tables_md([analysis(twice)]).count("### Settings") == 1
     (article,) = study_articles([analysis(twice)])
     blocks = {section.title: section.blocks for section in article.sections}
     (alone,) = study_articles([analysis(once)])
