@@ -131,12 +131,15 @@ def test_shipped_records_are_readable():
         ("scale", 24),
         ("gap", 45),
         ("interactions", 48),
+        ("orders", 57),
         ("recall", 57),
         ("paper_h200", 51),
     ):
         study = read_study(root / name)
         assert isinstance(study, StudyRecord)
         assert len(list(study.labelled())) == runs
+    shared = read_study(root / "gap" / "records_with_tasks.json")
+    assert len(list(shared.labelled())) == 3 * len(shared.runs) == 135
 
 
 # ------------------------------------------------------------------------------------- the pool
