@@ -91,7 +91,7 @@ def error(value, reference, floor=1e-3):
     ],
 )
 def test_linear_time(shape, order, divisor, rows, decays, dtype, device, poisoned):
-    """`narrow`: y is rounded to bf16, but what rounding took is not forgotten on the way back."""
+    """`narrow`: y is rounded to bf16, but what rounding took is not forgotten in the backward pass."""
     for narrow in (False, True) if order == 2 and not rows else (False,):
         _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, device)
 
