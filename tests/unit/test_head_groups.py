@@ -57,7 +57,7 @@ def test_a_layer_is_read_and_written(text, written):
         ("0: exp/sum", "leaves out 1-2 of 3"),
         ("0,1: exp/sum; 1-2: taylor(2)/sum", "gives head 1 two attentions"),
         ("0-5: exp/sum", "heads 0 to 2"),
-        ("*: exp/sum; *: taylor(2)/sum", "says twice"),
+        ("*: exp/sum; *: taylor(2)/sum", "two groups for \\*"),
         ("first: exp/sum; *: taylor(2)/sum", "numbers and ranges"),
         ("0: exp/sum; taylor(2)/sum", "does not say which heads"),
         ("0: 2mamba; *: exp/sum", "share it"),

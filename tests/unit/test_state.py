@@ -133,7 +133,7 @@ def test_what_is_forgotten_cannot_be_rolled_back(notation):
 def test_texts_that_chose_their_keys_apart_do_not_merge():
     """Queries of the later text would have given the keys of both other scores."""
     case = random_tensors(parse("poly(0)+window(2,kept=3)/sum"), Shape(), 0)
-    with pytest.raises(InputError, match="Read the later text on from the earlier state"):
+    with pytest.raises(InputError, match="Continue from the earlier state with the later text"):
         case.state().merge(case.state())
 
 

@@ -41,9 +41,9 @@ def attend(
     state: State | None,
     return_state: bool,
 ) -> tuple[Tensor, State | None]:
-    """The output [B, T, H, e] in the dtype of q, and the state after the last token if wanted.
+    """The output [B, T, H, e] in the dtype of q, and the state after the last token if requested.
 
-    The recurrent form, and any form with a state, needs a spec with a finite one.
+    The recurrent form, and any form that returns a state, needs a spec with a finite state.
     """
     stream = make_stream(spec, inputs, scale)
     after = None

@@ -29,7 +29,7 @@ class Certificate:
 
     @property
     def error_bound(self) -> float:
-        """What the output can be off by, relative to max|v|."""
+        """The largest error of the output, relative to max|v|."""
         return output_error(self.order, self.score_bound)
 
     def __str__(self) -> str:

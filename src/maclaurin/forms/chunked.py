@@ -5,7 +5,7 @@
 
 Linear in T. Chunks are handled together in spans whose features fit a fixed amount of memory; with
 gradients and features beyond that, a span's features are computed again in the backward pass.
-Kernels that are no polynomial have no such state: their chunks are blocks of queries, each against
+Kernels that are not polynomials have no such state: their chunks are blocks of queries, each against
 all the keys it sees — the parallel form in O(chunk·T) memory.
 """
 
@@ -36,7 +36,7 @@ def chunk_size_for(spec: AttentionSpec, d: int) -> int:
     Measured on a CPU at d = 16 and 64: 64 is best at first order, 128 at second (docs/LOG.md).
     """
     if spec.window is not None and spec.window.kept:
-        return 256  # each piece looks at all kept keys, so that few pieces are best
+        return 256  # each piece reads all kept keys, so few pieces are best
     return 64 if spec.features(d) <= 2 * d else 128
 
 
@@ -54,8 +54,8 @@ def chunked_rows(
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
     """(rows, row statistics, final moments) from the moments [B, K, F, E] before the first token.
 
-    Without a state before or after, kernels that look at their row may take a common key off all keys,
-    which they do not see: their moments are then those of small scores, and re-centring cancels less.
+    Without a state before or after, a common key is subtracted from all keys for kernels that depend on their
+    row. It does not change their result, and smaller scores lose less precision in re-centring.
     """
     if not causal:
         return _all_keys_rows(spec, stream, values_with_count(spec, stream), moments, chunk)
@@ -68,14 +68,15 @@ def chunked_rows(
 def _centred_rows(
     spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, head: int
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
-    """The first `head` tokens as they are; behind them, all keys less the mean key of the head.
+    """The first `head` tokens unchanged; after them, the mean key of the head is subtracted from all keys.
 
-    Rows of the head must not look at later keys of it, and need no state to speak of.
+    Rows in the head must not depend on later keys, which the mean contains; with so few keys they lose little
+    precision.
     """
     first, rest = stream.tokens(0, head), stream.tokens(head, stream.k.shape[-2])
     rows, statistics, _ = _spans(spec, first, moments, chunk)
     columns = values_with_count(spec, first)
-    seen = columns[..., -1:].detach()  # [B, K, head, 1]: what each key counts
+    seen = columns[..., -1:].detach()  # [B, K, head, 1]: the mass of each key
     offset = (first.k.detach() * seen).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1)
     moments = symmetric_powers(first.k - offset, spec.orders).mT @ _decayed(columns, first.log_forget)
     later, later_statistics, moments = _spans(
@@ -83,7 +84,7 @@ def _centred_rows(
     )
     assert statistics is not None
     assert later_statistics is not None
-    shift = rest.q @ offset[:, :, None].mT  # what the common key adds to every score of a row
+    shift = rest.q @ offset[:, :, None].mT  # the common key's share of every score in a row
     moved = dataclasses.replace(later_statistics, mean=later_statistics.mean + shift)
     joined = RowStatistics.joined([statistics, moved], lambda tensors: torch.cat(tensors, dim=-2))
     return Rows.concatenate([rows, later]), joined, moments
@@ -103,7 +104,7 @@ def _spans(
     """Chunks in spans whose features fit in memory, one span after the other."""
     columns = values_with_count(spec, stream)
     tokens = stream.k.shape[-2]
-    if torch.compiler.is_compiling():  # lengths are symbols there, and a loop would fix their number
+    if torch.compiler.is_compiling():  # lengths are symbolic there, and a loop would fix the number of spans
         sums, statistics, moments = _span_sums(
             spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk
         )
@@ -142,7 +143,7 @@ def _span_sums(
     states = _scan(symmetric_powers(k, orders), values, total, moments)
     before, after = states[:, :, None, :-1], states[:, :, -1]
 
-    x = (q @ k[:, :, None].mT).tril()  # [B, K, G, C, L, L]; a later key may be of any size, and ∞·0 is not 0
+    x = (q @ k[:, :, None].mT).tril()  # [B, K, G, C, L, L]; a later key may be infinite, and ∞·0 is not 0
     if total is None:
         within: Tensor = torch.ones(chunk, chunk, dtype=x.dtype, device=x.device).tril()
         reach = None
@@ -183,7 +184,7 @@ def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tenso
 
 
 def _without_the_future(decay: Tensor, pieces: Tensor) -> Tensor:
-    """Σ_{c'≤c} decay_{cc'} pieces_{c'}, where an infinite piece reaches only the sums that hold it."""
+    """Σ_{c'≤c} decay_{cc'} pieces_{c'}, where an infinite piece reaches only the sums that include it."""
     finite = pieces.isfinite()
     sums = (decay @ torch.where(finite, pieces, 0.0).flatten(-2)).unflatten(-1, pieces.shape[-2:])
     return sums + torch.where(finite, 0.0, pieces).cumsum(2)
@@ -237,7 +238,7 @@ def _all_keys_rows(
 def read_state(
     spec: AttentionSpec, features: Tensor, state: Tensor, d: int
 ) -> tuple[Tensor, RowStatistics | None]:
-    """Σ aₙ φₙ(q)ᵀ S⁽ⁿ⁾ and the row statistics it took, for features [..., T, F] of the queries."""
+    """Σ aₙ φₙ(q)ᵀ S⁽ⁿ⁾ and the row statistics used, for features [..., T, F] of the queries."""
     statistics = None
     if spec.kernel.depends_on_row:
         statistics = spec.kernel.statistics(_moments_of_state(features, state, d, spec.orders))
@@ -288,7 +289,7 @@ def _span(spec: AttentionSpec, stream: Stream, chunk: int) -> int:
 
 
 def in_chunks(u: Tensor, chunk: int) -> Tensor:
-    """[..., T, n] → [..., C, L, n], zeros behind the last token: they weigh and decay nothing."""
+    """[..., T, n] → [..., C, L, n], zeros after the last token: they have no weight and no decay."""
     missing = -u.shape[-2] % chunk
     u = torch.nn.functional.pad(u, (0, 0, 0, missing)) if missing else u
     return u.unflatten(-2, (-1, chunk))

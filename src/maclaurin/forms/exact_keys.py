@@ -25,13 +25,13 @@ from maclaurin.spec import AttentionSpec, RowStatistics, Window
 
 #: a polynomial form: (spec, stream, moments) → (rows, row statistics, moments)
 TailForm = Callable[[AttentionSpec, Stream, Tensor], tuple[Rows, RowStatistics | None, Tensor]]
-#: the number of a key that is not there
+#: the number of a missing key
 _NONE = -(1 << 62)
 
 
 @dataclass(frozen=True)
 class ExactKeys:
-    """The keys a state keeps as they are: the last w (right-aligned), the first s, and M of those between.
+    """The keys a state keeps exactly: the last w (right-aligned), the first s, and M of those between.
 
     Keys and values have the dtype they came in; scores and decays have the dtype of the moments.
     """
@@ -41,8 +41,8 @@ class ExactKeys:
     sink_k: Tensor  # [B, K, s, d]
     sink_v: Tensor  # [B, K, s, e]
     recent_log_forget: Tensor | None = None  # [B, K, w]
-    sink_log_decay: Tensor | None = None  # [B, K, s], what each sink has decayed by so far
-    #: where keys that leave the window may be kept (kept.py): the attention received so far, and the slots
+    sink_log_decay: Tensor | None = None  # [B, K, s], log decay of each sink so far
+    #: if keys that leave the window may be kept (kept.py): the attention received so far, and the slots
     recent_score: Tensor | None = None  # [B, K, w]
     kept_score: Tensor | None = None  # [B, K, M], −∞ for an empty slot; the older key first
     kept_k: Tensor | None = None  # [B, K, M, d]
@@ -86,7 +86,7 @@ class ExactKeys:
         return self.recent_k.shape[2] + self.sink_k.shape[2] + kept
 
     def map(self, change: Callable[[Tensor], Tensor]) -> ExactKeys:
-        """The same change to every tensor."""
+        """Apply `change` to every tensor."""
         held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         changed: dict[str, Any] = {n: None if t is None else change(t) for n, t in held.items()}
         return ExactKeys(**changed)
@@ -101,7 +101,7 @@ def window_rows(
     tail_form: TailForm,
     chunk: int,
 ) -> tuple[Rows, Tensor, ExactKeys]:
-    """Rows, moments and exact keys after the stream's tokens, `count` [B] tokens having come before."""
+    """Rows, moments and exact keys after the stream's tokens; `count` [B] tokens came before them."""
     window = spec.window
     assert window is not None
     line = Line.lay_out(window, stream, count, exact)
@@ -117,17 +117,17 @@ def window_rows(
 
 @dataclass(frozen=True)
 class Line:
-    """The w kept keys and the new tokens on one line: token t stands at position w + t."""
+    """The w recent keys and the new tokens on one line: token t is at position w + t."""
 
     stream: Stream
     k: Tensor  # [B, K, w+T, d]
     v: Tensor  # [B, K, w+T, e]
     decayed: Tensor | None  # [B, K, w+T], running total of the log forget gate
-    held: Tensor  # [B, w+T], which positions hold a key that is no sink
+    held: Tensor  # [B, w+T], which positions hold a key that is not a sink
     sink_k: Tensor  # [B, K, s, d], sinks that came before or come now
     sink_v: Tensor  # [B, K, s, e]
     sink_decay: Tensor | None  # [B, K, s], log decay of each sink before the first new token
-    sink_position: Tensor  # [B, s], where on the line each sink came (before it: negative)
+    sink_position: Tensor  # [B, s], position of each sink on the line (negative: before it)
     lengths: Tensor | None  # [B], new tokens per row; None for all T
     log_forget: Tensor | None  # [B, K, w+T]
 
@@ -141,7 +141,7 @@ class Line:
             log_forget = torch.cat([exact.recent_log_forget, stream.log_forget], dim=-1)
             decayed = running_totals(log_forget)
         position = torch.arange(size + tokens, device=k.device)
-        index = count[:, None] - size + position  # of the token at each position, from the first
+        index = count[:, None] - size + position  # the token's number at each position, from 0
         held = index >= window.sinks
         lengths = None
         if stream.present is not None:
@@ -161,7 +161,7 @@ class Line:
         )
 
     def tail(self, window: Window) -> Stream:
-        """The keys delayed by w, each with what it has decayed by on its way through the window."""
+        """The keys delayed by w, each decayed by the gates of its time in the window."""
         tokens = self.stream.q.shape[-2]
         entering = self.held[:, :tokens]
         if self.stream.present is not None:
@@ -173,7 +173,7 @@ class Line:
             self.stream.q,
             torch.where(
                 entering[:, None, :, None], self.k[..., :tokens, :], 0.0
-            ),  # a sink may be of any size
+            ),  # a sink may be infinite, and ∞·0 is not 0
             self.v[..., :tokens, :],
             self.stream.log_forget,
             entering,
@@ -215,7 +215,7 @@ class Line:
         return logits, torch.cat([near, first], dim=-1)[:, None, None], values
 
     def _ages(self, in_band: Tensor, now: Tensor) -> Tensor:
-        """How many tokens ago each exact key came, [B, C, L, L+w−1+s], for queries that stand at `now`."""
+        """How many tokens ago each exact key came, [B, C, L, L+w−1+s], for queries at `now`."""
         of_sinks = now - self.sink_position[:, None, None, :]
         return torch.cat([in_band.expand(*of_sinks.shape[:2], -1, -1), of_sinks], dim=-1)
 
@@ -238,7 +238,7 @@ class Line:
             sink_log_decay = self.sink_decay + since_start.to(self.sink_decay.dtype)
         k_type, v_type = like.recent_k.dtype, like.recent_v.dtype
         return ExactKeys(
-            recent_k.to(k_type, copy=True),  # not a part of the line, which is longer
+            recent_k.to(k_type, copy=True),  # a copy, so as not to keep the longer line alive
             recent_v.to(v_type, copy=True),
             self.sink_k.to(k_type),
             self.sink_v.to(v_type),
@@ -255,8 +255,8 @@ def merge_exact(
 ) -> tuple[Tensor, ExactKeys]:
     """Moments and exact keys of a concatenation, from (count, moments, exact keys) of its halves.
 
-    Every kept key gets its number in the whole; what is neither among the first s nor among the
-    last w of the whole is folded into the tail. `log_decay` [B, K] is the second half's forgetting.
+    Every exact key gets its number in the whole text; keys that are neither among its first s nor among
+    its last w are folded into the tail. `log_decay` [B, K] is the log decay over the second half.
     """
     window = spec.window
     assert window is not None
@@ -338,7 +338,7 @@ def _kept_keys(window: Window, count: Tensor, exact: ExactKeys, before: Tensor) 
 
 
 def _placed(slots: Tensor, number: Tensor, u: Tensor) -> Tensor:
-    """Into each slot the entry of u [B, K, n, c] whose number is the slot's, or zeros."""
+    """For each slot, the entry of u [B, K, n, c] with the slot's number, or zeros."""
     chosen = slots[:, :, None] == number[:, None, :]  # [B, slots, n]
     return chosen[:, None].to(u.dtype) @ u
 

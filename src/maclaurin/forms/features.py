@@ -90,12 +90,12 @@ def _repetitions(multiset: tuple[int, ...]) -> int:
     return math.prod(math.factorial(len(list(run))) for _, run in itertools.groupby(multiset))
 
 
-#: the highest order that `moments_about` moves
+#: the highest order that `moments_about` can shift
 HIGHEST_MOVED = 2
 
 
 def moments_about(moments: Tensor, c: Tensor) -> Tensor:
-    """Moments [B, K, F, E] of orders 0, 1 and perhaps 2, taken about the points c [B, K, d] instead of zero.
+    """Moments [B, K, F, E] of orders 0, 1 and perhaps 2, shifted to the points c [B, K, d] from zero.
 
     Σ (k − c)_a v            = S₁[a] − c_a S₀
     Σ (k − c)_a (k − c)_b v  = S₂[ab] − c_a S₁[b] − c_b S₁[a] + c_a c_b S₀

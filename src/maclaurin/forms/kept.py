@@ -2,10 +2,10 @@
 
     candidates    the M keys in the slots, then the keys that leave the window one by one
     kept at t     the M best of the candidates so far, by the attention they received (ranking.py)
-    tail at t     all others: a key enters it when it is displaced, or when it leaves and is not kept
+    tail at t     all others: a key enters it when displaced, or when it leaves the window and is not kept
 
-A text is read in pieces, each going on from the state after the one before. Within a piece every query has a
-mask over slots, line (window.py) and sinks; the tail is the ordinary polynomial form over displaced keys.
+A text is read in pieces, each starting from the state after the last. Within a piece every query has a mask
+over slots, line (exact_keys.py) and sinks; the tail is the ordinary polynomial form over displaced keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rows_beside_exact_keys(
     tail_form: TailForm,
     chunk: int,
 ) -> tuple[Rows, Tensor, ExactKeys]:
-    """Rows, moments and exact keys after the stream's tokens, `count` [B] tokens having come before."""
+    """Rows, moments and exact keys after the stream's tokens; `count` [B] tokens came before them."""
     assert spec.window is not None
     if not spec.window.kept:
         return window_rows(spec, stream, count, moments, exact, tail_form, chunk)
@@ -87,8 +87,8 @@ class _Columns:
     line: Line
     k: Tensor  # [B, K, M+w+T+s, d]
     v: Tensor
-    log_decay: Tensor | None  # [B, K, M+w+T+s], what each has decayed by before the piece
-    since_start: Tensor | None  # [B, K, T], what every key decays by from there to each token
+    log_decay: Tensor | None  # [B, K, M+w+T+s], log decay of each before the piece
+    since_start: Tensor | None  # [B, K, T], log decay from there to each token
 
     @staticmethod
     def lay_out(window: Window, line: Line, exact: ExactKeys) -> _Columns:
@@ -106,7 +106,7 @@ class _Columns:
         return _Columns(line, k, v, log_decay, since_start)
 
     def near(self, window: Window) -> Tensor:
-        """Which columns are in the window of each token, or sinks that have come, [B, T, M+w+T+s]."""
+        """Which columns are in the window of each token, or are sinks up to it, [B, T, M+w+T+s]."""
         line, tokens = self.line, self.line.stream.q.shape[-2]
         t = torch.arange(tokens, device=line.k.device)[:, None]
         p = torch.arange(window.size + tokens, device=line.k.device)
@@ -115,7 +115,7 @@ class _Columns:
         return torch.cat([torch.nn.functional.pad(in_window, (window.kept, 0)), first], dim=-1)
 
     def logits(self) -> Tensor:
-        """x + ln D [B, K, G, T, columns]; where a column is not seen, anything."""
+        """x + ln D [B, K, G, T, columns]; undefined where a column is not seen."""
         x = self.line.stream.q @ self.k[:, :, None].mT
         if self.log_decay is None or self.since_start is None:
             return x
@@ -128,13 +128,13 @@ class _Slots:
     """Which of the M + T candidates are kept at each token, and which one is displaced there."""
 
     kept: Tensor  # [B, K, T, M+T]
-    score: Tensor  # [B, K, M+T], −∞ for what is no candidate
+    score: Tensor  # [B, K, M+T], −∞ for a column that is not a candidate
     displaces: Tensor  # [B, K, T], whether a key goes to the tail
-    displaced: Tensor  # [B, K, T], which candidate that is
+    displaced: Tensor  # [B, K, T], the candidate that goes
 
     @staticmethod
     def fill(window: Window, line: Line, exact: ExactKeys, score: Tensor) -> _Slots:
-        """Every token lets one key leave the window, which is kept if fewer than M candidates are better."""
+        """With every token one key leaves the window; it is kept if fewer than M candidates are better."""
         tokens = line.stream.q.shape[-2]
         leaves = line.held[:, :tokens]
         if line.stream.present is not None:
@@ -154,9 +154,9 @@ class _Slots:
 
 
 def _rank_among(slots: Tensor, every: Tensor) -> Tensor:
-    """How many of the slots' scores [B, K, M], the first of `every`, are better than each of `every`."""
+    """For each score in `every`, how many of the slots' scores [B, K, M], its first M, are better."""
     most = slots.shape[-1]
-    ascending, order = slots.sort(dim=-1, stable=True)  # of equal ones the later is the better
+    ascending, order = slots.sort(dim=-1, stable=True)  # of two equal scores the later wins
     place = torch.arange(most, device=slots.device).expand_as(order)
     own = most - 1 - torch.empty_like(order).scatter_(-1, order, place)
     others = every[..., most:].contiguous()
@@ -174,7 +174,7 @@ def _scores(window: Window, line: Line, exact: ExactKeys, share: Tensor) -> Tens
 
 
 def _displaced(columns: _Columns, slots: _Slots) -> Stream:
-    """The stream of the tail: with every token the key that it displaces, or nothing."""
+    """The stream of the tail: for every token the key that it displaces, if any."""
     stream, at = columns.line.stream, slots.displaced
     there = slots.displaces[..., None]
     mass = slots.displaces.to(columns.k.dtype)
@@ -192,7 +192,7 @@ def _displaced(columns: _Columns, slots: _Slots) -> Stream:
 def _after(
     line: Line, columns: _Columns, slots: _Slots, before: ExactKeys, score: Tensor, near: ExactKeys
 ) -> ExactKeys:
-    """The exact keys after the piece: those near its end, and the kept ones, the older first."""
+    """The exact keys after the piece: those near its end, and the kept ones, oldest first."""
     kept_k, kept_v, kept_score = _slots_of(before)
     most, size = kept_k.shape[-2], near.recent_k.shape[-2]
     last = slots.kept[..., -1, :]

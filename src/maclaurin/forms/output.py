@@ -1,7 +1,7 @@
 """From sums over keys to the output:  y_t = p_t N( o_t Σ_s w_s v_s / D_t ).
 
-Every form and every fused program ends here: rows, then the denominator, the gates and the norm, each part
-doing what it says of itself.
+Every form and every fused program ends here: rows, then the denominator, the gates and the norm. Each part
+defines its own step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maclaurin.spec.gate import RowGate
 
 @dataclass(frozen=True)
 class SeenByRows:
-    """What denominators may look at (spec/denominator.py), computed when they do."""
+    """What denominators can read (spec/denominator.py), computed on first use."""
 
     spec: AttentionSpec
     inputs: Inputs
@@ -46,7 +46,7 @@ class SeenByRows:
 
     @property
     def unit(self) -> Tensor | float:
-        """What 1 is in those units."""
+        """The value of 1 in those units."""
         scale = None if self.rows is None else self.rows.log_scale
         return 1.0 if scale is None else (-scale).exp()
 
@@ -80,7 +80,7 @@ def visible_keys(inputs: Inputs, before: Tensor | None, causal: bool) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _counting_up(start: int, stop: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """start, …, stop − 1 as [1, n], kept per device: making it anew takes as long as a short program."""
+    """start, …, stop − 1 as [1, n], cached per device: making it again takes as long as a short program."""
     with torch.inference_mode(False):
         return torch.arange(start, stop, dtype=dtype, device=device)[None]
 
@@ -117,7 +117,7 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
         return _quotient(rows.numerator, denominator.divisor(seen)[..., None])
     log_gain = None if spec.ignores_row_scale else rows.log_scale
     if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
-        log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads sees ratios only
+        log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads needs ratios only
     if denominator is None:
         return rows.numerator if log_gain is None else rows.numerator * log_gain.exp()[..., None]
     if log_gain is None and not denominator.in_log_domain:
@@ -128,10 +128,10 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
 
 
 def _quotient(numerator: Tensor, divisor: Tensor) -> Tensor:
-    """n / D for D [..., 1] as (n/c) / (D/c) with the constant c = D, for the sake of its gradient.
+    """n / D for D [..., 1] as (n/c) / (D/c) with the constant c = D, for a finite gradient.
 
-    torch computes dD as −dy · (y/D). Under a tiny D the bracket overflows, and a row that no loss looks at
-    gets 0 · ∞. Here D/c is 1.
+    torch computes dD as −dy · (y/D). With a tiny D, y/D overflows, and a row that no loss depends on gets
+    0 · ∞. Here D/c is 1.
     """
     if not divisor.requires_grad:
         return numerator / divisor

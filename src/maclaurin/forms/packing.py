@@ -1,4 +1,4 @@
-"""Padding and packed sequences, brought to the one layout the forms know: padding on the right.
+"""Padding and packed sequences, converted to the one layout that the forms take: padding on the right.
 
 Every form then needs just the lengths of its rows, and windows, sinks and positions count real
 tokens alone. Packed sequences become rows of a batch; those of similar length share one, so that
@@ -25,7 +25,7 @@ class Batch:
     sequences: Tensor | None = None  # [N], which packed sequences the rows are; None for all
 
     def take(self, u: Tensor) -> Tensor:
-        """[B, T, …] → [N, M, …] with zeros for padding, whatever stood there."""
+        """[B, T, …] → [N, M, …] with zeros for padding, whatever was there."""
         taken = u.flatten(0, 1)[self.tokens]
         absent = ~self.present
         return taken.masked_fill(absent.reshape(*absent.shape, *[1] * (taken.dim() - 2)), 0.0)
@@ -56,7 +56,7 @@ def from_padding_mask(mask: Tensor) -> Batch:
 def from_cu_seqlens(cu_seqlens: Tensor, tokens: int, max_seqlen: int | None) -> list[Batch]:
     """Packed sequences as rows, in batches of similar length.
 
-    With max_seqlen (or inside torch.compile, where lengths cannot be looked at) there is one batch.
+    With max_seqlen (or inside torch.compile, where lengths cannot be read) there is one batch.
     """
     starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
     if max_seqlen is not None or torch.compiler.is_compiling():

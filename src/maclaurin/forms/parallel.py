@@ -34,7 +34,7 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
             exact = exact | kept
     tail = visible if exact is None else visible & ~exact
     measure = _measure(tail, log_decay, x.dtype)
-    in_tail = torch.where(tail, x, 0.0)  # keys outside it may be of any size, and ∞·0 is not 0
+    in_tail = torch.where(tail, x, 0.0)  # keys outside it may be infinite, and ∞·0 is not 0
     statistics = None
     if spec.kernel.depends_on_row:
         statistics = spec.kernel.statistics(_moments(in_tail, measure, spec.highest_order))
@@ -73,7 +73,7 @@ def _log_domain_rows(logits: Tensor, visible: Tensor, log_decay: Tensor | None, 
     logits = logits if log_decay is None else logits + log_decay
     logits = torch.where(visible, logits, -torch.inf)
     largest = logits.detach().amax(-1)
-    largest = torch.where(largest.isfinite(), largest, 0.0)  # a row that sees nothing
+    largest = torch.where(largest.isfinite(), largest, 0.0)  # a row that sees no key
     weights = (logits - largest[..., None]).exp()
     return Rows(weights @ v[:, :, None], weights.sum(-1), largest)
 
@@ -118,7 +118,7 @@ def _all_axes(mask: Tensor) -> Tensor:
 
 
 def _positions(queries: int, keys: int, device: torch.device) -> Tensor:
-    """Where each query stands among the keys, [T, 1]."""
+    """The position of each query among the keys, [T, 1]."""
     return torch.arange(keys - queries, keys, device=device)[:, None]
 
 

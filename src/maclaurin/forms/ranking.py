@@ -2,8 +2,8 @@
 
     a_s = Σ_{s≤u<s+w} mean_g p_us,        p_us = softmax over the keys of u's window and the sinks
 
-A key's score a_s is complete when it leaves. At time t the M best of those that have left are kept; of equal
-ones the later is the better. Scores choose and are not differentiated.
+A key's score a_s is complete when it leaves. At time t the M best of the keys that have left are kept; of two
+equal scores the later wins. Scores only choose keys and get no gradient.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def shares(logits: Tensor, near: Tensor) -> Tensor:
 
 @torch.no_grad()
 def kept_by_rank(logits: Tensor, near: Tensor, left: Tensor, present: Tensor | None, most: int) -> Tensor:
-    """Which keys each query finds kept, [B, K, 1, T, S], for logits [B, K, G, T, S] of every pair.
+    """Which keys are kept at each query, [B, K, 1, T, S], for logits [B, K, G, T, S] of every pair.
 
     near    [B or 1, 1, 1, T, S], the keys of the window and the sinks
-    left    the same for keys that have left the window and are no sinks
+    left    the same for keys that have left the window and are not sinks
     present [B, S], False for queries that are padding
     """
     received = shares(logits, near).mean(2)  # [B, K, T, S]
@@ -40,9 +40,9 @@ def kept_by_rank(logits: Tensor, near: Tensor, left: Tensor, present: Tensor | N
 
 
 def better(score: Tensor, than: Tensor, first: int = 0) -> Tensor:
-    """Whether the key of each score [..., n] is better than that of each other [..., m]: [..., n, m].
+    """[..., n, m]: whether the key of each score [..., n] is better than the key of each `than` [..., m].
 
-    Both are in the order in which keys came, the first score being that of key number `first`.
+    Both are in the order in which keys came; the first score belongs to key number `first`.
     """
     a, b = score[..., :, None], than[..., None, :]
     i = torch.arange(first, first + score.shape[-1], device=score.device)[:, None]

@@ -1,4 +1,4 @@
-"""The state of a recurrent network that is an attention: a fixed number of numbers per head.
+"""The state of attention as a recurrent network: a fixed number of numbers per head.
 
     moments   S = Σ_s D_s φ(k_s) [i_s v_s, 1]ᵀ     symmetric-packed, fp32 or fp64
     count     how many keys it has seen
@@ -33,7 +33,7 @@ FILE_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What `attention` must remember of the tokens so far. Nothing in it is ever changed in place."""
+    """What `attention` must remember of the tokens so far. It is never changed in place."""
 
     spec: AttentionSpec
     moments: Tensor  # [B, K, F, e] or [B, K, F, e+1] with the row sum's column last
@@ -41,15 +41,15 @@ class State:
     log_decay: Tensor | None = None  # [B, K], ln of all forget gates so far
     running: Tensor | None = None  # [B, heads], ln Σ e^g of the running argument so far
     exact: ExactKeys | None = None
-    #: whether window and sinks are known to be full, so that the tail has begun; asking a GPU means waiting
+    #: whether window and sinks are known to be full; found once, since reading it from a GPU means a wait
     is_full: bool = False
-    #: for exp run as a series: what its order is good for, and the longest key so far
+    #: for exp run as a series: the certificate of its order, and the norm of the longest key so far
     certificate: Certificate | None = None
     key_bound: float = 0.0
 
     @staticmethod
     def empty(spec: AttentionSpec, stream: Stream, heads: int, dtype: torch.dtype) -> State:
-        """The state before the first token, shaped for the stream of inputs of this dtype.
+        """The state before the first token, shaped for the stream; `dtype` is the dtype of the inputs.
 
         Exact keys keep that dtype; so do values, unless a gate has changed them.
         """
@@ -69,7 +69,7 @@ class State:
 
     @staticmethod
     def on_meta(spec: AttentionSpec, inputs: Inputs) -> State:
-        """A state for such inputs that holds no numbers, to plan with."""
+        """A state for such inputs on the meta device, without data, for planning."""
         dtype = working_dtype(inputs.q.dtype)
         q, k, v = (u.to("meta", dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
         decay = k[..., 0] if spec.decay_gates else None
@@ -78,20 +78,20 @@ class State:
 
     @staticmethod
     def bytes_for(spec: AttentionSpec, inputs: Inputs) -> int:
-        """Bytes of a state for such inputs, before there is one."""
+        """Bytes of a state for such inputs, without making one."""
         return State.on_meta(spec, inputs).nbytes
 
     # ----------------------------------------------------------------------------- its tensors
 
     def signature(self) -> tuple[Any, ...]:
-        """What the choice of a program depends on."""
+        """The properties that the choice of a program depends on."""
         moments, running = self.moments, self.running
         heads = None if running is None else running.shape
         return self.spec, moments.shape, moments.dtype, moments.device, heads, self.is_full, self.has_gradient
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a gradient is to flow through it."""
+        """Whether a gradient will flow through it."""
         if not torch.is_grad_enabled():
             return False
         return any(t.requires_grad for t in self.tensors().values())
@@ -105,7 +105,7 @@ class State:
         return {n: t for n, t in named.items() if t is not None}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
-        """The same change to every tensor."""
+        """Apply `change` to every tensor."""
         return dataclasses.replace(
             self,
             moments=change(self.moments),
@@ -117,7 +117,7 @@ class State:
 
     @property
     def batch_size(self) -> int:
-        """Sequences it holds."""
+        """The number of sequences it holds."""
         return self.count.shape[0]
 
     @property
@@ -138,11 +138,11 @@ class State:
         return self.map(torch.clone)
 
     def compact(self) -> State:
-        """The same, without the larger tensors that some of it are parts of."""
+        """The same numbers in tensors of their own, where some were views of larger ones."""
         return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
 
     def detach(self) -> State:
-        """The same numbers without their history."""
+        """The same numbers without their autograd history."""
         return self.map(torch.Tensor.detach)
 
     def __getitem__(self, batch: int | slice | list[int] | Tensor) -> State:
@@ -205,8 +205,8 @@ class State:
     ) -> State:
         """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, and their gates.
 
-        A decay gate or a window destroys what a rollback would have to bring back: keep a
-        `clone()` from before those tokens instead.
+        A decay gate or a window discards what a rollback would need: keep a `clone()` from before
+        those tokens instead.
         """
         self._require_invertible()
         self._require_holds(k, v)
@@ -227,7 +227,7 @@ class State:
         lost = left & (share > 1 - 1e3 * torch.finfo(share.dtype).eps)
         if bool(lost.any()):
             raise InputError(
-                "the tokens to drop make up all of the running sum but a share below rounding, so the sum of "
+                "the tokens to drop make up the running sum up to rounding, so the sum of "
                 "the tokens before them cannot be recovered. Keep state.clone() from before and return to it."
             )
         return self.running + torch.log1p(-share)
@@ -237,7 +237,7 @@ class State:
         spec, dtype = self.spec, self.moments.dtype
         for argument in spec.arguments:
             if argument.tokens == "key" and argument.name not in gates:
-                raise InputError(f"{spec} takes {argument.name}: pass that of these tokens too.")
+                raise InputError(f"{spec} takes {argument.name}: pass it for these tokens too.")
         v = gated_values(spec, v.to(dtype), gates).transpose(1, 2)
         k = k.to(dtype).transpose(1, 2)
         k = k if spec.kernel.feature_map is None else spec.kernel.feature_map(k)
@@ -275,7 +275,7 @@ class State:
         if not fits:
             raise InputError(
                 f"k {list(k.shape)} and v {list(v.shape)} cannot be the last tokens of a state with moments "
-                f"{list(self.moments.shape)}: pass k [{batch}, m, {kv_heads}, d] and v as they were."
+                f"{list(self.moments.shape)}: pass k [{batch}, m, {kv_heads}, d] and v of those tokens."
             )
         if int(self.count.min()) < k.shape[1]:
             raise InputError(
@@ -286,8 +286,8 @@ class State:
         part = self.spec.irreversible_part
         if part is not None:
             raise InputError(
-                f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has thrown away what "
-                "would have to come back. Keep state.clone() from before the tokens and return to it."
+                f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has discarded what "
+                "a rollback would need. Keep state.clone() from before the tokens and return to it."
             )
 
     def _require_mergeable(self) -> None:
@@ -296,7 +296,7 @@ class State:
             raise InputError(
                 f"states of {self.spec} cannot be merged: {window.mark}{window} keeps keys by the attention "
                 "they received, and the queries of the later text have not seen the keys of the earlier one. "
-                "Read the later text on from the earlier state instead."
+                "Continue from the earlier state with the later text instead."
             )
 
     def __repr__(self) -> str:
@@ -341,10 +341,10 @@ class State:
 
 
 def _as_indices(batch: object, device: torch.device) -> Tensor:
-    """Numbers of sequences, or a mask over them, as a tensor with one axis."""
+    """Indices of sequences, or a mask over them, as a tensor with one axis."""
     index = torch.as_tensor(batch, device=device)
     if index.dim() > 1 or index.is_floating_point():
-        raise InputError(f"a state is indexed by numbers of sequences, a slice or a mask, not by {batch!r}.")
+        raise InputError(f"a state is indexed by sequence numbers, a slice or a mask, not by {batch!r}.")
     return index.reshape(-1)
 
 
@@ -367,7 +367,7 @@ def _safetensors() -> Any:
 
 
 def write_state(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write the file, or leave what was there."""
+    """Write the file atomically: a failed write leaves the old file."""
     path = Path(path)
     contiguous = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     data = _safetensors().torch.save(contiguous, metadata)

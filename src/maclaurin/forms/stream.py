@@ -1,4 +1,4 @@
-"""What goes into every form and what comes out, in one layout.
+"""The inputs and outputs of every form, in one layout.
 
 B batch, K key-value heads, G query heads per key-value head, T queries, S keys, d, e sizes
 """
@@ -19,7 +19,7 @@ from maclaurin.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class Stream:
-    """Queries, keys and values with everything that acts per token already in them.
+    """Queries, keys and values with everything that acts per token already applied.
 
     The score is q·k: φ has been applied to both and the scale to q. Values carry their input gate.
     """
@@ -28,7 +28,7 @@ class Stream:
     k: Tensor  # [B, K, S, d]
     v: Tensor  # [B, K, S, e]
     log_forget: Tensor | None = None  # [B, K, S], 0 where a token is absent
-    present: Tensor | None = None  # [B, S], False for tokens that weigh nothing
+    present: Tensor | None = None  # [B, S], False for tokens without weight
     mass: Tensor | None = None  # [B, K, S], a factor on each key's weight in every sum
 
     @property
@@ -87,7 +87,7 @@ class Rows:
 def values_with_count(spec: AttentionSpec, stream: Stream) -> Tensor:
     """[v, 1] per key, or v where no row sum is needed; 0 for absent tokens.
 
-    Every state and every sum is made of these columns, so padding reaches neither.
+    Every state and every sum is made of these columns, so padding enters neither.
     """
     columns = stream.v
     if spec.needs_row_sum:
@@ -118,12 +118,12 @@ def decay_matrix(totals: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """True where the key is visible; the queries are the last ones of the keys."""
+    """True where the key is visible; the queries are the last of the tokens."""
     t = torch.arange(keys - queries, keys, device=device)[:, None]
     return torch.arange(keys, device=device)[None, :] <= t
 
 
-#: a log forget gate below this forgets everything; −inf would make NaN of differences
+#: a log forget gate below this forgets everything; with −inf, differences would be NaN
 _LOWEST_LOG_FORGET = -200.0
 
 
@@ -140,7 +140,7 @@ class Inputs(NamedTuple):
     present: Tensor | None = None  # [B, S], False for padding
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change to every tensor but the mask."""
+        """Apply `change` to every tensor but the mask."""
         gates = {name: change(gate) for name, gate in self.gates.items()}
         return Inputs(change(self.q), change(self.k), change(self.v), gates, self.present)
 

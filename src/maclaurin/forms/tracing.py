@@ -1,4 +1,4 @@
-"""Whether a call is being traced, and what keeps code out of a trace (torch.compile, export, torch.func)."""
+"""Whether a call is being traced (torch.compile, export, torch.func), and how to keep code out of a trace."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: types of arguments that no tracer hides behind
+#: types of arguments that cannot be a tracer's
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, tuple})
-_AS_IT_IS = contextlib.nullcontext()
+_UNCHANGED = contextlib.nullcontext()
 
 
 def untraced(function: Function) -> Function:
-    """Run the function while tracing and take its result as a constant of the graph.
+    """Mark a function: a tracer runs it and takes its result as a constant of the graph.
 
-    The same mark as torch.compiler.assume_constant_result, which would import the whole compiler,
-    most of a second, with this library.
+    torch.compiler.assume_constant_result sets the same mark, but imports the whole compiler, which takes most
+    of a second.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -28,14 +28,14 @@ def untraced(function: Function) -> Function:
 
 def is_tracing() -> bool:
     """Whether calls are being recorded: by a compiler, a dispatch mode or a transform of torch.func."""
-    if torch.compiler.is_compiling():  # first: what follows is not for a compiler to look at
+    if torch.compiler.is_compiling():  # first: a compiler cannot trace the rest
         return True
     modes = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
     return modes > 0 or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
 
 
 def are_traced(arguments: Iterable[Any]) -> bool:
-    """The same, or one of the arguments is a tensor subclass that wants to see each operator."""
+    """Whether calls are being traced, or an argument is a tensor subclass, which may intercept operators."""
     if is_tracing():
         return True
     others = set(map(type, arguments)) - _PLAIN
@@ -43,8 +43,8 @@ def are_traced(arguments: Iterable[Any]) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Products and sums inside keep their dtypes; where nothing casts there is nothing to switch off."""
+    """A context without autocast, in which products and sums keep their dtypes."""
     kind = device.type
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
-    return _AS_IT_IS
+    return _UNCHANGED

@@ -1,4 +1,4 @@
-"""κ at the scores. A polynomial is evaluated in place, and its gradient keeps the scores alone:
+"""κ at the scores. A polynomial is evaluated in place, and only the scores are saved for its gradient:
 
     w = Σ aₙ xⁿ,        dx = dw · Σ n aₙ xⁿ⁻¹
 
@@ -37,7 +37,7 @@ class _Polynomial(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The slope is a polynomial too, which can be differentiated again."""
+        """The slope is a polynomial too, so it can be differentiated again."""
         (x,) = ctx.saved_tensors
         slope = tuple(n * a for n, a in enumerate(ctx.coefficients))[1:]
         return gradients[0] * _Polynomial.apply(x, slope), None

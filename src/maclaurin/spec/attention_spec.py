@@ -19,7 +19,7 @@ from maclaurin.spec.window import Window
 #: how a notation reads, for error messages
 ORDER_OF_PARTS = (
     "a spec reads: kernel + window * in * forget / denominator * out / norm * out, "
-    "each but the kernel optional"
+    "all but the kernel optional"
 )
 
 
@@ -30,7 +30,7 @@ class AttentionSpec:
 
     kernel κ, value gates i, decay gates f, denominator 1/G, row gates o before the norm N and p after it.
     `parts` holds them in that order; the notation writes them left to right:
-    `exp(clamp=5)*in/len*out/layer`. The other fields are the same parts, by what they do.
+    `exp(clamp=5)*in/len*out/layer`. The other fields give the same parts by role.
     """
 
     parts: tuple[Part, ...]
@@ -42,7 +42,7 @@ class AttentionSpec:
     gates_before_norm: tuple[RowGate, ...] = field(init=False, repr=False, compare=False)
     norm: Norm | None = field(init=False, repr=False, compare=False)
     gates_after_norm: tuple[RowGate, ...] = field(init=False, repr=False, compare=False)
-    #: every tensor the parts take beside q, k and v, in the order of the formula
+    #: every tensor the parts take besides q, k and v, in the order of the formula
     arguments: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: its notation, and the hash of its parts, computed once: specs are keys of every cache
     notation: str = field(init=False, repr=False, compare=False)
@@ -74,13 +74,13 @@ class AttentionSpec:
 
     @classmethod
     def of(cls, *parts: Part | None) -> AttentionSpec:
-        """The spec of these parts, kernel first; None stands for no part."""
+        """A spec of these parts, kernel first; None is skipped."""
         return cls(tuple(p for p in parts if p is not None))
 
     def __hash__(self) -> int:
         return self._hash
 
-    # --------------------------------------------------------------------- what it is called
+    # --------------------------------------------------------------------- notation and JSON
 
     def __str__(self) -> str:
         return self.notation
@@ -105,10 +105,10 @@ class AttentionSpec:
         """The inverse of to_json."""
         return cls.from_dict(json.loads(text))
 
-    # --------------------------------------------------------------------- specs like it
+    # --------------------------------------------------------------------- changed copies
 
     def replaced(self, old: Part, new: Part | None) -> AttentionSpec:
-        """The spec with another part in the place of one of its own, or without it."""
+        """The spec with part `old` replaced by `new`, or removed if `new` is None."""
         if old not in self.parts:
             raise SpecError(f"{self} has no part {old}.")
         at = self.parts.index(old)
@@ -130,7 +130,7 @@ class AttentionSpec:
 
         return simplified(self)
 
-    # ------------------------------------------------------------------------- what it needs
+    # ------------------------------------------------------------------------- inputs
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -155,16 +155,16 @@ class AttentionSpec:
 
     @property
     def ignores_row_scale(self) -> bool:
-        """Whether a positive factor on a whole row of weights leaves the answer as it is."""
+        """Whether a positive factor on a whole row of weights leaves the answer unchanged."""
         row_sum = self.denominator is not None and self.denominator.ignores_row_scale
         return row_sum or (self.norm is not None and self.norm.divides_out_row_scale)
 
     @property
     def has_order_of_time(self) -> bool:
-        """Whether it means something only when each query sees the keys up to its own."""
+        """Whether it is defined only for causal attention: each query sees the keys up to its own."""
         return len(self.decay_gates) > 0 or self.window is not None
 
-    # --------------------------------------------------------------------- what it can become
+    # --------------------------------------------------------------------- recurrent form
 
     @property
     def orders(self) -> tuple[int, ...]:
@@ -195,17 +195,17 @@ class AttentionSpec:
     def state_size(self, d: int, e: int) -> int:
         """Numbers held per sequence and key-value head, for key size d and value size e.
 
-        Moments, and exact keys with the scores they are kept by; beside them a state holds a count, and a
-        number or so per gate.
+        Counts the moments, the exact keys and values, and the scores that decide which keys are kept. A state
+        also holds a count of tokens and about one number per gate.
         """
         return self.moments_size(d, e) + self.exact_size(d, e)
 
     def moments_size(self, d: int, e: int) -> int:
-        """Numbers of the moments alone."""
+        """Numbers in the moments."""
         return self.features(d) * (e + int(self.needs_row_sum))
 
     def exact_size(self, d: int, e: int) -> int:
-        """Numbers of the exact keys and values, and of the scores that some are kept by."""
+        """Numbers in the exact keys and values, and in the scores that decide which keys are kept."""
         return self.window.slots * (d + e) + self._scores if self.window else 0
 
     @property
@@ -213,9 +213,10 @@ class AttentionSpec:
         return self.window.size + self.window.kept if self.window and self.window.kept else 0
 
     def state_bytes(self, d: int, e: int, *, own: int, working: int) -> int:
-        """Bytes of those numbers, for inputs of `own` bytes a number that are worked on in `working`.
+        """Bytes of the state: `own` per number in the inputs' dtype, `working` in the working dtype.
 
-        Exact keys and values stay as they came, unless a gate changes the values; all else is worked on.
+        Exact keys and values keep the inputs' dtype, unless a gate changes the values; the rest is in the
+        working dtype.
         """
         slots = self.window.slots if self.window else 0
         keys = slots * (own * d + (working if self.value_gates else own) * e)
@@ -223,7 +224,7 @@ class AttentionSpec:
 
     @property
     def irreversible_part(self) -> Part | None:
-        """The part that throws away what a rollback of the state would have to bring back."""
+        """The part that discards what a rollback of the state would need."""
         return self.decay_gates[0] if self.decay_gates else self.window
 
     # ------------------------------------------------------------------------- what cancels
@@ -235,7 +236,7 @@ class AttentionSpec:
 
     @property
     def cancelled_parts(self) -> tuple[Part, ...]:
-        """The parts that the norm divides out again."""
+        """The parts that the norm cancels."""
         if self.norm is None or not self.norm.divides_out_row_scale:
             return ()
         divisor = [self.denominator] if self.denominator and not self.denominator_can_vanish else []
@@ -278,7 +279,7 @@ def in_formula_order(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     stages: list[int] = []
     for at, part in enumerate(parts):
         if not isinstance(part, Part):
-            raise SpecError(f"a spec is made of parts, and {part!r} is none.")
+            raise SpecError(f"a spec is made of parts, and {part!r} is not a part.")
         if not isinstance(part, Gate) and any(p.family == part.family for p in parts[:at]):
             raise SpecError(f"a spec has one {part.family}, and this is a second.", place=part)
         stage = _AFTER_NORM if isinstance(part, RowGate) and Norm.stage in stages else part.stage
@@ -300,9 +301,9 @@ def _refuse_arguments_taken_twice(spec: AttentionSpec) -> None:
             continue
         gates = [p for p in spec.parts if any(a.name == name for a in p.arguments)]
         both = " and ".join(f"{p.mark}{p}" for p in gates)
-        reason = f"{spec} takes {name} in {both}, and there is one {name}."
+        reason = f"{spec} takes {name} in {both}, but there is only one {name}."
         if gates[0] in spec.cancelled_parts:
-            reason += "\nThe norm divides the first one out again: keep the one after it."
+            reason += "\nThe norm cancels the first one: keep the one after it."
         raise SpecError(reason, place=gates[0])
 
 

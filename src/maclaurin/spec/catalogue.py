@@ -20,7 +20,7 @@ from maclaurin.spec.part import Argument, Recipe, reserve_names
 @final
 @dataclass(frozen=True, slots=True)
 class LayerExtras:
-    """Everything of a published variant that is not in its spec."""
+    """The layer settings of a published variant, which its spec does not hold."""
 
     rotary: bool = True
     #: width of a depthwise causal convolution on q, k and v before the heads; 0 for none
@@ -33,7 +33,7 @@ class LayerExtras:
     feature_size: int = 0
     #: γ·LayerNorm(u) + β on q and k before the kernel
     query_key_affine: bool = False
-    #: how arguments are made from the token, where not by their own recipe: (name, recipe)
+    #: recipes that replace the arguments' own: (name, recipe)
     gates: tuple[tuple[str, Recipe], ...] = ()
 
     def recipe(self, argument: Argument) -> Recipe:
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All the names it answers to."""
+        """Its name and its aliases."""
         return (self.name, *self.aliases)
 
 
@@ -107,7 +107,7 @@ class Catalogue:
 
 
 def resolve(text: str) -> AttentionSpec:
-    """A catalogue name or a notation, as a spec; a typo gets the nearest of both."""
+    """The spec of a catalogue name or a notation; the error for a typo suggests the nearest of both."""
     name = text.strip()
     if name in catalogue:
         return catalogue[name].spec
@@ -117,7 +117,7 @@ def resolve(text: str) -> AttentionSpec:
         if any(mark in name for mark in "(/*+"):
             raise
         near = did_you_mean(name, catalogue.names())
-        reason = f"{problem.reason} It is no name of the catalogue either.{near}"
+        reason = f"{problem.reason} It is not a name in the catalogue either.{near}"
         raise NotationError(text, problem.position, reason) from None
 
 

@@ -1,7 +1,7 @@
 """Denominators: the positive number D_t that a row is divided by, before its output gate and its norm.
 
-A denominator says what D_t is, given what the row has seen (`Seen`). It only calls methods of the tensors
-it is handed.
+A denominator computes D_t from what the row has seen (`Seen`). It never imports torch: it only calls methods
+of the tensors it gets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Seen(Protocol):
-    """What a denominator may look at, one number per row [B, K, G, T] unless it says otherwise."""
+    """What a denominator can read: one number per row [B, K, G, T] unless stated otherwise."""
 
     @property
     def keys(self) -> Tensor:
@@ -37,19 +37,19 @@ class Seen(Protocol):
 
     @property
     def unit(self) -> Tensor | float:
-        """What 1 is in the units of `row_sum`, whose weights may be scaled so that none overflows."""
+        """The value of 1 in the units of `row_sum`: weights may be scaled so that none overflows."""
         ...
 
     @property
     def argument(self) -> Tensor:
-        """The tensor the denominator takes, where it takes one; ln Σ_{r≤t} e^{g_r} where it is running."""
+        """The tensor the denominator takes, if it takes one; ln Σ_{r≤t} e^{g_r} if that is running."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FusedDivisor:
-    """What a fused program can divide a row by itself: its sum plus eps, or the number of its keys."""
+    """A division that a fused program can do: by the row's sum plus eps, or by its number of keys."""
 
     by: str  # "sum" or "count"
     eps: float = 0.0
@@ -69,7 +69,7 @@ class Denominator(Part):
 
     @abstractmethod
     def divisor(self, seen: Seen) -> Tensor:
-        """D_t > 0 [B, K, G, T], in the units of `seen.row_sum` where it uses that."""
+        """D_t > 0 [B, K, G, T], in the units of `seen.row_sum` if it uses that."""
 
     def log_divisor(self, seen: Seen) -> Tensor:
         """ln D_t."""
@@ -85,7 +85,7 @@ class Denominator(Part):
         text = self.text(mark)
         return typeset(text[1:-1] if text == f"({mark})" else text).replace(mark, row_sum)
 
-    #: whether `log_slope` is defined, which fused softmax needs of a denominator that uses the row sum
+    #: whether `log_slope` is defined; fused softmax needs it if the denominator uses the row sum
     has_log_slope: ClassVar[bool] = False
 
     def log_slope(self, seen: Seen) -> Tensor | None:
@@ -99,7 +99,7 @@ class Denominator(Part):
 
     @property
     def fused(self) -> FusedDivisor | None:
-        """The division that fused programs do themselves; None: it is done after them."""
+        """The division if a fused program can do it; None: it is done afterwards."""
         return None
 
     def can_vanish(self, spec: AttentionSpec) -> bool:
@@ -131,7 +131,7 @@ class RowSum(Denominator):
             total = total.clamp(min=seen.unit * self.floor)  # type: ignore[arg-type]
         if self.detach:
             total = total.detach()
-        return total.masked_fill(total == 0, 1.0)  # of a row that sees nothing
+        return total.masked_fill(total == 0, 1.0)  # the row sees no key
 
     def log_slope(self, seen: Seen) -> Tensor | None:
         if self.detach:

@@ -1,6 +1,6 @@
 """Feature maps φ of the linear kernels κ(q, k) = φ(q)·φ(k), each a small registered class.
 
-Parts never import torch: they only call methods of the tensors they are handed.
+Parts never import torch: they only call methods of the tensors they get.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FeatureMap(Part):
     keeps_digits: ClassVar[bool] = False
     #: whether φ(u) = u, so that nothing need be computed
     is_identity: ClassVar[bool] = False
-    #: what the fused program for linear(φ) calls it; None: φ is computed before it
+    #: its name in the fused program for linear(φ); None: φ is computed before the program runs
     fused: ClassVar[str | None] = None
 
     @abstractmethod
@@ -46,7 +46,7 @@ class FeatureMap(Part):
         return typeset(self.text(u))
 
     def default_scale(self, d: int) -> float:
-        """The factor on φ(q)·φ(k) when the caller names none."""
+        """The factor on φ(q)·φ(k) when the caller gives none."""
         return 1.0
 
     def scaled_text(self, product: str) -> str:

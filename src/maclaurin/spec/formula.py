@@ -1,6 +1,6 @@
 """A spec as mathematics: its parallel formula in text and LaTeX, and its recurrence.
 
-Every term comes from the part it belongs to; here they are only put together.
+Every term comes from its part; this module only joins them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def text_recurrence(spec: AttentionSpec) -> str:
     key = "k_t" if feature is None or feature.is_identity else f"({feature.text('k_t')})"
     entering = "when k_t leaves the window: " if spec.window else ""
     if spec.window and spec.window.kept:
-        entering = "when k_t has left the window and is not kept, or no longer: "
+        entering = "when k_t has left the window and is not, or no longer, kept: "
     lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {value},   {orders}"]
     if spec.needs_row_sum:
         lines.append(f"z_t⁽ⁿ⁾ = {forget}z_t₋₁⁽ⁿ⁾ + {key}^⊗n")

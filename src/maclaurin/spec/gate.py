@@ -71,7 +71,7 @@ class RowGate(Gate):
     """Acts on each finished row, before the norm or after it: y_t → gate(y_t)."""
 
     stage: ClassVar[int] = 5
-    #: whether it is y·gate with a positive gate: a norm per head then divides a scalar gate before it out
+    #: whether it is y·gate with a positive gate: a norm per head after it then cancels a scalar gate
     multiplies: ClassVar[bool] = False
 
     @abstractmethod
@@ -97,7 +97,7 @@ class InputGate(ValueGate):
 @final
 @dataclass(frozen=True, slots=True)
 class ForgetGate(DecayGate):
-    """f_t, handed over as its logarithm."""
+    """f_t, passed as its logarithm."""
 
     notation: ClassVar[str] = "forget"
     argument: ClassVar[Argument] = Argument(

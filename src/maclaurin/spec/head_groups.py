@@ -30,14 +30,14 @@ class HeadGroup:
 @final
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """The attention of every key-value head of a layer, and what the layer has around it."""
+    """The attention of every key-value head of a layer, and the extras of the layer."""
 
     groups: tuple[HeadGroup, ...]
     extras: LayerExtras = LayerExtras()
 
     @staticmethod
     def read(text: str, kv_heads: int) -> LayerAttention:
-        """What the notation of a layer with so many key-value heads says."""
+        """Parse the notation of a layer with `kv_heads` key-value heads."""
         pieces = _pieces(text)
         if pieces is None:
             return LayerAttention((HeadGroup(tuple(range(kv_heads)), resolve(text)),), _extras(text))
@@ -48,7 +48,7 @@ class LayerAttention:
             if twice := sorted(named & set(numbers or ())):
                 raise SpecError(f"{text!r} gives head {twice[0]} two attentions: name every head once.")
             if numbers is None and any(n is None for n, _ in groups):
-                raise SpecError(f"{text!r} says twice what the other heads have: * stands once.")
+                raise SpecError(f"{text!r} has two groups for *, the other heads: write * once.")
             named |= set(numbers or ())
             groups.append((numbers, notation))
         others = tuple(sorted(set(range(kv_heads)) - named))
@@ -72,7 +72,10 @@ class LayerAttention:
         for group in self.groups:
             norm = group.spec.norm
             if len(self.groups) > 1 and norm is not None and not norm.per_head:
-                raise SpecError(f"{text!r}: {norm} is over all heads of a layer, which differ here.")
+                raise SpecError(
+                    f"{text!r}: {norm} is over all heads of a layer, which differ here: use a norm per head, "
+                    "or one attention for all heads."
+                )
         return self
 
     @property
@@ -91,7 +94,7 @@ class LayerAttention:
 
     @staticmethod
     def of_heads(specs: Sequence[AttentionSpec], extras: LayerExtras | None = None) -> LayerAttention:
-        """The attention of a layer from that of each of its key-value heads."""
+        """The attention of a layer, from the spec of each of its key-value heads."""
         groups = [
             HeadGroup(tuple(n for n, s in enumerate(specs) if s == spec), spec)
             for spec in dict.fromkeys(specs)
@@ -99,7 +102,7 @@ class LayerAttention:
         return LayerAttention(tuple(groups), extras or LayerExtras())
 
     def with_rotary(self, rotary: bool | None) -> LayerAttention:
-        """The same with rotary embedding or without; None: as it is."""
+        """The same with rotary embedding on or off; None: unchanged."""
         if rotary is None:
             return self
         return dataclasses.replace(self, extras=dataclasses.replace(self.extras, rotary=rotary))
@@ -111,13 +114,13 @@ class LayerAttention:
 
 
 def specs_in(text: str) -> tuple[AttentionSpec, ...]:
-    """Every attention that the notation of a layer names, whatever its heads."""
+    """Every attention in the notation of a layer, without its heads."""
     pieces = _pieces(text)
     return (resolve(text),) if pieces is None else tuple(resolve(notation) for _, notation in pieces)
 
 
 def with_each_spec(text: str, change: Callable[[str], str]) -> str:
-    """The notation of a layer with something else in the place of each attention it names."""
+    """The notation of a layer with `change` applied to each attention in it."""
     pieces = _pieces(text)
     if pieces is None:
         return change(text)
@@ -125,7 +128,7 @@ def with_each_spec(text: str, change: Callable[[str], str]) -> str:
 
 
 def _pieces(text: str) -> list[tuple[str, str]] | None:
-    """(heads, notation) of every group; None for one attention of all heads."""
+    """(heads, notation) of every group; None if all heads share one attention."""
     if not isinstance(text, str) or ":" not in text:
         return None
     found = []
@@ -133,8 +136,8 @@ def _pieces(text: str) -> list[tuple[str, str]] | None:
         heads, mark, notation = piece.partition(":")
         if not mark:
             raise SpecError(
-                f"{text!r}: {piece.strip()!r} does not say which heads it is for; a group reads heads: spec, "
-                "as in '0,2: exp/sum; *: poly(0)+window(64)/sum'."
+                f"{text!r}: {piece.strip()!r} does not say which heads it is for; a group is written "
+                "heads: spec, as in '0,2: exp/sum; *: poly(0)+window(64)/sum'."
             )
         found.append((heads.strip(), notation.strip()))
     return found

@@ -4,7 +4,7 @@ A kernel that is a polynomial in the score has a finite recurrent form, since (q
 `orders` are the powers n that its state holds. A kernel whose polynomial depends on the row (about=mean,
 hermite) takes it from the row's moments zₙ = Σ_s x_sⁿ, which such a state holds anyway.
 
-Kernels never import torch: they only call methods of the tensors they are handed.
+Kernels never import torch: they only call methods of the tensors they get.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class RowStatistics:
-    """What a kernel knows of its whole row, each [..., T, 1]: x̄, u, and coefficients in x − x̄."""
+    """Statistics of a row of scores, each [..., T, 1]: mean x̄, variance u, coefficients in x − x̄."""
 
     mean: Tensor
     variance: Tensor | None = None
     coefficients: tuple[Any, ...] = ()
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RowStatistics:
-        """The same change to every tensor; numbers stay."""
+        """Apply `change` to every tensor; numbers stay."""
         return RowStatistics(
             change(self.mean),
             None if self.variance is None else change(self.variance),
@@ -58,7 +58,7 @@ class RowStatistics:
 
     @staticmethod
     def joined(parts: Sequence[RowStatistics], join: Callable[[list[Tensor]], Tensor]) -> RowStatistics:
-        """The statistics of consecutive rows as one, by a function that joins tensors."""
+        """The statistics of consecutive rows in one; `join` joins their tensors."""
         first = parts[0]
         return RowStatistics(
             join([p.mean for p in parts]),
@@ -73,10 +73,10 @@ class RowStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class FusedWeight:
-    """κ in the terms that fused programs know.
+    """κ in the form that fused programs take.
 
     function "exp": e^min(x, clamp); "polynomial": Σ cₙ xⁿ, or Σ cₙ (x − x̄)ⁿ with about_mean;
-    "balanced": the latter less a number per row, such that its weights sum to the number of its keys;
+    "balanced": the latter minus a number per row, so that the row's weights sum to its number of keys;
     "sigmoid": σ(c₀ + c₁ x).
     """
 
@@ -115,11 +115,11 @@ class Kernel(Part):
 
     @property
     def feature_map(self) -> FeatureMap | None:
-        """What is applied to queries and keys before the score; None for nothing."""
+        """The map applied to queries and keys before the score; None for no map."""
         return None
 
     def default_scale(self, d: int) -> float:
-        """The factor on q·k when the caller names none."""
+        """The factor on q·k when the caller gives none."""
         return 1 / math.sqrt(d)
 
     def scaled_text(self, product: str) -> str:
@@ -160,11 +160,11 @@ class Kernel(Part):
 
     @property
     def depends_on_row(self) -> bool:
-        """Whether κ looks at the moments of the whole row of scores."""
+        """Whether κ depends on the moments of the whole row of scores."""
         return False
 
     def statistics(self, moments: Sequence[Tensor]) -> RowStatistics:
-        """What `weight` and `coefficients` need to know of the row, from z₀, z₁, …, z_N."""
+        """The row statistics that `weight` and `coefficients` need, from z₀, z₁, …, z_N."""
         raise SpecError(f"{self} does not depend on its row.")
 
     @property
@@ -191,7 +191,7 @@ class Kernel(Part):
 
     @property
     def expands_exp(self) -> bool:
-        """Whether κ(x) stands for e^(x − reference), so that exact keys may stand beside it."""
+        """Whether κ(x) stands for e^(x − reference), so that exact keys can share its rows."""
         return False
 
     def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
@@ -204,18 +204,18 @@ class Kernel(Part):
         return "0"
 
     def log_weight(self, x: Tensor) -> Tensor | None:
-        """ln κ where κ is an exponential: its row's maximum is then taken off first. None otherwise."""
+        """ln κ if κ is an exponential, so that the row's maximum can be subtracted first; else None."""
         return None
 
     # ------------------------------------------------------------------------ equal kernels, programs
 
     def simplified(self) -> Kernel:
-        """An equal kernel with a shorter name, or itself; exact keys beside it are not thought of."""
+        """An equal kernel with a shorter name, or itself; exact keys beside it are not considered."""
         return self
 
     @property
     def fused(self) -> FusedWeight | None:
-        """κ in the terms of the fused programs; None: they do not know it."""
+        """κ in the form that fused programs take; None if they do not support it."""
         return None
 
 
@@ -302,7 +302,7 @@ class Taylor(Polynomial):
     """κ = Σ_{n≤N} (x − c)ⁿ/n!, with c = 0 or c = z₁/z₀, the row's mean score.
 
     Positive for every x when N is even. Expanding about the row's mean costs nothing: softmax
-    does not see a constant added to a row, and the state of orders ≤ N already holds z₁/z₀.
+    ignores a constant added to a row, and the state of orders ≤ N already holds z₁/z₀.
     """
 
     notation: ClassVar[str] = "taylor"
@@ -315,7 +315,7 @@ class Taylor(Polynomial):
 
     @property
     def orders(self) -> tuple[int, ...]:
-        """About the mean, order 1 is kept even for taylor(0): the mean is read off it."""
+        """About the mean, order 1 is kept even for taylor(0): the mean is computed from it."""
         return tuple(range((max(self.order, 1) if self.depends_on_row else self.order) + 1))
 
     @property
@@ -367,13 +367,13 @@ class Taylor(Polynomial):
             return
         if spec.denominator is not None and spec.denominator.uses_row_sum:
             raise SpecError(
-                f"{self} drops the factor e^x̄ of its row, and /{spec.denominator} sees it.\n"
+                f"{self} drops the factor e^x̄ of its row, but /{spec.denominator} depends on it.\n"
                 f"Use a plain row sum: {self}/sum.",
                 place=spec.denominator,
             )
         raise SpecError(
             f"{self} drops the factor e^x̄ of its row, so it needs a row sum or a norm, "
-            f"which do not see it.\nUse {self}/sum or {self}/l2."
+            f"which cancel it.\nUse {self}/sum or {self}/l2."
         )
 
     def text(self, x: str) -> str:
@@ -384,7 +384,7 @@ class Taylor(Polynomial):
         return rf"\sum_{{n=0}}^{{{self.order}}} \frac{{{argument}^n}}{{n!}}"
 
     def simplified(self) -> Kernel:
-        """taylor(0) has no term that sees where it is expanded; 1 + x − x̄ is also hermite(1)."""
+        """taylor(0) is constant, so its point does not matter; 1 + x − x̄ is also hermite(1)."""
         if not self.depends_on_row or self.order > 1:
             return self
         return Taylor(0) if self.order == 0 else Hermite(1)
@@ -398,11 +398,11 @@ class Taylor(Polynomial):
 @final
 @dataclass(frozen=True, slots=True)
 class Hermite(Kernel):
-    """κ = 1 + Σ_{1≤n≤N} (Hₙ(x − x̄) − mean Hₙ)/n!: softmax itself expanded, not exp.
+    """κ = 1 + Σ_{1≤n≤N} (Hₙ(x − x̄) − mean Hₙ)/n!: the expansion of softmax itself, not of exp.
 
     For Gaussian scores of mean x̄ and variance u, e^{x−x̄}/E[e^{x−x̄}] = Σ Hₙ(x − x̄)/n! with the
-    Hermite polynomials H₁ = c, H₂ = c² − u, H_{n+1} = c Hₙ − n u H_{n−1}. Taking off each term's
-    own mean over the row (zero for n ≤ 2) makes the weights sum to exactly the number of keys.
+    Hermite polynomials H₁ = c, H₂ = c² − u, H_{n+1} = c Hₙ − n u H_{n−1}. Subtracting each
+    term's mean over the row (zero for n ≤ 2) makes the weights sum to exactly the number of keys.
     """
 
     notation: ClassVar[str] = "hermite"
@@ -475,7 +475,7 @@ class Hermite(Kernel):
 
     @property
     def fused(self) -> FusedWeight | None:
-        """1 + c + (c² − u)/2: that of taylor(2,about=mean) less u/2."""
+        """1 + c + (c² − u)/2: taylor(2,about=mean) minus u/2."""
         return FusedWeight("balanced", (1.0, 1.0, 0.5), about_mean=True) if self.order == 2 else None
 
     def latex(self, x: str) -> str:
@@ -522,7 +522,7 @@ class Power(Polynomial):
 @final
 @dataclass(frozen=True, slots=True)
 class Poly(Polynomial):
-    """κ = a₀ + a₁x + a₂x² + …, any coefficients. poly(0) is the kernel that weighs nothing."""
+    """κ = a₀ + a₁x + a₂x² + …, any coefficients. poly(0) gives every key weight 0."""
 
     notation: ClassVar[str] = "poly"
     series: tuple[float, ...] = numbers()  # type: ignore[assignment]
@@ -558,7 +558,7 @@ def _nonzero(text: str) -> float:
 @final
 @dataclass(frozen=True, slots=True)
 class Linear(Kernel):
-    """κ = scale·φ(q)·φ(k), first order only; with a clamp min(·, clamp), and then no finite form.
+    """κ = scale·φ(q)·φ(k), of order 1 alone. With a clamp it is min(·, clamp) and has no finite form.
 
     The scale is the feature map's own (1/√d for identity and relu, 1 for elu1 and cosine) unless
     the spec fixes it.
@@ -621,7 +621,7 @@ class Linear(Kernel):
 @final
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Kernel):
-    """κ = σ(x + b): each key is judged alone. No finite recurrent form."""
+    """κ = σ(x + b): each key is weighted on its own. No finite recurrent form."""
 
     notation: ClassVar[str] = "sigmoid"
     bias: float = number()

@@ -1,7 +1,7 @@
 """Norms of a head's output vector. They are exactly scale-invariant: no eps, and zero stays zero.
 
 With an eps inside, the answer would depend on the size of the un-normalised row, which a flash
-kernel never forms; docs/adr/0003 tells why it is left out.
+kernel never forms; docs/adr/0003 explains why it is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Norm(Part):
     stage: ClassVar[int] = 6
     #: N(a·y) = N(y) for every positive a per head and token
     ignores_row_scale: ClassVar[bool] = True
-    #: whether the mean is taken off first
+    #: whether the mean is subtracted first
     centred: ClassVar[bool] = False
 
     @property
@@ -36,12 +36,12 @@ class Norm(Part):
         return True
 
     def length(self, e: int) -> float | None:
-        """‖N(y)‖ where N only gives y (or y less its mean) that length; None where it does more."""
+        """‖N(y)‖ if N only rescales y (or y minus its mean) to that length; else None."""
         return None
 
     @property
     def divides_out_row_scale(self) -> bool:
-        """Whether a positive factor per head and token is lost in it."""
+        """Whether a positive factor per head and token cancels in it."""
         return self.ignores_row_scale and self.per_head
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Norm(Part):
 def _unit(y: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """y/‖y‖₂, and 0 where y = 0 (with a finite gradient there).
 
-    y is first divided by its largest entry, which the result does not see, so that no square
+    y is first divided by its largest entry, which does not change the result, so that no square
     overflows or vanishes.
     """
     largest = y.detach().abs().amax(dims, keepdim=True)

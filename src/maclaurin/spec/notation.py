@@ -39,7 +39,7 @@ def parse(text: str) -> AttentionSpec:
 def _checked(
     text: str, parts: tuple[Part, ...], places: list[int], make: Callable[[tuple[Part, ...]], Made]
 ) -> Made:
-    """What `make` makes of the parts, or its error with a caret under the part at fault."""
+    """`make(parts)`; its error gets a caret under the part at fault."""
     try:
         return make(parts)
     except SpecError as problem:
@@ -49,7 +49,7 @@ def _checked(
 
 @dataclass
 class _Reader:
-    """A cursor over the text that knows where it is, for the caret in the error."""
+    """A cursor over the text; its position is for the caret in an error."""
 
     text: str
     position: int = 0
@@ -104,7 +104,7 @@ class _Reader:
             raise self.error(where, str(problem)) from None
 
     def arguments(self) -> tuple[list[str], dict[str, str]]:
-        """What stands between parentheses, if any do."""
+        """The arguments between parentheses, if any."""
         positional: list[str] = []
         named: dict[str, str] = {}
         self.written_at = {}

@@ -40,7 +40,7 @@ class Part(ABC):
     must define. A part that leaves some of it out cannot be built.
     """
 
-    #: how the part is called
+    #: the part's name
     notation: ClassVar[str]
     #: what kind of part it is
     family: ClassVar[str]
@@ -51,11 +51,11 @@ class Part(ABC):
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The tensors it takes beside q, k and v."""
+        """The tensors it takes besides q, k and v."""
         return ()
 
     def check(self, spec: AttentionSpec) -> None:
-        """Raise SpecError where the part has no meaning beside the others of the spec."""
+        """Raise SpecError if the part makes no sense with the other parts of the spec."""
         return
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Part(ABC):
 
     @classmethod
     def from_arguments(cls, positional: list[str], named: Mapping[str, str]) -> Self:
-        """Build the part from what stands between its parentheses."""
+        """Build the part from the arguments between its parentheses."""
         fields = {f.name: f for f in dataclasses.fields(cls)}
         if variadic := next((f for f in fields.values() if f.metadata.get("variadic")), None):
             values: dict[str, Any] = {variadic.name: tuple(_read(cls, variadic, p) for p in positional)}
@@ -183,12 +183,12 @@ def flag() -> Any:
 
 
 def option(default: Any, read: Reader, expects: str) -> Any:
-    """A field with a reader of its own."""
+    """An optional field with its own reader."""
     return _field(default, read, expects)
 
 
 def required(read: Reader, expects: str) -> Any:
-    """A field with a reader of its own that must be given."""
+    """A required field with its own reader."""
     return _field(_REQUIRED, read, expects)
 
 
@@ -204,9 +204,7 @@ def register(part: PartType) -> PartType:
     The same class defined again, as when a notebook cell is run twice, replaces the earlier one.
     """
     if not part.notation.isidentifier():
-        raise SpecError(
-            f"a part cannot be called {part.notation!r}: use letters, digits and _, as the notation reads."
-        )
+        raise SpecError(f"a part cannot be called {part.notation!r}: use letters, digits and _.")
     missing = sorted(getattr(part, "__abstractmethods__", ()))
     if missing:
         raise SpecError(
@@ -239,7 +237,7 @@ def _require_free(part: type[Part]) -> None:
 
 
 def reserve_names(names: Iterable[str], owner: str) -> None:
-    """Names that stand alone in a notation and that no part may take, such as those of the catalogue."""
+    """Keep parts from taking these names, which mean something alone, such as those of the catalogue."""
     _reserved.update(dict.fromkeys(names, owner))
 
 
@@ -352,7 +350,7 @@ Side = Literal["query", "key"]
 
 
 class Recipe(enum.Enum):
-    """How a layer makes an argument from the token x, one number per head unless it says otherwise."""
+    """How a layer makes an argument from the token x, one number per head unless stated otherwise."""
 
     LINEAR = "Wx + b"
     SIGMOID = "σ(Wx + b)"
@@ -372,8 +370,8 @@ class Recipe(enum.Enum):
 class Argument:
     """A tensor [B, tokens, heads] that `attention` takes by name.
 
-    `tokens` and `heads` say whose: the queries' or the keys'. With `per_channel` it may also be
-    [B, tokens, heads, e]. With `running`, a part sees ln Σ_{r≤t} e^{g_r} of it instead of g_t.
+    `tokens` and `heads` are those of the queries or of the keys. With `per_channel` it may also be
+    [B, tokens, heads, e]. With `running`, a part gets ln Σ_{r≤t} e^{g_r} instead of g_t.
     """
 
     name: str

@@ -17,7 +17,7 @@ from maclaurin.spec.part import written
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: 171! is beyond float64
+#: 171! overflows float64
 HIGHEST_ORDER = 170
 
 #: coefficients a₀, a₁, … of a polynomial in the score: constants, or one tensor per row
@@ -83,7 +83,7 @@ def recentred(coefficients: Coefficients, c: Any) -> list[Any]:
 
 
 def _choose(n: int, j: int) -> float:
-    """C(n, j) as a float: from order 25 on, integers would not fit where tensors take them."""
+    """C(n, j) as a float: at high orders the integer is too large to multiply a tensor."""
     return float(math.comb(n, j))
 
 
@@ -97,12 +97,12 @@ def mean_score(moments: Sequence[Tensor]) -> Tensor:
     return per_key(moments[1], moments[0])
 
 
-#: a row whose keys have been forgotten down to this counts as empty: one over it is still finite
+#: a row whose mass has decayed to this or less counts as empty; one over it is still finite
 _LEAST_MASS = 1e-30
 
 
 def per_key(total: Tensor, mass: Tensor) -> Tensor:
-    """total/mass, and 0 (with a gradient of 0) where there is next to no mass."""
+    """total/mass, and 0 (with a gradient of 0) where the mass is almost zero."""
     empty = mass <= _LEAST_MASS
     return (total / mass.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 

@@ -9,7 +9,7 @@ _SYMBOLS = {
     "·": r"\cdot ", "−": "-", "≤": r"\le ", "≥": r"\ge ", "‖": r"\|", "⊗": r"\otimes ", "…": r"\ldots ",
     "²": "^2", "³": "^3",
 }  # fmt: skip
-#: names that stand upright
+#: names typeset upright
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|min|max|ln|log|tanh|cosh|sinh|sin|cos)(?![A-Za-z])")
 _WORD = re.compile(r"(?<![A-Za-z\\{])([A-Za-z]{3,}[0-9]*|L[0-9])(?![A-Za-z0-9}])")
 _SUBSCRIPT = re.compile(r"_([A-Za-z0-9]+(?:[≤<][A-Za-z0-9]+)*)")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Window(Part):
     """The last `size` keys, the current one included, and the first `sinks` weigh e^(x − r + bias) exactly.
 
-    So do, with `kept` slots, the keys that have left the window and received most attention while they were
-    in it: a_s = Σ_{s≤u<s+size} p_us, p the softmax over window and sinks, mean over the queries of a
-    key-value head. Of equal ones the later is kept. A key that is not kept when it leaves, or that a better
-    one displaces later, never comes back: its rank can only fall, so that the rule is causal and memory
-    constant.
+    With `kept` slots, keys that have left the window can stay exact too: those that received the most
+    attention in it, a_s = Σ_{s≤u<s+size} p_us, p the softmax over window and sinks, mean over the queries of
+    a key-value head. Of two equal scores the later key wins. A key that is not kept when it leaves, or that a
+    better one displaces later, never comes back, since its rank can only fall: the rule is causal and needs
+    constant memory.
 
     The others, the tail, weigh κ(x), which stands for e^(x − r); both share numerator and denominator.
     With about=mean, r is the mean score over the keys in the tail.
@@ -64,7 +64,7 @@ class Window(Part):
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no bias and no kept key, so that fused programs know the window."""
+        """Whether there is no bias and no kept key, so that fused programs support the window."""
         return self.bias_text == "" and self.kept == 0
 
     @property
@@ -81,7 +81,7 @@ class Window(Part):
 
     @property
     def score_text(self) -> tuple[str, str]:
-        """What keys are kept by: a formula, and what it means in words."""
+        """The score that decides which keys are kept: its formula, and its meaning in words."""
         meaning = (
             f"over the queries u with s in their window, p the softmax over {self._near_text}, "
             "mean over the queries of a key-value head"
@@ -92,7 +92,7 @@ class Window(Part):
         kernel = spec.kernel
         if self.kept and self.bias_text:
             raise SpecError(
-                f"{self} has a bias by the age of a key and keeps keys, whose age it does not know: "
+                f"{self} has a bias by the age of a key and keeps keys, whose age is not stored: "
                 "leave out one of the two.",
                 place=self,
             )

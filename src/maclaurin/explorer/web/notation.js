@@ -3,7 +3,7 @@
 
 export const HIGHEST_ORDER = 170;
 export const ORDER_OF_PARTS =
-  "a spec reads: kernel + window * in * forget / denominator * out / norm * out, each but the kernel optional";
+  "a spec reads: kernel + window * in * forget / denominator * out / norm * out, all but the kernel optional";
 
 /** Parts that cannot be built or mean nothing together; `place` is a part, or the text of an argument. */
 export class SpecError extends Error {
@@ -168,10 +168,10 @@ export const PARTS = {
       const name = print(p);
       if (spec.denominator?.name === "sum")
         throw new SpecError(
-          `${name} drops the factor e^x̄ of its row, and /${print(spec.denominator)} sees it.\n` +
+          `${name} drops the factor e^x̄ of its row, but /${print(spec.denominator)} depends on it.\n` +
             `Use a plain row sum: ${name}/sum.`, spec.denominator);
       throw new SpecError(
-        `${name} drops the factor e^x̄ of its row, so it needs a row sum or a norm, which do not see it.\n` +
+        `${name} drops the factor e^x̄ of its row, so it needs a row sum or a norm, which cancel it.\n` +
           `Use ${name}/sum or ${name}/l2.`);
     },
   },
@@ -376,7 +376,7 @@ export function resolve(text, catalogue) {
   } catch (problem) {
     if (!(problem instanceof NotationError) || /[(/*+]/.test(name)) throw problem;
     const near = didYouMean(name, catalogue.flatMap((e) => [e.name, ...e.aliases]));
-    throw new NotationError(text, problem.position, `${problem.reason} It is no name of the catalogue either.${near}`);
+    throw new NotationError(text, problem.position, `${problem.reason} It is not a name in the catalogue either.${near}`);
   }
 }
 
@@ -651,9 +651,9 @@ function refuseArgumentsTakenTwice(spec) {
     const takers = spec.parts.filter((p) => PARTS[p.name].argument === name);
     if (takers.length < 2) continue;
     const both = takers.map((p) => PARTS[p.name].mark + print(p)).join(" and ");
-    let reason = `${spec.notation} takes ${name} in ${both}, and there is one ${name}.`;
+    let reason = `${spec.notation} takes ${name} in ${both}, but there is only one ${name}.`;
     if (spec.cancelledParts.includes(takers[0]))
-      reason += "\nThe norm divides the first one out again: keep the one after it.";
+      reason += "\nThe norm cancels the first one: keep the one after it.";
     throw new SpecError(reason, takers[0]);
   }
 }
@@ -762,7 +762,7 @@ function textRecurrence(spec) {
   const feature = kernel.feature(spec.kernel);
   const key = feature === null || feature === "identity" ? "k_t" : `(${FEATURES[feature].text("k_t")})`;
   const entering = !spec.window ? ""
-    : spec.window.kept ? "when k_t has left the window and is not kept, or no longer: " : "when k_t leaves the window: ";
+    : spec.window.kept ? "when k_t has left the window and is not, or no longer, kept: " : "when k_t leaves the window: ";
   return [
     `${entering}S_t⁽ⁿ⁾ = ${forget}S_t₋₁⁽ⁿ⁾ + ${key}^⊗n ${value},   ${orders}`,
     ...(spec.needsRowSum ? [`z_t⁽ⁿ⁾ = ${forget}z_t₋₁⁽ⁿ⁾ + ${key}^⊗n`] : []),
