@@ -1,1 +1,1 @@
-"""The same answer, fast: dispatch, plan, flash (exp family)."""
+"""Fast programs for every form: `attention`, its plan, and the programs it chooses from."""

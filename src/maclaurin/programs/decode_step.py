@@ -1,4 +1,4 @@
-"""One further token of a text whose state is at hand: on a GPU two launches per layer.
+"""Decoding: one more token after a state. On a GPU this takes two launches per layer.
 
 StateStep is for a state alone, WindowStep for exact keys beside it (triton/decode_step.py).
 
@@ -6,8 +6,8 @@ TokenStep is for every spec, on every device: the recurrent form for one token,
 
     S ← f S + φ(k)[i v, 1]ᵀ,     y reads a·φ(q)ᵀ S
 
-with φ of key and queries made at once, by tables, and on a GPU one pass over the state (`sums_by_order`).
-Most of a step on a CPU is the overhead of operations.
+with φ of key and queries computed together from tables, on a GPU in one pass over the state
+(`sums_by_order`). On a CPU, most of a step's time is the overhead of launching operations.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from maclaurin.spec.polynomials import number_of_multisets
 if TYPE_CHECKING:
     from maclaurin.programs.triton.state_step import Layout, Table
 
-#: a program makes one pass per query of a group
+#: the program makes one pass per query of a group
 _LARGEST_GROUP = 16
-#: sinks are looked at all together
+#: all sinks are read at once
 _MOST_SINKS = 64
 
 
 class StateStep(Program):
-    """A state with known coefficients and decay gates, over the row sum, t or nothing; norms follow."""
+    """A state, with or without decay gates, divided by the row sum, t or nothing; norms follow."""
 
     name = "state step"
     backend = "triton"
@@ -60,10 +60,10 @@ class StateStep(Program):
         if why is not None:
             return why
         if spec.window is not None or not spec.orders:
-            return "it is for a state without exact keys"
+            return "it supports only states without exact keys"
         if spec.running_argument is not None or not (spec.denominator is None or _divides_itself(spec)):
             return f"it does not divide by {spec.denominator}"
-        return "it has no value gate" if spec.value_gates else _refuse_coefficients(spec)
+        return "it does not support value gates" if spec.value_gates else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -79,7 +79,7 @@ class StateStep(Program):
 
 
 class _Step(NamedTuple):
-    """What a step needs to know of its spec."""
+    """What a step needs from its spec."""
 
     table: Table
     divisor: str
@@ -125,7 +125,7 @@ class _Step(NamedTuple):
 
 
 class WindowStep(Program):
-    """Exact keys, alone or beside a tail with known coefficients, over a row sum."""
+    """Exact keys, alone or beside a tail, over a row sum."""
 
     name = "window step"
     backend = "triton"
@@ -137,13 +137,13 @@ class WindowStep(Program):
         if why is not None:
             return why
         if spec.window is None or not spec.window.is_plain:
-            return "it is for a plain window"
+            return "it supports only a plain window"
         if spec.window.sinks > _MOST_SINKS:
-            return f"it takes up to {_MOST_SINKS} sinks"
+            return f"it supports up to {_MOST_SINKS} sinks"
         divided = None if spec.denominator is None else spec.denominator.fused
         if divided is None or divided.by != "sum" or spec.arguments:
-            return "it is for a row sum and no gates"
-        return "it has no norm" if spec.norm is not None else _refuse_coefficients(spec)
+            return "it supports only a row sum, without gates"
+        return "it does not support a norm" if spec.norm is not None else _refuse_coefficients(spec)
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -169,35 +169,35 @@ class WindowStep(Program):
         return y, dataclasses.replace(state, moments=moments, count=count, exact=ExactKeys(*exact))
 
 
-# ------------------------------------------------------------------------------------ what they refuse
+# ------------------------------------------------------------------------------------ refusals
 
 
 def refuse_state_on_gpu(call: Call, moments: Tensor) -> str | None:
-    """Why programs that make a step do not run on such a state; they have no gradient."""
+    """Why the programs for a step do not run on such a state; they have no backward pass."""
     if not gpu.runs_on(call.device):
         return gpu.why_not_on(call.device)
     if moments.dtype != torch.float32:
         return "it keeps states in fp32"
     if moments.shape[3] > 1024 or call.group > _LARGEST_GROUP:
-        return f"it takes values of up to 1024 and {_LARGEST_GROUP} queries per key-value head"
-    return "it has no gradient" if call.needs_gradient else None
+        return f"it supports value sizes up to 1024 and {_LARGEST_GROUP} queries per key-value head"
+    return "it has no backward pass" if call.needs_gradient else None
 
 
 def refuse_step(call: Call) -> str | None:
-    """Why a call is no step that fused programs make."""
+    """Why fused programs cannot run the call as one step."""
     if not call.is_step or call.state is None:
-        return "it is for one token after others"
+        return "it supports only one more token after a state"
     q, k, v = call.inputs.q, call.inputs.k, call.inputs.v
     if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
         return "it computes in fp32, fp16 or bf16"
     if are_traced((q, call.state.moments)):
-        return "it is not traced"
+        return "it cannot be traced"
     return refuse_state_on_gpu(call, call.state.moments)
 
 
 def _refuse_coefficients(spec: AttentionSpec) -> str | None:
     if spec.orders and coefficient_table(spec) is None:
-        return f"it does not know the coefficients of {spec.kernel}"
+        return f"it does not support the coefficients of {spec.kernel}"
     return None
 
 
@@ -211,7 +211,7 @@ def _step_cost(call: Call) -> Cost:
     return Cost(2 * size * (call.group + 1), 8 * size, 2, 4 * size)
 
 
-# ------------------------------------------------------------------------- what queries read of each order
+# ------------------------------------------------------------------------- sums of each order
 
 
 def sums_by_order(
@@ -223,7 +223,7 @@ def sums_by_order(
     weight: Tensor | None,
     orders: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """S' = f S + w φ(k)[v, 1]ᵀ [B, K, F, E]; what q [B, H, d] reads of each order [orders, B, H, E]."""
+    """S' = f S + w φ(k)[v, 1]ᵀ [B, K, F, E]; φₙ(q)ᵀ S' for q [B, H, d] and each order n [orders, B, H, E]."""
     layout = step_layout(k.shape[-1], tuple(orders), moments.device)
     k, q, v = (gpu.dense(u) for u in (k, q, v))
     return state_step(moments.contiguous(), k, q, v, log_forget, weight, *layout)  # type: ignore[no-any-return]
@@ -243,7 +243,7 @@ def state_step(
     stops: Tensor,
     cuts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The state after the token, and what queries read of each order [orders, B, H, E]."""
+    """The state after the token, and its product with the queries' features, per order [orders, B, H, E]."""
     from maclaurin.programs.triton import state_step as program
 
     layout = program.Layout(entries, roots, starts, stops, cuts)
@@ -258,7 +258,7 @@ def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor
 
 @lru_cache(maxsize=256)
 def coefficient_table(spec: AttentionSpec) -> Table | None:
-    """What the sums of each order weigh: numbers, or polynomials in −c for a series about the mean score c.
+    """The factor on each order's sums: a number, or a polynomial in −c for a series about the mean score c.
 
     Σ bₙ (x − c)ⁿ = Σ_j xʲ Σ_{n≥j} bₙ C(n, j) (−c)^{n−j}. None for kernels that need more of the row.
     """
@@ -284,7 +284,7 @@ _layouts = _Layouts()
 
 
 def step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
-    """How the features of heads of size d are made, kept per device."""
+    """The layout of features for heads of size d, cached per device."""
     if torch.compiler.is_compiling():
         name = f"d{d}_{'_'.join(map(str, orders))}_{device.type}{device.index}"
         _tabulate(name, d, orders, device)
@@ -324,7 +324,7 @@ def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layou
 # --------------------------------------------------------------------------------------------- the plain step
 
 
-#: beyond this many features a table would take more than it saves
+#: with more features than this, a table takes more time than it saves
 MOST_FEATURES = 1 << 15
 
 
@@ -337,7 +337,7 @@ class TokenStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         if not call.is_step:
-            return "it is for one token after others"
+            return "it supports only one more token after a state"
         many = call.spec.features(call.inputs.q.shape[3]) > MOST_FEATURES
         return "the state has too many features for tables" if many else None
 
@@ -374,7 +374,7 @@ class TokenStep(Program):
 
 
 def _one_token(call: Call) -> TailForm:
-    """How one token goes into the moments and its queries come out."""
+    """The polynomial form for one token."""
     assert call.state is not None
     if call.spec.orders and refuse_state_on_gpu(call, call.state.moments) is None:
         return _fused_rows
@@ -401,7 +401,7 @@ def _rows_by_tables(
 def _fused_rows(
     spec: AttentionSpec, stream: Stream, moments: Tensor
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
-    """The same in one pass over the state: sums of each order, weighed by the kernel's coefficients."""
+    """The same in one pass over the state: sums of each order, times the kernel's coefficients."""
     statistics = None
     log_forget = None if stream.log_forget is None else stream.log_forget[..., 0]
     q, k, v = stream.q[..., 0, :], stream.k[:, :, 0], stream.v[:, :, 0]

@@ -1,9 +1,9 @@
-"""`attention`, the one way in: check the call, find its program, run it.
+"""`attention`, the one entry point: check the call, find its program, run it.
 
     attention(…) → Call → Plan → Program.run(call) → y, state
 
-Padding and packed sequences are first brought to the layout that programs know (forms/packing.py), and put
-back after.
+Padding and packed sequences are first converted to the layout that programs take (forms/packing.py); outputs
+are converted back.
 """
 
 from __future__ import annotations
@@ -121,21 +121,21 @@ def attention(
             last tokens of the text.
         k: keys [B, S, Hkv, d]; H must be a multiple of Hkv.
         v: values [B, S, Hkv, e].
-        spec: an AttentionSpec, its notation ("exp/l2"), or a name of the catalogue ("based").
-        state: what a previous call with return_state=True returned; the text goes on from there.
+        spec: an AttentionSpec, its notation ("exp/l2"), or a name in the catalogue ("based").
+        state: the state that a previous call with return_state=True returned; the text continues from there.
         return_state: return (y, state) instead of y.
         scale: the factor on q·k; by default the kernel's own, 1/√d for most.
         causal: whether a query sees only keys up to its own.
         cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1).
-        max_seqlen: the longest of them, if known; spares looking at cu_seqlens.
-        key_padding_mask: bool [B, S], True for real tokens; the others weigh nothing anywhere and
+        max_seqlen: the length of the longest, if known; saves reading cu_seqlens.
+        key_padding_mask: bool [B, S], True for real tokens; the others have no weight anywhere and
             their outputs are 0.
         form: "auto" (the cheapest), "parallel", "blocked" (parallel, a block of queries at a time),
             "chunked" or "recurrent".
         chunk_size: tokens per chunk; any size gives the same answer.
         tolerance: how far exp as a series may be from exp, relative to max|v|.
         score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
-            the text; by default that of the tokens so far, which later ones may exceed.
+            the text; by default the bound for the tokens so far, which later ones may exceed.
         state_budget: bytes a state may take.
         layout: "bthd", the default, or "bhtd" for tensors in the order of torch's
             scaled_dot_product_attention: q, k, v and y [B, heads, tokens, size], gates [B, heads, tokens].
@@ -146,7 +146,7 @@ def attention(
             log_forget: ln f, [B, S, Hkv], for *forget.
             output_gate: o, [B, T, H] or [B, T, H, e], for *out.
             denominator_gate: g, [B, S, H], for /running.
-            Parts of one's own name theirs.
+            Your own parts name their own.
     """
     resolved = spec if isinstance(spec, AttentionSpec) else _resolved(spec)
     given = gates or {}
@@ -203,7 +203,7 @@ def attention(
 
 
 def _kept(after: State | None, tokens: int) -> State:
-    """The state to return, without the larger tensors that some of it may be small parts of."""
+    """The state to return; views of larger tensors are copied, so that those can be freed."""
     assert after is not None
     return after if tokens == 1 or is_tracing() else after.compact()
 
@@ -218,9 +218,9 @@ def _key(
     chunk_size: int | None,
     state_budget: int,
 ) -> Hashable | None:
-    """What the choice of a program, and whether the call is right, depend on; None: do not remember.
+    """Everything that validity and choice of a program depend on; None: do not cache.
 
-    It is read off the tensors at every call, so it is kept cheap.
+    It is computed at every call, so it must be cheap.
     """
     q, k, v, gates, _ = inputs
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
@@ -253,9 +253,10 @@ def plan(
 ) -> Plan:
     """What `attention` would do for such a call, and why. Tensors may be on the meta device.
 
-    state=True plans a call that goes on from a state (with one token: a decoding step). `device` is where the
-    call would run, by default that of q, or for meta tensors the GPU if there is one. A call that runs exp as
-    its series is planned for one step of it: the order, and with it the state, follows from the scores.
+    state=True plans a call that continues from a state (with one token: a decoding step). `device` is where
+    the call would run, by default the device of q, or for meta tensors the GPU if there is one. A call that
+    runs exp as its series is planned as one step: the order, and so the size of the state, depends on the
+    scores.
     """
     resolved, inputs = _resolved(spec), Inputs(q, k, v)
     check_tensors(q, k, v)
@@ -298,7 +299,7 @@ class _Request:
 
     @property
     def is_in_layout(self) -> bool:
-        """Whether the tensors are as the programs take them: padding on the right, or none."""
+        """Whether the tensors are in the layout of the programs: padding on the right, or none."""
         return self.cu_seqlens is None and self.key_padding_mask is None
 
     @property
@@ -340,7 +341,7 @@ class _Request:
         self.check_form()
 
     def check_form(self) -> None:
-        """Raise where a state or the recurrent form is asked of a spec that has none."""
+        """Raise if the call needs a state or the recurrent form, and the spec has none."""
         if self.asked_form is Form.RECURRENT or self.carries_state:
             require_recurrent(self.spec)
         if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
@@ -371,7 +372,7 @@ class _Request:
 
 
 def _with_known_fill(state: State, k: Tensor) -> State:
-    """The state, marked as full if its window is: asked once, and only where a piece of text follows."""
+    """The state, marked as full if its window is: read once, and only if several tokens follow."""
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
     if k.shape[1] == 1 or is_tracing():
@@ -382,7 +383,7 @@ def _with_known_fill(state: State, k: Tensor) -> State:
 def _answer_by_series(
     request: _Request, scale: float | None, tolerance: float, score_bound: float | None
 ) -> Tensor | tuple[Tensor, State]:
-    """exp as its series, cut at an order that is certified for the scores at hand, in float64."""
+    """exp as its series, truncated at an order certified for these scores, in float64."""
     call = request.call(scale)
     spec, certificate, longest_key = as_series(
         request.spec,
@@ -407,7 +408,7 @@ def _answer_by_series(
 
 
 def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
-    """Output and state of a call that is known to be right."""
+    """Output and state of a call that has been checked."""
     if not request.is_in_layout:
         return _run_in_batches(request, scale)
     call = request.call(scale)
@@ -418,7 +419,7 @@ def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State 
 
 
 def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
-    """Output and state, by way of right-padded batches."""
+    """Output and state, computed in right-padded batches."""
     inputs = request.inputs
     if inputs.q.shape[1] != inputs.k.shape[1]:
         return _run_last_tokens(request, scale)
@@ -437,7 +438,7 @@ def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, Sta
 
 
 def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
-    """Queries that are the last tokens of keys among which padding may stand anywhere."""
+    """Queries that are the last tokens, with padding anywhere among the keys."""
     inputs, mask = request.inputs, request.key_padding_mask
     assert mask is not None
     absent = ~mask[..., None, None]
@@ -455,7 +456,7 @@ def _run(
 
 
 def _masked_inputs(request: _Request) -> Inputs:
-    """The inputs with zeros where padding stands, whatever was there."""
+    """The inputs with zeros in place of padding, whatever was there."""
     if request.key_padding_mask is None:
         return request.inputs
     batch = from_padding_mask(request.key_padding_mask)
@@ -464,7 +465,7 @@ def _masked_inputs(request: _Request) -> Inputs:
 
 
 def _batches(request: _Request) -> list[Batch]:
-    """How to bring padded or packed tokens to the layout of the programs."""
+    """How padded or packed tokens are converted to the layout of the programs."""
     if request.cu_seqlens is not None:
         return from_cu_seqlens(request.cu_seqlens, request.inputs.q.shape[1], request.max_seqlen)
     assert request.key_padding_mask is not None
@@ -484,7 +485,7 @@ def _in_order(batches: list[Batch], states: list[State | None]) -> State:
 
 
 class _KnownSpecs:
-    """Specs by what they were called, as attributes.
+    """Specs by name, as attributes.
 
     torch.compile traces and guards an attribute of a global object one by one; a dict would be
     guarded as a whole, and each new spec would compile every graph again.
@@ -506,7 +507,7 @@ def _parse_once(text: str) -> bool:
 
 
 def _as_attribute(text: str) -> str:
-    """Tracing takes no attribute with a full stop in its name."""
+    """The text without full stops, which tracing does not accept in the name of an attribute."""
     return text.replace(".", "\u2024")
 
 

@@ -1,9 +1,9 @@
-"""Exact keys alone (a window, sinks, and keys kept behind it) on a fused program (triton/lifetimes.py).
+"""Exact keys alone (window, sinks, keys kept after they leave it) on a fused program (triton/lifetimes.py).
 
     y_t = Σ_s p_ts v_s,     p the softmax over the keys with s ≤ t < until_s
 
-Which keys are kept is decided first, by the attention each received in the window, and is not differentiated.
-Then one number per key, until_s, says who sees it, and the rest is softmax attention.
+Which keys are kept is decided first, by the attention each received in the window, without a gradient. Then
+one number per key, until_s, says which queries see it, and the rest is softmax attention.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec
 
-#: what the step compares at once, and heads it takes (triton/kept_step.py)
+#: slots and sinks the step compares at once, and the head size it supports (triton/kept_step.py)
 _MOST_SLOTS, _MOST_SINKS, _LARGEST_HEAD = 8192, 64, 128
 
 
 class KeptKeys(Program):
-    """A text from its beginning with a window, with or without kept keys and a state after it; no tail."""
+    """A text from its start under a window without a tail; optionally with kept keys and a state after it."""
 
     name = "kept keys"
     backend = "triton"
@@ -42,19 +42,19 @@ class KeptKeys(Program):
         if why is not None:
             return why
         if call.state is not None:
-            return "it begins with the first token of a text"
+            return "it does not continue from a state"
         if call.return_state and call.inputs.present is not None:
-            return "it leaves no state behind padding"
+            return "it returns no state with padding"
         if call.return_state and are_traced((call.inputs.q,)):
-            return "its state is not traced"
+            return "it cannot be traced with a state"
         if call.return_state and spec.value_gates:
-            return "its state has no value gate"
+            return "it returns no state with a value gate"
         if call.return_state and call.needs_gradient:
-            return "its state has no gradient"
+            return "it has no backward pass with a state"
         return refuse_tensors(call)
 
     def cost(self, call: Call) -> Cost:
-        """Exact keys once; for kept keys scores over the window twice, and each pair of scores compared."""
+        """A pass over the exact keys; with kept keys, two over the window and a comparison of all scores."""
         window = call.spec.window
         assert window is not None
         batch, tokens, heads, d = call.inputs.q.shape
@@ -63,7 +63,7 @@ class KeptKeys(Program):
         near, seen = min(window.size + 64, tokens), min(window.slots + 64, tokens)
         flops = 2 * rows * seen * (d + e)
         lists = 4.0 * batch * kv_heads * (tokens / 64) * seen
-        if window.kept:  # a comparison takes as long as some 30 operations of the matrix units
+        if window.kept:  # a comparison takes as long as about 30 matrix operations
             flops += 4 * rows * near * d + 30.0 * batch * kv_heads * tokens * tokens
         return Cost(flops, 2 * lists, 12, lists + 8 * rows)
 
@@ -80,7 +80,7 @@ class KeptKeys(Program):
 
 
 class KeptStep(Program):
-    """One further token with kept keys and no tail, over the row sum or under a norm."""
+    """One more token with kept keys and no tail, over the row sum or under a norm."""
 
     name = "kept step"
     backend = "triton"
@@ -96,13 +96,13 @@ class KeptStep(Program):
         window = spec.window
         assert window is not None
         if not window.kept:
-            return "it is for windows with kept keys"
+            return "it supports only windows with kept keys"
         if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
-            return f"it takes up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
+            return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
         if spec.value_gates:
-            return "it has no value gate"
+            return "it does not support value gates"
         if max(call.inputs.q.shape[3], call.inputs.v.shape[3]) > _LARGEST_HEAD:
-            return f"it takes heads of up to {_LARGEST_HEAD}"
+            return f"it supports head sizes up to {_LARGEST_HEAD}"
         return None
 
     def cost(self, call: Call) -> Cost:
@@ -129,20 +129,20 @@ class KeptStep(Program):
 def _refuse_spec(spec: AttentionSpec) -> str | None:
     window = spec.window
     if window is None:
-        return "it is for windows"
+        return "it supports only windows"
     if spec.kernel.orders:
-        return "it has no tail beside the exact keys"
+        return "it supports no tail beside the exact keys"
     if window.bias_text:
         return f"it does not compute the bias of {window}"
     if spec.decay_gates or spec.running_argument is not None:
-        return "it has no decay gate and no running sum"
+        return "it does not support decay gates or a running sum"
     if not spec.ignores_row_scale:
         return f"it does not divide by {spec.denominator}"
     return None
 
 
 def _state_after(call: Call, until: Tensor, score: Tensor) -> State:
-    """The state after the last token: window, sinks, and the keys that are kept then."""
+    """The state after the last token: window, sinks, and the kept keys."""
     from maclaurin.programs.triton import lifetimes as program
 
     spec, window = call.spec, call.spec.window
@@ -230,7 +230,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, do: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    """Nothing of a spec reads the log-sum-exp."""
+    """The log-sum-exp gets no gradient: no spec uses it."""
     if do is None:
         return (None,) * 8
     q, k, v, until, o, lse = ctx.saved_tensors

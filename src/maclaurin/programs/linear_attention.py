@@ -1,6 +1,6 @@
 """linear(φ) in linear time, on its own fused program triton/first_order.py.
 
-The program computes feature map, gates, denominator and norm; whatever else a spec has follows on its rows.
+The program computes feature map, gates, denominator and norm; the rest of a spec is applied to its rows.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class LinearAttention(Program):
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         if spec.kernel.feature_map is None or spec.orders != (1,):
-            return "it is for linear(φ)"
+            return "it supports only linear(φ)"
         return (
-            ("it knows no window" if spec.window is not None else None)
-            or ("a step has programs of its own" if call.is_step else None)
+            ("it does not support a window" if spec.window is not None else None)
+            or ("single tokens have their own programs" if call.is_step else None)
             or (
-                "without a causal mask it has no decay gate" if not call.causal and spec.decay_gates else None
+                "without a causal mask it supports no decay gate"
+                if not call.causal and spec.decay_gates
+                else None
             )
             or refuse_denominator(spec)
             or (_refuse_state(call) if call.carries_state else None)
@@ -83,8 +85,8 @@ def _refuse_state(call: Call) -> str | None:
     if call.state is not None and call.state.moments.dtype != torch.float32:
         return "it keeps states in fp32"
     if call.spec.running_argument is not None:
-        return "it keeps no running sum"
-    return None if call.inputs.present is None else "with a state it knows no padding"
+        return "it does not support a running sum"
+    return None if call.inputs.present is None else "with a state it does not support padding"
 
 
 def _state_after(call: Call, moments: Tensor) -> State:
@@ -142,7 +144,7 @@ def linear_rows(call: Call, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _gate_inside(spec: AttentionSpec) -> str | None:
-    """The argument that the program multiplies values with, if there is one such gate."""
+    """The argument that the program multiplies values by, if there is one such gate."""
     gates = spec.value_gates
     if len(gates) != 1 or not gates[0].multiplies or gates[0].argument.per_channel:
         return None
@@ -150,7 +152,7 @@ def _gate_inside(spec: AttentionSpec) -> str | None:
 
 
 def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
-    """ln f [B, T, K] of all decay gates; the program limits it."""
+    """ln f [B, T, K] of all decay gates; the program clamps it."""
     if not spec.decay_gates:
         return None
     first, *others = (gate.log_decay(gates[gate.argument.name]) for gate in spec.decay_gates)
@@ -158,7 +160,7 @@ def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
 
 
 def _length_inside(spec: AttentionSpec, e: int) -> float:
-    """The length a norm gives to rows, where nothing else is done to them; else 0."""
+    """The length that the norm gives each row, if nothing else is applied to rows; else 0."""
     if spec.norm is None or spec.gates_before_norm or spec.gates_after_norm:
         return 0.0
     divided_out = spec.denominator is None or spec.denominator in spec.cancelled_parts
@@ -190,7 +192,7 @@ def first_order(
     segments: int,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] (fp32 unless `final`), a number per row, what rounding took from y; the last state.
+    """y [B, T, H, e] (fp32 unless `final`), a number per row, the rounding error of y, the last state.
 
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
     strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
@@ -274,7 +276,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(
     ctx: Any, dy: Tensor | None, _: Any, __: Any, d_state: Tensor | None, *___: Any
 ) -> tuple[Any, ...]:
-    d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
+    d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)
     q, k, v, input_gate, log_forget, before, y, stat, rest, *states = ctx.saved_tensors

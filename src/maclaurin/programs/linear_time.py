@@ -4,8 +4,8 @@ Kernels that expand about the row's mean score hand the program a polynomial per
 
     T_N(x − c_t) = Σ_n α_n(t) xⁿ,       c_t = scale · q_t·(mean of the keys up to t)
 
-Where a state came before, keys and its moments are taken about the mean key of the state: low precision keeps
-small numbers better.
+After a state, keys and moments are shifted by the mean key of the state: small numbers lose less in low
+precision.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
-#: head sizes up to which an order is served: beyond, its blocks no longer fit the program's registers
+#: largest head size per order: beyond it, the program's blocks do not fit in registers
 LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
-#: tokens per chunk by order: the larger the state, the fewer of them should be written down
+#: tokens per chunk by order: the larger the state, the fewer states should be written to memory
 CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
-#: in texts this long, moments of order 2 are most of the memory, so fewer of them are written down
+#: in texts this long, moments of order 2 are most of the memory, so fewer of them are written
 LONG, CHUNK_OF_LONG = 1 << 15, 1280
 
 
@@ -56,11 +56,11 @@ class LinearTime(Program):
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         if spec.window is not None:
-            return "it knows no window"
+            return "it does not support a window"
         return (
             refuse_kernel(spec, call.inputs.q.shape[3])
-            or ("it is causal" if not call.causal else None)
-            or ("a step has programs of its own" if call.is_step else None)
+            or ("it supports only causal attention" if not call.causal else None)
+            or ("single tokens have their own programs" if call.is_step else None)
             or refuse_denominator(spec)
             or refuse_features(spec, call.inputs.q.dtype)
             or (_refuse_state(call) if call.carries_state else None)
@@ -88,7 +88,7 @@ class LinearTime(Program):
 
 
 class _Linear(NamedTuple):
-    """What a call needs to know of its spec and its tensors' layout."""
+    """What a call needs from its spec and its tensors' layout."""
 
     divisor: tuple[str, float]
     chunk: int
@@ -118,17 +118,17 @@ class _Linear(NamedTuple):
 
 
 def refuse_kernel(spec: AttentionSpec, d: int) -> str | None:
-    """Why the operator does not know this kernel for heads of size d; None if it does."""
+    """Why the operator does not support this kernel for heads of size d; None if it does."""
     weight = spec.kernel.fused
     if weight is None or weight.function != "polynomial" or not spec.orders:
-        return "its weights are a polynomial of the score"
+        return "it supports only polynomials of the score"
     if weight.about_mean and spec.decay_gates:
-        return "about the mean it has no decay gate, since it takes the mean of all keys alike"
+        return "about the mean it supports no decay gate, since its mean weighs all keys alike"
     return refuse_head(spec.highest_order, d)
 
 
 def linear_cost(call: Call, chunk: int) -> Cost:
-    """Moments made and read, half of the pairs within a chunk, and the moments of every chunk in memory."""
+    """Moments written and read, half the pairs within a chunk, and the moments of every chunk in memory."""
     spec = call.spec
     batch, tokens, heads, d = call.inputs.q.shape
     kv_heads, e, order = call.inputs.k.shape[2], call.inputs.v.shape[3], spec.highest_order
@@ -144,20 +144,20 @@ def linear_cost(call: Call, chunk: int) -> Cost:
 
 
 def _refuse_state(call: Call) -> str | None:
-    """Why the operator does not take up such a state, or gives none back."""
+    """Why the operator cannot start from such a state, or return one."""
     if call.state is not None and call.state.moments.dtype != torch.float32:
         return "it keeps states in fp32"
     if call.inputs.present is not None:
-        return "with a state it knows no padding"
+        return "with a state it does not support padding"
     return refuse_moving(call.spec) if call.spec.kernel.depends_on_row else None
 
 
 def refuse_moving(spec: AttentionSpec) -> str | None:
-    """Why moments of this spec's state cannot be taken about another point; None if they can."""
+    """Why moments of this spec's state cannot be shifted to another point; None if they can."""
     divides = spec.denominator is not None and spec.denominator.uses_row_sum
     if not divides:
-        return "about the mean it carries a state under a row sum only"
-    return None if spec.highest_order <= HIGHEST_MOVED else f"it moves moments up to order {HIGHEST_MOVED}"
+        return "about the mean it supports a state only with a row sum"
+    return None if spec.highest_order <= HIGHEST_MOVED else f"it shifts moments up to order {HIGHEST_MOVED}"
 
 
 def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
@@ -173,7 +173,7 @@ def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
 
 
 class LinearSums(NamedTuple):
-    """Rows [B, T, H, e] over their divisors [B, H, T]; the moments of all keys [B, K, F, E], to keep."""
+    """Rows [B, T, H, e] over their divisors [B, H, T]; moments of all keys [B, K, F, E] for the state."""
 
     rows: Tensor
     divisors: Tensor
@@ -193,7 +193,7 @@ def linear_sums(
     keep: bool,
     final: bool,
 ) -> LinearSums:
-    """The operator on q, k, v, about the mean of the keys where the kernel wants it; `final` rounds rows."""
+    """The operator on q, k, v, about the mean of the keys if the kernel needs it; `final` rounds rows."""
     q, k, v = tensors
     alpha = centred = None
     if spec.kernel.depends_on_row:
@@ -220,7 +220,7 @@ def linear_sums(
 
 
 def chunk_for(spec: AttentionSpec, asked: int | None, tokens: int) -> int:
-    """Tokens per chunk: what was asked for, up to the text's length, in a size the program's tiles divide."""
+    """Tokens per chunk: the requested number, at most the text's length, rounded to the program's tiles."""
     order = spec.highest_order
     if asked is None and order == 2 and tokens >= LONG:
         return CHUNK_OF_LONG
@@ -235,11 +235,11 @@ def _power_of_two(least: int) -> int:
 def refuse_head(order: int, d: int) -> str | None:
     """Why the program does not take moments of that order for heads of size d; None if it does."""
     largest = LARGEST_HEAD.get(order, 0)
-    return None if d <= largest else f"at order {order} it takes heads of up to {largest}"
+    return None if d <= largest else f"at order {order} it supports head sizes up to {largest}"
 
 
 def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
-    """c₀, c₁, … of the score without its scale; where rows have their own, only how many there are counts."""
+    """c₀, c₁, … of the score without its scale; if rows have their own, only the number of these matters."""
     if spec.kernel.depends_on_row:
         return [1.0] * (max(spec.highest_order, 1) + 1)
     known = spec.kernel.series[: spec.highest_order + 1]
@@ -248,7 +248,7 @@ def padded_series(spec: AttentionSpec, scale: float) -> list[float]:
 
 
 class CentredKeys(NamedTuple):
-    """Keys and moments before them about the mean key [B, 1, K, d] of those, and mean scores [B, H, T]."""
+    """Keys and earlier moments about the mean of the earlier keys [B, 1, K, d], and mean scores [B, H, T]."""
 
     k: Tensor
     initial: Tensor | None
@@ -257,9 +257,9 @@ class CentredKeys(NamedTuple):
 
 
 def centred_keys(q: Tensor, k: Tensor, initial: Tensor | None, scale: float) -> CentredKeys:
-    """Keys [B, T, K, d], taken about the mean of those whose moments [B, K, F, e + 1] came before.
+    """Keys [B, T, K, d] minus the mean of the earlier keys, whose moments are `initial` [B, K, F, e + 1].
 
-    Only earlier keys may be looked at: a later one, however large, must not change a row before it.
+    Only earlier keys may be used: a later one, however large, must not change a row before it.
     """
     count = torch.arange(1, k.shape[1] + 1, device=k.device)[:, None, None]
     if initial is None:
@@ -275,7 +275,7 @@ def centred_keys(q: Tensor, k: Tensor, initial: Tensor | None, scale: float) -> 
 
 
 def scores_of_own_key(q: Tensor, key: Tensor, scale: float) -> Tensor:
-    """scale·q_t·key_t [B, H, T] for a key [B, T or 1, K, d] of its own for each query."""
+    """scale·q_t·key_t [B, H, T], where `key` [B, T or 1, K, d] holds one key per query."""
     grouped = q.float().unflatten(2, (key.shape[2], -1))
     own = key.float().expand(-1, q.shape[1], -1, -1)
     return torch.einsum("btkgd,btkd->bkgt", grouped, own).flatten(1, 2) * scale
@@ -308,9 +308,9 @@ def linear_polynomial(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y [B, T, H, e] and D [B, H, T] in fp32; the state after the text [B, K, F, e (+ 1)], or empty.
 
-    `narrow`: y in bf16, and behind D what rounding took from it, for the backward pass; else that is empty.
-    The state holds these orders, as `initial` does, and a column for the row sum where that divides.
-    And the keys' moments for the backward pass: small ones, orders 2 and 3, or empty.
+    `narrow`: y in bf16, and after D its rounding error for the backward pass; else that is empty. The state
+    holds these orders, as `initial` does, and a column for the row sum if rows are divided by it. Last come
+    the keys' moments for the backward pass: small ones, orders 2 and 3, or empty.
     """
     from maclaurin.programs.triton import moments as layout
     from maclaurin.programs.triton import polynomial_linear as program
@@ -478,7 +478,7 @@ def _backward(
     if dy is None and dz is None and d_state is None:
         return (None,) * 13
     dy = torch.zeros_like(y) if dy is None else dy
-    d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
+    d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     dq, dk, dv, d_alpha, d_forget, d_initial = linear_polynomial_backward(
         dy, dz, d_state, q, k, v, y, z, rest, state, alpha, log_forget, moments, ctx.started, *ctx.call
     )

@@ -1,7 +1,7 @@
-"""How a spec's tensors become the operands of a fused program, and what is done to the rows it returns.
+"""From a spec's tensors to the operands of a fused program, and from its rows to the output.
 
 Rows get a factor, a gate, a norm: fused on a GPU (triton/rows.py), else plain torch. These are operators
-(operators.py), so torch.compile keeps them as they are.
+(operators.py), so torch.compile keeps them whole.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def refuse_tensors(call: Call) -> str | None:
     if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
         return "it computes in fp32, fp16 or bf16"
     if not call.is_aligned:
-        return "it takes a query with every key"
+        return "it needs one query per key"
     if not call.causal and call.inputs.present is not None:
-        return "without a causal mask it knows no padding"
+        return "without a causal mask it does not support padding"
     if max(q.shape[3], v.shape[3]) > _LARGEST_HEAD:
-        return f"it takes heads of up to {_LARGEST_HEAD}"
+        return f"it supports head sizes up to {_LARGEST_HEAD}"
     return gpu.why_addresses_do_not_fit(q, k, v)
 
 
@@ -59,17 +59,17 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
 
 
 def are_operands(spec: AttentionSpec, inputs: Inputs) -> bool:
-    """Whether q, k and v are what `operands` makes of them."""
+    """Whether q, k and v are operands already, so that `operands` would not change them."""
     feature_map = spec.kernel.feature_map
     changed = feature_map is not None and not feature_map.is_identity
     return not changed and not spec.value_gates and all(u.stride(-1) == 1 for u in inputs[:3])
 
 
-# ------------------------------------------------- rows over their sum, over t, or as they are
+# ------------------------------------------------- rows divided by their sum, by t, or not at all
 
 
 def refuse_denominator(spec: AttentionSpec) -> str | None:
-    """Why a program cannot leave rows that the denominator still divides; None if it can."""
+    """Why the denominator cannot be applied to a program's rows; None if it can."""
     denominator = spec.denominator
     if denominator is None or denominator.fused is not None or not denominator.uses_row_sum:
         return None
@@ -79,8 +79,8 @@ def refuse_denominator(spec: AttentionSpec) -> str | None:
 def row_divisor(spec: AttentionSpec, before: Tensor | None = None) -> tuple[str, float]:
     """What a program divides rows by ("sum", "count" or "one"), and what is added to a sum.
 
-    The count is that of this call's keys: where others came `before` [B], it is not the spec's. Under a norm
-    that does not see it, dividing by it keeps numbers small.
+    The count is of this call's keys alone: if others came `before` [B], it is not the spec's count. Under a
+    norm, which ignores it, dividing by it keeps numbers small.
     """
     fused = None if spec.denominator is None else spec.denominator.fused
     if fused is not None and fused.by == "sum":
@@ -90,14 +90,14 @@ def row_divisor(spec: AttentionSpec, before: Tensor | None = None) -> tuple[str,
 
 
 def rows_are_divided(spec: AttentionSpec, before: Tensor | None = None) -> bool:
-    """Whether a program's rows lack nothing of the spec's denominator."""
+    """Whether a program's rows are already divided by the spec's whole denominator."""
     if spec.denominator is None or spec.ignores_row_scale:
         return True
     return spec.denominator.fused is not None and row_divisor(spec, before)[0] != "one"
 
 
 def rows_are_final(spec: AttentionSpec, dtype: torch.dtype, before: Tensor | None = None) -> bool:
-    """Whether nothing follows on a program's rows but rounding to bf16, which it then does itself."""
+    """Whether only rounding to bf16 is left to do on a program's rows; the program then does it itself."""
     alone = spec.norm is None and not spec.gates_before_norm
     return alone and rows_are_divided(spec, before) and dtype == torch.bfloat16
 
@@ -105,7 +105,7 @@ def rows_are_final(spec: AttentionSpec, dtype: torch.dtype, before: Tensor | Non
 def over_denominator(
     spec: AttentionSpec, inputs: Inputs, y: Tensor, causal: bool, state: State | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """A program's rows [B, T, H, e] over what is left of the denominator, and its running sum, if any."""
+    """A program's rows [B, T, H, e] over the rest of the denominator, and its running sum, if any."""
     running = running_log_sum(spec, inputs, None if state is None else state.running, causal)
     before = None if state is None else state.count
     if spec.denominator is None or rows_are_divided(spec, before):
@@ -144,7 +144,7 @@ def finish_rows(spec: AttentionSpec, y: Tensor, gates: Mapping[str, Tensor], dty
 
 
 def fused_length(spec: AttentionSpec, y: Tensor) -> float | None:
-    """The length that the fused norm gives each row; None where it is not all that follows on the rows."""
+    """The length that the fused norm gives each row; None if something else follows on the rows."""
     if spec.norm is None or spec.gates_before_norm or len(spec.gates_after_norm) > 1:
         return None
     if not all(gate.multiplies for gate in spec.gates_after_norm):
@@ -179,7 +179,7 @@ def scaled_rows_backward(
     *,
     sums: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do = p e^g dy/D, the output a stock backward is to see (None for zeros), and Σ dy∘o e^g/D if asked."""
+    """do = p e^g dy/D, the output for a stock backward (None: zeros), and Σ dy∘o e^g/D if requested."""
     if gpu.runs_on(o.device) and o.dtype != torch.float64:
         do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, log_divisor, gate, unseen, sums)
         return do, None if unseen is None else kept, total if sums else None
@@ -251,7 +251,7 @@ def normed_rows(y: Tensor, length: float, centred: bool) -> tuple[Tensor, Tensor
 def normed_rows_backward(
     dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """dy and y (less its mean, if centred), laid out as asked for."""
+    """dy and y (minus its mean, if centred), in the given layout."""
     from maclaurin.programs.triton import rows as program
 
     return program.normed_backward_from_answer(dout, out, gain, centred, layout)
@@ -285,7 +285,7 @@ def fused_scaled_rows_backward(
     unseen: Tensor | None,
     sums: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do, what a stock backward is to see, and Σ dy∘o e^g/D; empty where not asked for."""
+    """do, the output for a stock backward, and Σ dy∘o e^g/D; empty if not requested."""
     from maclaurin.programs.triton import rows as program
 
     do, kept, total = program.scaled_backward(dy, o, log_gain, log_divisor, gate, unseen, sums=sums)

@@ -6,8 +6,8 @@
     @name.register_fake
     def _(x, …): …
 
-A custom operator of torch costs some hundred microseconds of a CPU's time per call and gradient, more than
-short programs run on a GPU.
+Calls are direct because a custom operator of torch takes some hundred microseconds of CPU time per call and
+gradient, more than a short program takes on a GPU.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Operator(Generic[P, R]):
         return self._graded.apply(*arguments)  # type: ignore[no-any-return]
 
     def register_fake(self, function: Callable[..., Any]) -> None:
-        """Shapes and dtypes of what it returns."""
+        """Set the function that gives the shapes and dtypes of its results."""
         self.traced.register_fake(function)
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[[Any, tuple[Any, ...], Any], None]
     ) -> None:
-        """Its gradient, as torch.library.register_autograd takes it."""
+        """Set its gradient, as in torch.library.register_autograd."""
         self.traced.register_autograd(backward, setup_context=setup_context)
         function = self._function
 

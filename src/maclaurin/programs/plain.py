@@ -1,6 +1,6 @@
-"""The plain forms as programs: every spec, every device, every dtype, and what each form cannot do.
+"""The plain forms as programs, for every spec, device and dtype.
 
-Their reasons are the ones a user reads when a form that was asked for does not exist.
+If a requested form cannot run, the user sees the reason from here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PlainForm(Program):
             )
         if keeps and self.form is Form.PARALLEL and not call.is_aligned:
             return (
-                f"{spec} keeps keys by the attention they received, which takes a query with every key; got "
-                f"{call.queries} queries and {call.keys} keys: hand over a state instead of old keys"
+                f"{spec} keeps keys by the attention they received, which needs one query per key; got "
+                f"{call.queries} queries and {call.keys} keys: pass a state instead of old keys"
             )
         if self.form in (Form.PARALLEL, Form.BLOCKED):
             if call.carries_state:
@@ -59,8 +59,8 @@ class PlainForm(Program):
         if not call.is_aligned and call.causal:
             instead = "" if call.carries_state else "use form='parallel', or "
             return (
-                f"the {form} form takes a query with every key, got {call.queries} queries and {call.keys} "
-                f"keys: {instead}hand over a state instead of old keys"
+                f"the {form} form needs one query per key, got {call.queries} queries and {call.keys} "
+                f"keys: {instead}pass a state instead of old keys"
             )
         return None
 
@@ -141,7 +141,7 @@ def _chunked_cost(call: Call, chunk: int) -> Cost:
         flops += 2 * rows * beside * (d + e)
         moved += rows * beside * (24 if spec.window.kept else 8)
     least = 1 / chunks  # a span is one chunk at least
-    share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of the tokens in memory at once
+    share = max(least, min(1.0, SPAN_BUDGET / (rows * max(features, 1))))  # of tokens in memory at once
     peak = ((rows + keys) * features + 2 * states + 2 * within) * share
     width = working_bytes(call)
     return Cost(flops, moved * width, 40 + 3 * d * spec.highest_order, peak * width)
@@ -155,7 +155,7 @@ def _recurrent_cost(call: Call) -> Cost:
     width = working_bytes(call)
     launches = tokens * ((40 if spec.window else 12) + 2 * d * max(len(spec.orders) - 2, 0))
     flops, moved = 2 * size * (heads + kv_heads), 4 * size * kv_heads * width
-    if spec.window:  # every step reads all exact keys, and writes them anew
+    if spec.window:  # every step reads and writes all exact keys
         beside = float(batch * tokens * (spec.window.size + spec.window.kept))
         flops += 2 * beside * heads * (d + e)
         moved += beside * (heads * (24 if spec.window.kept else 8) + 2 * kv_heads * (d + e)) * width

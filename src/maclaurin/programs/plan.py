@@ -1,6 +1,6 @@
 """The table of programs, and the plan of a call: the program that runs it, and why not another.
 
-The plan is found once per spec, shapes, dtypes, device and flags, and remembered.
+The plan is found once per spec, shapes, dtypes, device and flags, and cached.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 
 def _names_left_out() -> frozenset[str]:
-    """What $MACLAURIN_WITHOUT says not to use, names separated by commas; plain forms cannot be left out."""
+    """The programs that $MACLAURIN_WITHOUT excludes, separated by commas; plain forms cannot be excluded."""
     given = os.environ.get("MACLAURIN_WITHOUT", "").split(",")
     return frozenset(map(str.strip, given)) - {form.name for form in PLAIN_FORMS.values()}
 
@@ -56,7 +56,7 @@ _LEFT_OUT = _names_left_out()
 
 @dataclass(frozen=True)
 class Plan:
-    """What `attention` does for a call: one program, beside what the others would cost or why they cannot."""
+    """The program that `attention` runs for a call, and what others would cost or why they cannot run it."""
 
     spec: AttentionSpec
     program: Program
@@ -90,7 +90,7 @@ class Plan:
             return f"the {self.form.value} form was asked for"
         others = [p for p in self.costs if p is not self.program]
         if not others:
-            return "the only one that computes this call"
+            return "the only one that can run this call"
         if not all(self.costs[p].fits for p in others) and self.costs[self.program].fits:
             fitting = [p for p in others if self.costs[p].fits]
             if not fitting:
@@ -105,7 +105,7 @@ class Plan:
             cost, mark = self.costs[program], "→" if program is self.program else " "
             lines.append(
                 f" {mark} {program.name:21} ≈ {self.seconds(program) * 1e3:9.3g} ms, {cost.flops / 1e9:.3g} "
-                f"GFLOP, {cost.peak_bytes / 2**20:.3g} MiB beside inputs and output"
+                f"GFLOP, {cost.peak_bytes / 2**20:.3g} MiB besides inputs and output"
             )
         lines += [f"   {program.name:21} no: {why}" for program, why in self.refusals.items()]
         if self.state_bytes is not None:
@@ -120,7 +120,7 @@ def _refusal(program: Program, call: Call) -> str | None:
 
 
 def find_plan(call: Call) -> Plan:
-    """The cheapest program that computes the call; an error with the plain form's reason if none does."""
+    """The cheapest program that can run the call; if none can, an error with the plain form's reason."""
     costs: dict[Program, Cost] = {}
     refusals: dict[Program, str] = {}
     for program in PROGRAMS:
@@ -146,7 +146,7 @@ def find_plan(call: Call) -> Plan:
 
 
 def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
-    """The fastest program that fits in memory, or the fastest if none does (a plain loop: it is traced)."""
+    """The fastest program that fits in memory, or the fastest if none does; a plain loop can be traced."""
     best: tuple[bool, float] | None = None
     chosen = None
     for program, cost in costs.items():
@@ -163,14 +163,14 @@ def _why_none(call: Call, refusals: dict[Program, str]) -> str:
     return refusals[PLAIN_FORMS[carries]]
 
 
-# ------------------------------------------------------------------------------------- remembered plans
+# ------------------------------------------------------------------------------------- cached plans
 
 _plans: dict[Hashable, Plan] = {}
 _MOST_PLANS = 4096
 
 
 def forget_plans() -> None:
-    """Find every plan anew."""
+    """Clear the cache of plans."""
     _plans.clear()
 
 

@@ -1,4 +1,4 @@
-"""A program is one way to compute a call: it says whether it can, what it costs, and does it."""
+"""A program is one way to compute a call: it says whether it can run it, at what cost, and runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maclaurin.spec import AttentionSpec
 
 
 class Call(NamedTuple):
-    """One call of `attention` on rows of tokens, with padding on the right of a row if at all."""
+    """One call of `attention` on rows of tokens, with padding only on the right of a row."""
 
     spec: AttentionSpec
     inputs: Inputs
@@ -45,12 +45,12 @@ class Call(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether every key comes with its query."""
+        """Whether there are as many queries as keys."""
         return self.queries == self.keys
 
     @property
     def is_step(self) -> bool:
-        """Whether this is one further token of texts whose states are at hand."""
+        """Whether this is one more token after a state."""
         one = self.queries == 1 and self.keys == 1 and self.inputs.present is None
         return self.state is not None and self.causal and one
 
@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether a gradient is to flow through it."""
+        """Whether a gradient will flow through it."""
         if not torch.is_grad_enabled():
             return False
         given = (self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values())
@@ -91,7 +91,7 @@ RATES = {
         "triton": Rates(4e14, 3e12, 1.5e5),
     },
 }
-#: bytes beside inputs and output above which a program is taken only if no other fits
+#: bytes besides inputs and output above which a program is chosen only if no other fits
 MEMORY_BUDGET = 4 << 30
 
 
@@ -106,7 +106,7 @@ class Cost:
 
     @property
     def fits(self) -> bool:
-        """Whether what is written down beside inputs and output stays within the budget."""
+        """Whether the memory needed besides inputs and output is within the budget."""
         return self.peak_bytes <= MEMORY_BUDGET
 
     def seconds(self, device: str, backend: str) -> float:
@@ -117,9 +117,9 @@ class Cost:
 
 
 class Program(ABC):
-    """One way to compute a call. Programs hold nothing: one object of each serves every call."""
+    """One way to compute a call. Programs have no state: one object of each runs every call."""
 
-    #: how it is called in a plan
+    #: its name in a plan
     name: str
     #: the form it computes
     form: Form
@@ -129,31 +129,31 @@ class Program(ABC):
     def refuses(self, call: Call) -> str | None:
         """Why it does not compute this call; None if it does."""
         if call.form is not None and call.form is not self.form:
-            return f"it computes the {self.form.value} form, and another was asked for"
+            return f"it computes the {self.form.value} form, but another was requested"
         return self.cannot(call)
 
     @abstractmethod
     def cannot(self, call: Call) -> str | None:
-        """Why it cannot compute this call, whatever form was asked for; None if it can."""
+        """Why it cannot compute this call, whatever form was requested; None if it can."""
 
     @abstractmethod
     def cost(self, call: Call) -> Cost:
-        """What a forward pass takes."""
+        """The cost of a forward pass."""
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        """The output [B, T, H, e] in the dtype of q, and the state after the last token if wanted."""
+        """The output [B, T, H, e] in the dtype of q, and the state after the last token if requested."""
 
     def prepared(self, call: Call) -> Run:
         """`run` for calls with the plan of this one: same spec, shapes, strides, dtypes, device and flags.
 
-        A program whose calls are short works out here what follows from those alone. The scale, the strides
+        A program with short calls computes here whatever depends on these alone. The scale, the strides
         of gates and all numbers in tensors may differ from call to call.
         """
         return self.run
 
     def chunk(self, call: Call) -> int | None:
-        """Tokens per chunk or block, where it has such."""
+        """Tokens per chunk or block, if it has chunks or blocks."""
         return None
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ def dense_flops(call: Call) -> float:
 
 
 def working_bytes(call: Call) -> int:
-    """Bytes of a number while it is worked on."""
+    """Bytes per number in the working dtype."""
     return working_dtype(call.inputs.q.dtype).itemsize
 
 

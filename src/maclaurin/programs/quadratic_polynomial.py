@@ -1,7 +1,7 @@
 """Polynomial kernels, and σ, on the fused quadratic program triton/polynomial_quadratic.py.
 
-The program divides by the row sum, by the number of visible keys, or not; what is left of a spec (other
-denominators, gates, norms) follows on its rows.
+The program divides by the row sum, by the number of visible keys, or not at all; the rest of a spec (other
+denominators, gates, norms) is applied to its rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class QuadraticPolynomial(Program):
 
 
 class _Pairs(NamedTuple):
-    """What a call needs to know of its spec and its tensors' layout."""
+    """What a call needs from its spec and its tensors' layout."""
 
     coefficients: tuple[float, ...]
     sigmoid: bool
@@ -109,14 +109,14 @@ class _Pairs(NamedTuple):
 def _refuse_weights(spec: AttentionSpec) -> str | None:
     weight = spec.kernel.fused
     if weight is None or weight.function == "exp":
-        return "its weights are a polynomial of the score, or its sigmoid"
+        return "it supports only polynomials of the score, or its sigmoid"
     if weight.about_mean:
-        return "its polynomial is the same for every row"
+        return "it supports only polynomials that are the same for every row"
     if weight.function == "polynomial" and not len(spec.orders) > 0:
-        return "it weighs nothing"
+        return "all weights are zero"
     if len(weight.coefficients) - 1 > _HIGHEST_ORDER:
-        return f"it goes up to order {_HIGHEST_ORDER}"
-    return "it has no window" if spec.window is not None else None
+        return f"it supports orders up to {_HIGHEST_ORDER}"
+    return "it does not support a window" if spec.window is not None else None
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -137,8 +137,8 @@ def polynomial_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
 
-    `totals` [B, K, T] in fp64 are running totals of the log decay gate: w is times e^{L_t − L_s}.
-    `narrow`: y in bf16, and behind it what rounding took from it, for the backward pass; else that is empty.
+    `totals` [B, K, T] in fp64 are running totals L of the log decay gate: w is multiplied by e^{L_t − L_s}.
+    `narrow`: y in bf16, and last its rounding error for the backward pass; else that is empty.
     """
     from maclaurin.programs.triton import polynomial_quadratic as program
 
@@ -193,7 +193,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    """What rounding took and the divisor z are for this pass only: nothing of a spec reads them."""
+    """The rounding error and the divisor get no gradient: only this pass uses them."""
     if dy is None:
         return (None,) * 10
     q, k, v, totals, y, rest, z = ctx.saved_tensors

@@ -3,7 +3,7 @@ softmax rows and their log-sum-exp, both with gradients.
 
     Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
 
-Where D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass takes ln D for the log-sum-exp and needs no
+Where D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass uses ln D as the log-sum-exp and needs no
 rows.
 """
 
@@ -51,9 +51,9 @@ class ScoreMod(Program):
         if call.carries_state:
             return "it carries no state"
         if not call.causal and spec.has_order_of_time:
-            return "a decay or a window is causal"
+            return "a decay or a window needs causal attention"
         if spec.norm is not None and not spec.norm.per_head:
-            return "a norm over several heads sees gains that may overflow"
+            return "a norm over several heads needs gains that may overflow"
         return refuse_tensors(call)
 
     def cost(self, call: Call) -> Cost:
@@ -68,14 +68,14 @@ class ScoreMod(Program):
 
 
 def refuse_weights(spec: AttentionSpec) -> str | None:
-    """Why weights e^(modified score) are not all that the spec asks for; None if they are."""
+    """Why the spec's weights are not just e^(modified score); None if they are."""
     weight, window = spec.kernel.fused, spec.window
     if window is not None:
         if spec.kernel.orders:
-            return "a window here has no tail beside it"
+            return "it supports no tail beside a window"
         return None if window.is_plain else f"it does not compute {window}"
     if weight is None or weight.function != "exp":
-        return "its weights are e^x of a modified score"
+        return "it supports only e^x of a modified score"
     return None if weight.clamp is not None or spec.decay_gates else "the score is not modified"
 
 
@@ -114,7 +114,7 @@ def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: boo
 
 
 def _arguments(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> tuple[Any, ...]:
-    """What the program takes, as the operators below list it."""
+    """The arguments of the operators below, in order."""
     log_forget, weight = log_decay(spec, inputs), spec.kernel.fused
     return (
         *(u.transpose(1, 2) for u in operands(spec, inputs)),
@@ -167,7 +167,7 @@ class _ScaledRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """dg is made of do as rounded: δ = Σ do∘o − dlse then vanishes where D does not know the row."""
+        """dg comes from the rounded do, so that δ = Σ do∘o − dlse is 0 if D does not depend on the row."""
         o, log_gain = ctx.saved_tensors
         do, _, _ = scaled_rows_backward(dy, o, log_gain)
         return do, row_products(do, o)

@@ -1,4 +1,4 @@
-"""Softmax in recurrent form: exp as its series, cut at an order certified from the scores at hand."""
+"""Softmax in recurrent form: exp as its series, truncated at an order certified from the scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maclaurin.spec import AttentionSpec, SlidingWindow, Taylor
 
 
 class SeriesNotice(UserWarning):
-    """Says that exp runs as a truncated series, up to which order and how good that is."""
+    """exp runs as a truncated series; the message gives its order and its error."""
 
 
 def require_recurrent(spec: AttentionSpec) -> None:
@@ -32,7 +32,7 @@ def require_recurrent(spec: AttentionSpec) -> None:
             "'chunked' without a state."
         )
     raise NoFiniteStateError(
-        f"{spec} has no finite recurrent form: {spec.kernel} is no polynomial of the score.\n"
+        f"{spec} has no finite recurrent form: {spec.kernel} is not a polynomial of the score.\n"
         "Use form='parallel' or 'chunked' without a state, or a polynomial kernel such as taylor(2)."
     )
 
@@ -49,10 +49,10 @@ def as_series(
     sequences: int,
     state_budget: int,
 ) -> tuple[AttentionSpec, Certificate, float]:
-    """(the spec with taylor(N) for exp, why N is enough, the longest key so far).
+    """(the spec with taylor(N) for exp, the certificate for N, the norm of the longest key so far).
 
-    The bound is the largest |x| there is, or |scale|·max‖q‖·max‖k‖ where a state has keys that cannot
-    be seen any more, or a larger one that the caller promises for the tokens to come.
+    The bound is the largest |x|, or |scale|·max‖q‖·max‖k‖ if a state holds keys that are no longer
+    available, or a larger one that the caller promises for the tokens to come.
     """
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must lie between 0 and 1, got {tolerance}.")
@@ -88,7 +88,7 @@ def as_series(
 
 
 def _largest_score(q: Tensor, k: Tensor, causal: bool, block: int = 512) -> float:
-    """max |q·k| over the pairs that are visible, a block of queries at a time."""
+    """max |q·k| over the visible pairs, a block of queries at a time."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)
     q = q.transpose(1, 2)
     largest = 0.0
@@ -114,7 +114,7 @@ def _certificate(spec: AttentionSpec, state: State | None, bound: float, toleran
         return certificate
     known = state.certificate
     if known is None:
-        raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
+        raise InputError(f"this state belongs to {state.spec}, but the call is for {spec}.")
     if output_error(known.order, bound) <= tolerance:
         return Certificate(known.order, max(bound, known.score_bound), tolerance)
     raise StateBudgetError(
@@ -126,7 +126,7 @@ def _certificate(spec: AttentionSpec, state: State | None, bound: float, toleran
 
 
 def _alternatives(spec: AttentionSpec) -> str:
-    """What would work, as specs that can be typed."""
+    """What would work, as specs to type."""
     around = spec.parts[1:]
     wanted = [
         ("a lower order", (Taylor(2),)),

@@ -10,17 +10,17 @@ denominator D is a gain per row on the same call:
     Σ_s e^x v_s / D = e^g softmax(x)V,      g = lse − ln D,    lse = ln Σ_s e^x
 
 Backward, with do = e^g dy and a = ∂g/∂lse: the scores get dx = P∘(do Vᵀ − δ) with
-δ = Σ do∘o − a Σ do∘o = Σ do∘(1−a)o, so torch's backward gives the exact gradients when it is handed
+δ = Σ do∘o − a Σ do∘o = Σ do∘(1−a)o, so torch's backward gives the exact gradients when it gets
 do for the gradient and (1−a)o for the output it saved. Where D does not depend on the row's weights (1, t,
 a learned sum, a detached row sum) a = 1, and that output is zero. Where D is also constant and there is no
-gate, dx = e^{x − ln D}∘(dy Vᵀ): torch's backward is handed dy itself and ln D for the log-sum-exp it saved,
-and nothing of the rows is kept.
+gate, dx = e^{x − ln D}∘(dy Vᵀ): torch's backward gets dy itself, and ln D for the log-sum-exp it saved, and
+no rows are kept.
 
-Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row give back o, so only they are kept.
-A mean that the norm takes off is not among them, but δ = Σ do∘o does not see it, as do has none either.
+Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row determine o, so only these are
+kept. A mean that the norm subtracts is lost, but δ = Σ do∘o does not depend on it, as the mean of do is zero.
 
-torch's backward takes memory for do, o and its own sums beside the gradients. Where rows are large, it goes
-over a few sequences at a time, and their gradients are copied to where all of them lie (`_Backward`).
+torch's backward takes memory for do, o and its own sums besides the gradients. If rows are large, it runs on
+a few sequences at a time and copies their gradients into the whole (`_Backward`).
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class StockSoftmax(Program):
         spec = call.spec
         weight = spec.kernel.fused
         if weight is None or weight.function != "exp" or weight.clamp is not None:
-            return "its weights are e^x"
+            return "it supports only weights e^x"
         if spec.decay_gates:
-            return "it has no decay gate"
+            return "it does not support decay gates"
         if call.carries_state:
             return "it carries no state"
         return None if spec.ignores_row_scale else _why_no_gain(call)
@@ -94,7 +94,7 @@ def _gated(call: Call) -> Inputs:
 
 
 def _run_softmax(call: Call) -> tuple[Tensor, None]:
-    """Softmax, and whatever follows on its rows."""
+    """Softmax, then gates and norm on its rows."""
     inputs = _gated(call)
     y = _softmax(inputs, call.scale, call.causal)
     return finish_rows(call.spec, y, inputs.gates, inputs.q.dtype), None
@@ -116,7 +116,7 @@ def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
 
 
 def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
-    """The mask SDPA needs beside its own causal flag, which aligns the first query to the first key.
+    """The mask SDPA needs besides its own causal flag, which aligns the first query to the first key.
 
     Padding on the right needs none when causal: no real query sees a later key.
     """
@@ -135,25 +135,25 @@ def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
 
 
 def _why_no_gain(call: Call) -> str | None:
-    """A norm over several heads sees their relative gains, which may overflow: that stays with the forms."""
+    """Why no gain; None if it can. For a norm over several heads, their relative gains may overflow."""
     spec, inputs = call.spec, call.inputs
     if spec.norm is not None and not spec.norm.per_head:
-        return "a norm over several heads sees gains that may overflow"
+        return "a norm over several heads needs gains that may overflow"
     if not (call.is_aligned if call.causal else inputs.present is None):
-        return "with a gain per row it takes a query with every key, and no padding unless causal"
+        return "with a gain per row it needs one query per key, and no padding unless causal"
     if torch_softmax(inputs.q.transpose(1, 2), inputs.k, inputs.v, call.device) is None:
         return "torch has no fused attention that also gives the log-sum-exp for such tensors"
     denominator = spec.denominator
     if denominator is not None and denominator.uses_row_sum and not denominator.has_log_slope:
-        return f"{denominator} does not say how it changes with its row sum"
+        return f"{denominator} does not define log_slope, its change with the row sum"
     return None
 
 
 class _Gained(NamedTuple):
-    """What a softmax with a gain per row needs to know of its spec and shapes."""
+    """What a softmax with a gain per row needs from its spec and shapes."""
 
     stock: TorchSoftmax
-    #: the argument of a gate [B, T, H] that is all that follows on the rows: a part of their gain
+    #: the argument of a gate [B, T, H], if only that gate follows on the rows: it joins their gain
     gate: str | None
     uses_row_sum: bool
     #: query heads per key-value head
@@ -180,7 +180,7 @@ class _Gained(NamedTuple):
         return finish_rows(call.spec, self.rows(call, inputs, None), gates, inputs.q.dtype), None
 
     def rows(self, call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
-        """The rows over their denominator [B, T, H, e], times a gate [B, T, H] where one is given."""
+        """The rows over their denominator [B, T, H, e], times a gate [B, T, H] if given."""
         q, k, v, *_ = inputs
         if self.group > 1:
             k, v = k.repeat_interleave(self.group, 2), v.repeat_interleave(self.group, 2)
@@ -195,7 +195,7 @@ class _Gained(NamedTuple):
 
 
 def _gate_in_gain(spec: AttentionSpec) -> str | None:
-    """The argument of the one gate that follows on the rows, where nothing else does."""
+    """The argument of the gate that follows on the rows, if it is the only step left."""
     if spec.norm is not None or len(spec.gates_before_norm) != 1:
         return None
     (only,) = spec.gates_before_norm
@@ -240,7 +240,7 @@ def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
 def _log_divisor_of_count(
     spec: AttentionSpec, queries: int, keys: int, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """ln D [1, 1, T] of a denominator that sees the number of keys and nothing else, made once per shape."""
+    """ln D [1, 1, T] of a denominator that depends only on the number of keys, cached per shape."""
     with torch.inference_mode(False), torch.no_grad():
         q, k = (torch.empty(1, n, 1, 1, dtype=dtype, device=device) for n in (queries, keys))
         inputs = Inputs(q, k, k)
@@ -253,12 +253,12 @@ def _padded(u: Tensor, size: int) -> Tensor:
 
 
 def weights_fit(like: Tensor) -> bool:
-    """Whether weights over a D that does not know them are multiplied as they are: fp16 has no range."""
+    """Whether e^x/D can be multiplied in this dtype if D does not depend on the row: fp16 lacks the range."""
     return like.dtype != torch.float16
 
 
 class _GainedAnswer(NamedTuple):
-    """Rows [B, T, H, e] with their gain, and what its backward pass reads: o [B, H, T, e], lse, ln D, 1−a."""
+    """Rows [B, T, H, e] with their gain, and what the backward pass reads: o [B, H, T, e], lse, ln D, 1−a."""
 
     y: Tensor
     o: Tensor
@@ -323,7 +323,7 @@ class _GainedSoftmax(torch.autograd.Function):
 
 
 class _DirectRows(NamedTuple):
-    """What torch's backward is handed where D is constant and there is no gate: dy, zeros and ln D."""
+    """What torch's backward gets if D is constant and there is no gate: dy, zeros and ln D."""
 
     dy: Tensor
     layout: tuple[int, ...]
@@ -337,7 +337,7 @@ class _DirectRows(NamedTuple):
 
 
 class _GainedRows(NamedTuple):
-    """The same where rows have a gain of their own. Sums Σ dy∘o e^g/D are added to the list, part by part."""
+    """The same if rows have their own gain. Sums Σ dy∘o e^g/D are added to the list, part by part."""
 
     dy: Tensor
     layout: tuple[int, ...]
@@ -364,7 +364,7 @@ class _GainedRows(NamedTuple):
 
 
 class _Normed(NamedTuple):
-    """What a softmax needs to know of its spec where a norm per head follows; only its answer is kept."""
+    """What a softmax needs from its spec if a norm per head follows; only its answer is kept."""
 
     stock: TorchSoftmax
     length: float
@@ -372,7 +372,7 @@ class _Normed(NamedTuple):
 
     @staticmethod
     def of(call: Call) -> _Normed | None:
-        """None where more follows, or where no fused norm takes such rows."""
+        """None if more than a norm follows, or if no fused norm supports such rows."""
         spec, q, k, v = call.spec, *call.inputs[:3]
         if spec.norm is None or not spec.norm.per_head or spec.gates_after_norm:
             return None
@@ -427,7 +427,7 @@ class _NormedSoftmax(torch.autograd.Function):
 
 
 class _NormedRows(NamedTuple):
-    """What torch's backward is handed under a norm, made from the answer and one number per row."""
+    """What torch's backward gets under a norm, computed from the answer and one number per row."""
 
     dy: Tensor
     layout: tuple[int, ...]
@@ -444,11 +444,11 @@ class _NormedRows(NamedTuple):
 
 # --------------------------------------------------------------------------- backward in slices of the batch
 
-#: bytes of rows and tokens of a text from which the backward pass goes over some sequences at a time. Short
-#: texts do not: copying gradients takes as long for each token of them, and pairs take less
+#: bytes of rows, and tokens per text, from which the backward pass runs on some sequences at a time. It does
+#: not pay for short texts: copying takes as long per token, and attention less
 SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
-#: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R beside its gradients; a slice takes
-#: its share of 7 R, for do, o, cuDNN's sums and three gradients, and o may be kept beside them
+#: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R besides its gradients; a slice takes
+#: its share of 7 R, for do, o, cuDNN's sums and three gradients, and o may be kept besides
 _SLICES, _SLICES_BESIDE_O = 4, 8
 
 
@@ -459,7 +459,7 @@ class _RowsOfSome(Protocol):
 
 
 class _Backward(NamedTuple):
-    """torch's backward for the rows it is handed."""
+    """torch's backward for given rows."""
 
     stock: TorchSoftmax
     scale: float
@@ -468,7 +468,7 @@ class _Backward(NamedTuple):
     def gradients(
         self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, slices: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq, dk, dv [B, T, H, size]; in so many slices of the batch where rows are large."""
+        """dq, dk, dv [B, T, H, size]; in slices of the batch if rows are large."""
         batch = q.shape[0]
         if batch == 1 or not _is_large(v):
             return self.of_part(q, k, v, rows, None)
@@ -482,7 +482,7 @@ class _Backward(NamedTuple):
     def write_part(
         self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice, found: tuple[Tensor, ...]
     ) -> None:
-        """The gradients of some sequences, to where those of all lie; whatever else it takes ends with it."""
+        """Write the gradients of some sequences into the whole; other memory is freed on return."""
         parts = self.of_part(q[some], k[some], v[some], rows, some)
         for whole, part in zip(found, parts, strict=True):
             whole[some].copy_(part)
@@ -497,7 +497,7 @@ class _Backward(NamedTuple):
 
 
 def _is_large(v: Tensor) -> bool:
-    """Whether memory counts for more than copying gradients; a compiler keeps the pass in one piece."""
+    """Whether saving memory is worth copying gradients; a traced pass is never sliced."""
     if is_tracing() or v.shape[1] < SLICED_TOKENS:
         return False
     return v.numel() * v.element_size() >= SLICED_BYTES
@@ -527,14 +527,14 @@ class TorchSoftmax(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq, dk, dv from dx = P∘(do Vᵀ − Σ do∘o).
 
-        o must lie in memory as `forward` laid it: cuDNN keeps what it built for q, k, v of some layout and
-        takes it for granted that o follows from theirs.
+        o must have the memory layout that `forward` gave it: cuDNN caches what it built for the layout of
+        q, k, v and assumes that the layout of o follows from it.
         """
         ...
 
 
 def zeros_in_layout(like: Tensor, layout: tuple[int, ...]) -> Tensor:
-    """Zeros of the shape and dtype of `like`, laid as `forward` laid its output."""
+    """Zeros of the shape and dtype of `like`, in the memory layout of the output of `forward`."""
     return torch.empty_strided(like.shape, layout, dtype=like.dtype, device=like.device).zero_()
 
 
@@ -553,7 +553,7 @@ def torch_softmax(q: Tensor, k: Tensor, v: Tensor, device: torch.device) -> Torc
 
 @lru_cache(maxsize=16)
 def _has_hopper_cudnn(device: torch.device) -> bool:
-    """AMD's GPUs count their capability from 9 as well."""
+    """Whether cuDNN's attention for Hopper runs here; AMD's GPUs also report a capability of 9 or more."""
     if torch.version.hip is not None or not torch.cuda.is_available():
         return torch.version.hip is None
     return torch.cuda.get_device_properties(device).major >= 9

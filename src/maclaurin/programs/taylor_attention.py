@@ -1,10 +1,10 @@
 """Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused
 program (triton/about_mean.py): every pair of the tail, or chunks of it through moments. Hermite's of order 2,
-whose weights sum to the number of keys, is the same series less a constant per row ("balanced").
+whose weights sum to the number of keys, is the same series minus a constant per row ("balanced").
 
 Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
-them. Text read on from a state with a window is put behind the keys that the state keeps, sinks and window,
-as if it began with them; the tail begins with the state's moments.
+them. Text that continues from a state with a window is put after the state's exact keys, sinks and window, as
+if it began with them; the tail begins with the state's moments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
 
-_NOT_BALANCED = "it is for weights 1 + c + (c² − u)/2, with the row's scores c less their mean and variance u"
+_NOT_BALANCED = (
+    "it supports only weights 1 + c + (c² − u)/2, c the score minus the row's mean, u the variance"
+)
 #: Horner's rule is unrolled, and no higher order was measured
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
@@ -48,7 +50,7 @@ class PairsAboutMean(Program):
         return (
             _refuse_spec(call)
             or ("it carries no state" if call.carries_state else None)
-            or (f"it goes up to order {_HIGHEST_ORDER}" if too_high else None)
+            or (f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None)
             or refuse_tensors(call)
         )
 
@@ -72,9 +74,13 @@ class TailInChunks(Program):
         order, d = call.spec.highest_order, call.inputs.q.shape[3]
         return (
             _refuse_spec(call)
-            or (refuse_head(order, d) if order <= HIGHEST_MOVED else f"it goes up to order {HIGHEST_MOVED}")
+            or (
+                refuse_head(order, d)
+                if order <= HIGHEST_MOVED
+                else f"it supports orders up to {HIGHEST_MOVED}"
+            )
             or ("the row sum must be positive" if not _sums_are_positive(call) else None)
-            or ("a step has programs of its own" if call.is_step else None)
+            or ("single tokens have their own programs" if call.is_step else None)
             or (_refuse_state(call) if call.carries_state else None)
             or refuse_tensors(call)
         )
@@ -101,7 +107,7 @@ class TailInChunks(Program):
 
 
 class BalancedPairs(Program):
-    """Every pair of 1 + c + (c² − u)/2, for the score c less its mean over the row and the variance u."""
+    """Every pair of 1 + c + (c² − u)/2, for c the score minus its row's mean and u the variance."""
 
     name = "balanced pairs"
     backend = "triton"
@@ -139,18 +145,18 @@ class BalancedChunks(Program):
 
 
 def _refuse_balanced(call: Call) -> str | None:
-    """Why rows are not Hermite's of order 2 over the number of their keys."""
+    """Why the spec is not hermite(2) divided by the number of keys; None if it is."""
     spec = call.spec
     divided = None if spec.denominator is None else spec.denominator.fused
-    by_count = divided is not None and divided.eps == 0  # their sum is their number
+    by_count = divided is not None and divided.eps == 0  # weights sum to the number of keys
     by_norm = spec.denominator is None and spec.norm is not None and spec.norm.per_head
     weight = spec.kernel.fused
     return (
         (None if weight is not None and weight.function == "balanced" else _NOT_BALANCED)
-        or ("it knows no window" if spec.window is not None else None)
-        or ("it has no decay gate" if spec.decay_gates else None)
-        or ("it divides rows by the number of their keys" if not (by_count or by_norm) else None)
-        or ("it is causal" if not call.causal else None)
+        or ("it does not support a window" if spec.window is not None else None)
+        or ("it does not support decay gates" if spec.decay_gates else None)
+        or ("it divides rows only by the number of their keys" if not (by_count or by_norm) else None)
+        or ("it supports only causal attention" if not call.causal else None)
         or ("it carries no state" if call.carries_state else None)
         or refuse_tensors(call)
     )
@@ -181,23 +187,23 @@ def _run_balanced(call: Call, chunk: int) -> tuple[Tensor, None]:
 
 
 def _refuse_spec(call: Call) -> str | None:
-    """Why rows are not polynomials about the mean, or beside a window, that their sum may divide."""
+    """Why the spec is not a polynomial about the mean, or beside a window, over its sum; None if it is."""
     spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
     if weight is None or weight.function != "polynomial" or not (weight.about_mean or window is not None):
-        return "it is for polynomials about the mean score, or beside a window"
+        return "it supports only polynomials about the mean score, or beside a window"
     if len(weight.coefficients) < 2:
-        return "a tail of order 0 does not look at its scores"
+        return "a tail of order 0 does not depend on its scores"
     if window is not None and not window.is_plain:
         return f"it does not compute {window}"
     if spec.decay_gates:
-        return "it has no decay gate"
+        return "it does not support decay gates"
     if spec.norm is not None and not spec.norm.per_head:
-        return "a norm over several heads sees the sum that rows are divided by"
+        return "a norm over several heads depends on the sum that rows are divided by"
     if window is not None and not _sums_are_positive(call):
         return "beside a window the row sum must be positive"
     if not spec.ignores_row_scale:
         return "rows must be divided by their plain sum, or a norm must follow"
-    return None if call.causal else "it is causal"
+    return None if call.causal else "it supports only causal attention"
 
 
 def _sums_are_positive(call: Call) -> bool:
@@ -205,18 +211,18 @@ def _sums_are_positive(call: Call) -> bool:
 
 
 def _refuse_state(call: Call) -> str | None:
-    """Why it does not go on from such a state, or gives none back."""
+    """Why it cannot continue from such a state, or return one."""
     spec, state, window = call.spec, call.state, call.spec.window
     if call.inputs.present is not None:
-        return "with a state it knows no padding"
+        return "with a state it does not support padding"
     if not spec.needs_row_sum or spec.orders != tuple(range(spec.highest_order + 1)):
-        return "its states count keys and hold all lower orders, and those of this spec do not"
+        return "it needs states that count keys and hold all lower orders, unlike those of this spec"
     if state is not None and state.moments.dtype != torch.float32:
         return "it keeps states in fp32"
     if window is None:
         return None
     if spec.value_gates:
-        return "beside a window it carries no state with a value gate"
+        return "with a window and a value gate it carries no state"
     first = window.size + window.sinks
     if state is None:
         return None if call.queries > first else "the text is shorter than window and sinks"
@@ -233,7 +239,7 @@ def _refuse_unfilled(state: State, first: int) -> str | None:
 
 
 def _behind_exact_keys(inputs: Inputs, state: State) -> Inputs:
-    """The text behind sinks and window of the state, with queries of zeros there, whose rows are dropped."""
+    """The text after sinks and window of the state, which get zero queries; their rows are dropped."""
     exact = state.exact
     assert exact is not None
 
@@ -253,7 +259,7 @@ def _exact_keys_of(window: Window, line: Inputs) -> ExactKeys:
 
 
 def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """Rows [B, T, H, e] over their sums, and, where a state is wanted, the moments of the tail after them."""
+    """Rows [B, T, H, e] over their sums, and, if a state is requested, the moments of the tail after them."""
     spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
     assert weight is not None
     q, k, v = operands(spec, line)
@@ -310,9 +316,9 @@ def mean_polynomial(
     divisor: str,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] in fp32 (`narrow`: in bf16, and what rounding took from it); the last state, or empty.
+    """y [B, T, H, e] in fp32 (`narrow`: in bf16, and its rounding error); the last state, or empty.
 
-    States are [B, K, F, e + 1], about the offset [B, K, d] that comes behind them: the given one, which
+    States are [B, K, F, e + 1], about the offset [B, K, d] that follows them: the given one, which
     belongs to `initial`, or the mean of the first chunk. The last seven tensors are for the backward pass.
     """
     from maclaurin.programs.triton import about_mean as program
@@ -326,7 +332,7 @@ def mean_polynomial(
         state = layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
         state = state.unflatten(0, k.shape[::2])
     origin = k.new_empty(0) if not origin.numel() else origin.view(k.shape[0], k.shape[2], -1)
-    if offset is not None:  # an operator returns nothing it was given
+    if offset is not None:  # an operator must not return its inputs
         origin = origin.clone()
     rest = q.new_empty(0) if rest is None else rest
     return y, rest, state, origin, *rows  # type: ignore[return-value]
@@ -425,7 +431,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, dy: Tensor | None, _: Any, d_state: Tensor | None, *__: Any) -> tuple[Any, ...]:
-    d_state = d_state if ctx.return_state else None  # traced, an empty one has a gradient too
+    d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)
     q, k, v, y, rest, origin, initial, *rows = ctx.saved_tensors

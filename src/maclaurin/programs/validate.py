@@ -47,7 +47,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-#: heads from which on fewer than half as many tokens look like swapped axes
+#: from this many heads, fewer than half as many tokens look like swapped axes
 _MANY_HEADS = 96
 
 
@@ -119,7 +119,7 @@ def _check_gate(spec: AttentionSpec, part: Part, argument: Argument, inputs: Inp
 
 
 def _unknown_argument(spec: AttentionSpec, name: str) -> str:
-    """Why a keyword of `attention` has no meaning: no part of this spec takes it, or it is misspelt."""
+    """Why a keyword of `attention` is an error: no part of this spec takes it, or it is misspelt."""
     owner = next((p for p in _known_gates() if any(a.name == name for a in p.arguments)), None)
     if owner is not None:
         symbol = f"{owner.mark}{owner.notation}"
@@ -181,7 +181,7 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
     if not isinstance(state, State):
         raise InputError(f"state must be one that attention returned, not {type(state).__name__}.")
     if state.spec != spec:
-        raise InputError(f"this state belongs to {state.spec}, and the call is for {spec}.")
+        raise InputError(f"this state belongs to {state.spec}, but the call is for {spec}.")
     batch, kv_heads = state.moments.shape[:2]
     d, e = inputs.k.shape[3], inputs.v.shape[3]
     wanted = (sequences, inputs.k.shape[2], spec.features(d), e + int(spec.needs_row_sum))
@@ -192,17 +192,17 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
         )
     if state.moments.dtype != working_dtype(inputs.q.dtype):
         raise InputError(
-            f"this state is kept in {state.moments.dtype}, and inputs in {inputs.q.dtype} need one in "
-            f"{working_dtype(inputs.q.dtype)}: cast the inputs or begin again."
+            f"this state is kept in {state.moments.dtype}, but inputs in {inputs.q.dtype} need one in "
+            f"{working_dtype(inputs.q.dtype)}: cast the inputs or start with a new state."
         )
     if state.exact is not None and state.exact.recent_k.dtype.itemsize < inputs.k.dtype.itemsize:
         raise InputError(
-            f"this state keeps keys in {state.exact.recent_k.dtype}, and inputs in {inputs.k.dtype} would "
-            "lose digits there: cast the inputs or begin again."
+            f"this state keeps keys in {state.exact.recent_k.dtype}, but inputs in {inputs.k.dtype} would "
+            "lose digits there: cast the inputs or start with a new state."
         )
     if state.running is not None and state.running.shape[1] != inputs.q.shape[2]:
         raise InputError(
-            f"this state is for {state.running.shape[1]} query heads, and q has {inputs.q.shape[2]}."
+            f"this state is for {state.running.shape[1]} query heads, but q has {inputs.q.shape[2]}."
         )
     if state.device != inputs.q.device:
         raise InputError(f"the state is on {state.device} and q on {inputs.q.device}: use state.to(…).")
