@@ -1,4 +1,4 @@
-"""Maclaurin writes softmax attention as the recurrent network it is.
+"""Maclaurin writes softmax attention as a recurrent network.
 
     exp(q·k) = Σ_n (q·k)ⁿ/n! = Σ_n ⟨q^⊗n, k^⊗n⟩/n!
 
@@ -7,7 +7,7 @@ in chunks and step by step as an RNN, with the same answer and the same gradient
 
     y = maclaurin.attention(q, k, v, "exp/l2")
 
-The algebra needs no torch, so torch is imported with the first name that does.
+Specs need no torch: it is imported with the first name that needs it.
 """
 
 import importlib

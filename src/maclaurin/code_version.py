@@ -36,15 +36,15 @@ def digest_of_source(package: Path) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this package's source; None where it is installed, also inside somebody's repository."""
+    """The commit of this package's source; None if it is installed, even inside another git repository."""
     source = Path(__file__)
     if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
-        return None  # git does not track this file, so the repository around it is another project's
+        return None  # git does not track this file, so the repository belongs to another project
     return _git(source.parent, "describe", "--always", "--dirty")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None."""
+    """The output of git, or None if it fails."""
     try:
         result = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, encoding="utf-8"

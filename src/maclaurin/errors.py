@@ -14,7 +14,7 @@ class MaclaurinError(ValueError):
 
 
 class SpecError(MaclaurinError):
-    """A part that cannot be built, or parts that mean nothing together.
+    """A part that cannot be built, or parts that make no sense together.
 
     `place` is the part at fault, or the text of the argument at fault, so that a notation can point at it.
     """
@@ -41,7 +41,7 @@ class InputError(MaclaurinError):
 
 
 class NoFiniteStateError(MaclaurinError):
-    """A recurrent form was asked of a spec that has none."""
+    """A recurrent form was requested of a spec that has none."""
 
 
 class StateBudgetError(MaclaurinError):
@@ -49,7 +49,7 @@ class StateBudgetError(MaclaurinError):
 
 
 class DataError(MaclaurinError):
-    """Data that is missing, cannot be read, or cannot be used as asked."""
+    """Data that is missing, cannot be read, or cannot be used as requested."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -59,7 +59,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def load_extra(library: str, purpose: str, instead: str = "") -> Any:
-    """Import the library, or raise an error that names the extra with it and what works without it."""
+    """Import the library, or raise an error that names the extra to install and what works without it."""
     try:
         return importlib.import_module(library)
     except ImportError:

@@ -1,8 +1,8 @@
-"""Parts of one's own: where they are defined, and how commands, workers and saved models load them.
+"""User-defined parts: where they are defined, and how commands, workers and saved models load them.
 
-A part is known once the module that registers it is imported. A command imports modules named by `--import`,
-installed packages name theirs as entry points of the group `maclaurin.parts`, and a study sends its workers
-the modules that its specs are made of.
+A part is available once the module that registers it is imported. A command imports modules named by
+`--import`, installed packages name theirs as entry points of the group `maclaurin.parts`, and a study sends
+its workers the modules of its specs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, final
 from maclaurin.errors import InputError, MaclaurinError
 
 ENTRY_POINTS = "maclaurin.parts"
-#: begins the module name of a file that was loaded by its path
+#: prefix of the module name of a file loaded by its path
 _FILE_PREFIX = "maclaurin_own_"
 #: name in such a module that holds its Extension
 _LOADED_FROM = "__maclaurin_extension__"
@@ -35,10 +35,10 @@ _LOADED_FROM = "__maclaurin_extension__"
 @final
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A module that is not maclaurin's: by name, or as a file whose text travels with it.
+    """A module from outside maclaurin: by name, or as a file together with its text.
 
     name     of the module
-    path     its file; for a module by name, a file beside it or the folder it is imported from
+    path     its file; for a module by name, a file next to it or the folder it is imported from
     source   the text of the file; None for a module that is imported by name
     """
 
@@ -57,12 +57,12 @@ class Extension:
 
     @property
     def shown(self) -> str:
-        """As a user would name it: the file, or the module."""
+        """Its name for messages: the file, or the module."""
         return self.path if self.source is not None and self.path else self.name
 
 
 def load_extension(extension: Extension) -> types.ModuleType:
-    """Import it. Files beside it, and in the folder above, can be imported while it loads."""
+    """Import it. It can import files in its folder and in the folder above."""
     with _importable(extension.path):
         if extension.source is None:
             return importlib.import_module(extension.name)
@@ -75,7 +75,7 @@ def load_extension(extension: Extension) -> types.ModuleType:
 
 
 def load_named(names: Iterable[str]) -> None:
-    """Import what `--import` names: modules, or .py files."""
+    """Import the modules or .py files that `--import` names."""
     for name in names:
         file = Path(name)
         if file.suffix == ".py" and not file.is_file():
@@ -113,7 +113,7 @@ def _line(problem: BaseException, file: Path) -> str:
     return f", line {frames[-1].lineno}" if frames else ""
 
 
-# ------------------------------------------------------------------------- what a spec is made of
+# ------------------------------------------------------------------------- modules of a spec
 
 
 def extensions_of(specs: Iterable[Any]) -> tuple[Extension, ...]:
@@ -169,7 +169,7 @@ def _source_of(name: str) -> str:
 
 @contextlib.contextmanager
 def _importable(path: str | None) -> Iterator[None]:
-    """As for a script: the folder of the file, and the one above, lead sys.path while it loads."""
+    """Put the folder of the file, and the one above, first in sys.path while it loads, as for a script."""
     if path is None:
         yield
         return
@@ -185,7 +185,7 @@ def _importable(path: str | None) -> Iterator[None]:
 
 
 def _evict_namesakes(folders: list[str]) -> None:
-    """Forget modules of another study that have the name of a file here."""
+    """Remove from sys.modules those of another study that share a name with a file here."""
     for file in (file for folder in folders for file in Path(folder).glob("*.py")):
         known = getattr(sys.modules.get(file.stem), "__file__", None)
         if known and Path(known) != file and str(Path(known).parent) not in sys.path:

@@ -1,7 +1,7 @@
 """Files and folders: written completely or not at all, locked, and checked when a user names them.
 
 Everything is written under a temporary name in the same folder, flushed to the disk and renamed. A reader
-never sees half a file, also after a crash or a full disk.
+never sees half a file, even after a crash or with a full disk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which replaces `folder` at the end unless an error came."""
+    """A temporary folder to fill, which replaces `folder` at the end unless there was an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(folder)
     temporary.mkdir()
@@ -72,10 +72,10 @@ def complete_folder(
     progress: bool = True,
     advice: str = "Free some space.",
 ) -> None:
-    """Make sure that `folder` is complete: if it is not, fill a temporary folder and put it in its place.
+    """Make sure that `folder` is complete: if it is not, fill a temporary folder and rename it to `folder`.
 
-    A lock saves filling it twice. Correctness does not depend on the lock: the first process to rename
-    wins, and the others discard theirs. `advice` ends the error of a full disk.
+    A lock avoids filling it twice. Correctness does not depend on the lock: the first process to rename
+    wins, and the others discard theirs. `advice` ends the error message for a full disk.
     """
     if is_complete(folder):
         return
@@ -98,9 +98,9 @@ def complete_folder(
 
 @contextmanager
 def locked(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`; False where the file system has no locks; then it does not wait.
+    """Hold the lock file `path`; yields False, without waiting, if the file system has no locks.
 
-    The system releases the lock when its process ends, also after kill -9.
+    The system releases the lock when its process ends, even after kill -9.
     """
     import filelock
 
@@ -115,7 +115,7 @@ def locked(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames inside a folder permanent, where the system can (Windows cannot open folders)."""
+    """Make renames inside a folder permanent, if the system can (Windows cannot open folders)."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -144,13 +144,13 @@ def _temporary(path: Path) -> Path:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what processes left behind that were killed while they filled this folder."""
+    """Delete temporary folders left by processes that were killed while filling this folder."""
     for leftover in folder.parent.glob(f".{folder.name}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _publish(temporary: Path, folder: Path, keep: Callable[[Path], bool]) -> None:
-    """Rename; a folder that is there already is replaced unless `keep` says so."""
+    """Rename `temporary` to `folder`; an existing folder is replaced unless `keep(folder)`."""
     while True:
         try:
             temporary.rename(folder)
@@ -166,7 +166,7 @@ def _publish(temporary: Path, folder: Path, keep: Callable[[Path], bool]) -> Non
 
 
 def _remove(folder: Path) -> None:
-    """Take a folder away in one step, then delete it."""
+    """Rename a folder, which is atomic, then delete it."""
     aside = _temporary(folder)
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         folder.rename(aside)

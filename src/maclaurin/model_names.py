@@ -1,4 +1,4 @@
-"""Where a model argument points: checked before anything is loaded, so that a typo is an error at once."""
+"""Check the name of a model before anything is loaded, so that a typo is an error at once."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Dicts, lists, strings and numbers. A class with a `kind` has it in its dict."""
+    """The value as dicts, lists, strings and numbers; the dict of a class with a `kind` includes it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: to_plain(getattr(value, field.name)) for field in _saved(type(value))}
         kind = getattr(value, "kind", None)

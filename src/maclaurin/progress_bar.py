@@ -1,4 +1,4 @@
-"""Progress with the time left: a bar on a terminal, lines in a log, nothing for what is quick."""
+"""Progress with the time left: a bar on a terminal, lines in a log, nothing for quick work."""
 
 from __future__ import annotations
 

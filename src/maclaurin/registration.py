@@ -1,4 +1,4 @@
-"""Our models in transformers' Auto classes as soon as both libraries are imported, whichever comes first."""
+"""Register our models in transformers' Auto classes once both libraries are imported, in either order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def register_with_transformers() -> None:
-    """Register now if transformers is imported, else when it is."""
+    """Register now if transformers is already imported, else as soon as it is."""
     if "transformers" in sys.modules:
         importlib.import_module("maclaurin.models")
     else:
@@ -20,9 +20,9 @@ def register_with_transformers() -> None:
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds transformers as the finders behind it do, with a loader that registers our models after loading.
+    """Finds transformers through the other finders, and registers our models after it is loaded.
 
-    It stays until transformers is loaded: looking for a module (`importlib.util.find_spec`) does not load it.
+    It stays until transformers is loaded: a search (`importlib.util.find_spec`) does not load it.
     """
 
     def find_spec(

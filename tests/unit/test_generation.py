@@ -259,7 +259,7 @@ def test_what_cannot_be_rolled_back_says_so_and_stays():
         model, ids = model_of(attention), tokens()
         cache = MaclaurinCache(model.config, rollback=4)
         read(model, ids, cache, [18])
-        with pytest.raises(InputError, match=f"{why} has thrown away.*fork"):
+        with pytest.raises(InputError, match=f"{why} has discarded.*fork"):
             cache.rollback(2)
         assert close(read(model, ids[:, 18:], cache, [2]), whole(model, ids)[:, 18:])
     model = model_of("taylor(2)/sum")

@@ -396,7 +396,7 @@ def read_state_file(path: str | Path, device: str, version: int) -> tuple[dict[s
     metadata = json.loads(stored)
     if metadata["version"] > version:
         raise InputError(
-            f"{path} has state format {metadata['version']}, and this maclaurin reads up to {version}: "
+            f"{path} has state format {metadata['version']}, but this maclaurin reads up to {version}: "
             "upgrade maclaurin."
         )
     return tensors, metadata

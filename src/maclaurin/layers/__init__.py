@@ -1,1 +1,1 @@
-"""Projections, positions, gate parameters around one spec: hidden states in, hidden states out."""
+"""Attention layers: projections, positions and gates around one spec, from hidden states to hidden states."""

@@ -1,4 +1,4 @@
-"""One attention layer for every spec, or for one spec per group of heads: what it needs follows from them."""
+"""One attention layer for every spec, or for one spec per group of heads; its modules follow from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AttentionLayer(nn.Module):
         norm_eps: float | None = None,
         key_offset: bool = False,
     ) -> None:
-        """Projections with or without bias; q, k RMS-normed per head or not; keys less an offset or not."""
+        """Options: projections with a bias, q and k RMS-normed per head, an offset subtracted from keys."""
         super().__init__()
         self.groups, self.extras = attention.groups, attention.extras
         extras = attention.extras
@@ -66,11 +66,11 @@ class AttentionLayer(nn.Module):
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention of all heads, where they have the same."""
+        """The attention of all heads, if they share one."""
         first, *others = self.groups
         if others:
             raise InputError(
-                f"the heads of this layer differ ({LayerAttention(self.groups)}), so it has no one spec: "
+                f"the heads of this layer differ ({LayerAttention(self.groups)}), so it has no single spec: "
                 "look at its groups."
             )
         return first.spec
@@ -163,9 +163,8 @@ class AttentionLayer(nn.Module):
 class KeyOffset(nn.Module):
     """k − c for keys [B, T, kv heads, d], one c per key-value head, zero until it is calibrated.
 
-    q·(k − c) = q·k − q·c takes one number off a whole row of scores. Softmax does not see that, nor does an
-    expansion about the row's mean; but moments of small keys cancel less when they are re-centred in low
-    precision.
+    q·(k − c) = q·k − q·c subtracts one number from a whole row of scores. That changes neither softmax nor an
+    expansion about the row's mean, but moments of smaller keys lose less when re-centred in low precision.
     """
 
     offset: Tensor

@@ -1,4 +1,4 @@
-"""A short depthwise causal convolution:  y_t = Σ_{j<w} c_j ∘ u_{t−j}, then SiLU where asked for.
+"""A short depthwise causal convolution:  y_t = Σ_{j<w} c_j ∘ u_{t−j}, then SiLU if configured.
 
 Taps that would reach into another document, or into padding, count as zero.
 """
@@ -22,7 +22,7 @@ class ShortConvolution(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Begin as the identity with a little of the past, whatever the width."""
+        """Start as the identity plus small random taps, whatever the width."""
         nn.init.normal_(self.taps, std=0.02)
         with torch.no_grad():
             self.taps[0] += 1

@@ -1,7 +1,7 @@
 """Arguments of a spec's parts, made from the token: one module per recipe of `spec/part.py`.
 
-Forget gates begin with horizons 1/(1 − f) spread evenly in the logarithm from 4 to 1024 tokens over the
-heads, so that some heads remember from the start; input gates begin near 1/2, output gates at 1/2.
+Forget gates start with horizons 1/(1 − f) spread evenly in the logarithm from 4 to 1024 tokens over the
+heads, so that some heads remember from the start; input gates start near 1/2, output gates at 1/2.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _OF_STEP_SIZE = (Recipe.STEP_SIZE, Recipe.MINUS_STEP_SIZE)
 
 
 def module_name(argument: Argument) -> str:
-    """What the module that makes an argument is called: input_gate, forget_gate, output_gate, …"""
+    """The name of the module that makes an argument: input_gate, forget_gate, output_gate, …"""
     name = argument.name.removeprefix("log_")
     return name if name.endswith("_gate") else f"{name}_gate"
 
 
 def needs_step_size(spec: AttentionSpec, extras: LayerExtras) -> bool:
-    """Whether dt is made: once for all gates that use it."""
+    """Whether the layer makes dt, once for all gates that use it."""
     return any(extras.recipe(argument) in _OF_STEP_SIZE for argument in spec.arguments)
 
 
 class GateLinear(nn.Linear):
-    """A projection to one number per head with a bias to begin with."""
+    """A projection to one number per head, with a given initial bias."""
 
     def __init__(self, hidden_size: int, first_bias: Tensor) -> None:
         self.first_bias = first_bias.tolist()
@@ -40,12 +40,12 @@ class GateLinear(nn.Linear):
 
     @torch.no_grad()
     def reset_bias(self) -> None:
-        """Set the bias it begins with."""
+        """Set the bias to its initial value."""
         self.bias.copy_(torch.tensor(self.first_bias))
 
 
 class StepSize(nn.Module):
-    """dt = softplus(Wx + b), one per head, beginning between 0.001 and 0.1 as in Mamba-2."""
+    """dt = softplus(Wx + b), one per head, initially between 0.001 and 0.1 as in Mamba-2."""
 
     def __init__(self, hidden_size: int, heads: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class GateFromToken(nn.Module):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin with the exponent σ(0.5), or with rates A from 1 to 16 over the heads."""
+        """Start with the exponent σ(0.5), or with rates A from 1 to 16 over the heads."""
         if self.recipe is Recipe.LENGTH_POWER:
             nn.init.constant_(self.exponent, 0.5)
         if self.recipe is Recipe.MINUS_STEP_SIZE:

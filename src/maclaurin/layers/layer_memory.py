@@ -1,7 +1,7 @@
 """The memory of one attention layer for a text that is read in pieces.
 
 Heads with a finite state keep that state, of the same size however long the text. The others keep the keys
-and values (and gates) of every token, which grow. Beside them are the last inputs of a short convolution.
+and values (and gates) of every token, which grow. The last inputs of a short convolution are kept too.
 No tensor is ever changed in place, so a copy of the memory may share them all.
 """
 
@@ -29,8 +29,8 @@ GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 class HeadsMemory:
     """The memory of heads with this spec.
 
-    rollback   how many of the last tokens it can forget again
-    prompt     how the first piece of a text is read, if not by the spec; what is kept of it is the spec's
+    rollback   how many of the last tokens can be dropped
+    prompt     attention for the first piece of a text, if not the spec; the memory kept is still the spec's
     """
 
     def __init__(self, spec: AttentionSpec, rollback: int, prompt: AttentionSpec | None = None) -> None:
@@ -45,7 +45,7 @@ class HeadsMemory:
         return not self.spec.has_finite_state
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """y [B, T, H, e] of T further tokens."""
+        """y [B, T, H, e] of T more tokens."""
         of_keys = {"k": k, "v": v} | {a.name: gates[a.name] for a in self.spec.arguments if a.tokens == "key"}
         if self.grows:
             return self._attend_to_keys(q, of_keys, gates, layout)
@@ -87,7 +87,7 @@ class HeadsMemory:
         self.keys = new if most is None else {name: t[:, -most:] for name, t in new.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """The same change to every tensor."""
+        """Apply `change` to every tensor."""
         self.state = None if self.state is None else self.state.map(change)
         self.keys = {name: change(t) for name, t in self.keys.items()}
 
@@ -98,8 +98,8 @@ class HeadsMemory:
         part = self.spec.irreversible_part
         if part is not None:
             raise InputError(
-                f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has thrown away what would "
-                "have to come back. Keep a fork() of the cache from before the tokens and return to it."
+                f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has discarded what that "
+                "needs. Keep a fork() of the cache from before the tokens and return to it."
             )
         require_within(tokens, self.rollback)
 
@@ -140,7 +140,7 @@ class LayerMemory:
         self.groups, self.convolution = tuple(groups), convolution
         self.rollback, self.prompt = rollback, prompt
         self.heads = self._nothing_yet()
-        #: what the convolution has read last, [B, width − 1 + rollback, channels]
+        #: the last inputs of the convolution, [B, width − 1 + rollback, channels]
         self.tail: Tensor | None = None
 
     @property
@@ -155,13 +155,13 @@ class LayerMemory:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What it holds; any change puts other objects there."""
+        """The objects it holds; every change replaces them."""
         return (self.tail, *(part for heads in self.heads for part in (heads.state, heads.keys)))
 
     # ------------------------------------------------------------------------------------ reading
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """y [B, T, H, e] of T further tokens."""
+        """y [B, T, H, e] of T more tokens."""
 
         def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
             return self.heads[number].attend(q, k, v, gates, layout)
@@ -169,7 +169,7 @@ class LayerMemory:
         return attend_by_heads(self.groups, q, k, v, gates, of_group)
 
     def before(self, u: Tensor) -> Tensor:
-        """What a convolution sees of the text so far and of u [B, T, C]: [B, width − 1 + T, C]."""
+        """The inputs of a convolution, u [B, T, C] after the last inputs before it: [B, width − 1 + T, C]."""
         reach = self.convolution - 1
         if self.tail is None:
             self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
@@ -177,7 +177,7 @@ class LayerMemory:
         self.tail = line[:, max(0, line.shape[1] - reach - self.rollback) :]
         return line[:, line.shape[1] - u.shape[1] - reach :]
 
-    # ------------------------------------------------------------------------------ its own algebra
+    # ------------------------------------------------------------------------------ copies and rollback
 
     def fork(self) -> LayerMemory:
         """A second memory of the same text."""
@@ -186,7 +186,7 @@ class LayerMemory:
         return other
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """The same change to every tensor."""
+        """Apply `change` to every tensor."""
         for heads in self.heads:
             heads.map(change)
         self.tail = None if self.tail is None else change(self.tail)
@@ -206,7 +206,7 @@ class LayerMemory:
             require_within(tokens, self.rollback)
 
     def drop(self, tokens: int) -> None:
-        """Forget the last tokens again; `require_rollback` says whether it can."""
+        """Drop the last tokens; check with `require_rollback` first."""
         for heads in self.heads:
             heads.drop(tokens)
         if self.tail is not None:
@@ -230,7 +230,7 @@ class LayerMemory:
         self.tail = tensors.get("tail")
 
     def _prefix(self, number: int) -> str:
-        """Where the tensors of a group are named; a layer whose heads are alike has no groups to name."""
+        """The prefix of a group's tensor names; empty if all heads are alike."""
         return "" if len(self.groups) == 1 else f"groups.{number}."
 
     @property
@@ -240,16 +240,16 @@ class LayerMemory:
 
 
 def require_within(tokens: int, rollback: int) -> None:
-    """Raise where more tokens are to be dropped than a cache keeps what that takes for."""
+    """Raise if more tokens are to be dropped than a cache can roll back."""
     if tokens > rollback:
         raise InputError(
-            f"{tokens} tokens cannot be dropped: this cache keeps what that takes for the last "
-            f"{rollback}. Make it with rollback={tokens} or more, or keep a fork() from before."
+            f"{tokens} tokens cannot be dropped: this cache can roll back the last "
+            f"{rollback} only. Make it with rollback={tokens} or more, or keep a fork() from before."
         )
 
 
 def _own(t: Tensor) -> Tensor:
-    """The tensor in memory of its own, where it is some heads of a larger one."""
+    """The tensor, copied if it is a view of a larger one."""
     return t.clone() if t.untyped_storage().nbytes() > t.nbytes else t
 
 
@@ -280,7 +280,7 @@ def attend_by_heads(
 
 
 def of_heads(u: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of [B, T, heads, …]: a view where they stand side by side."""
+    """Some heads of [B, T, heads, …]: a view if they are adjacent."""
     first, last = heads[0], heads[-1]
     if list(heads) == list(range(first, last + 1)):
         return u[:, :, first : last + 1]

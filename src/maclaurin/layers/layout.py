@@ -14,14 +14,14 @@ from maclaurin.errors import InputError
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the tokens, and padding or documents that must not see each other."""
+    """Positions of the tokens, and padding, or documents, which must not see each other."""
 
     positions: Tensor  # [1, T] or [B, T], counting from 0
     key_padding_mask: Tensor | None = None  # [B, T], True for real tokens
     documents: Tensor | None = None  # [B, T], the number of each token's document within its row
     cu_seqlens: Tensor | None = None  # cuts of all documents of the batch in one packed row
     max_seqlen: int | None = None
-    #: [B, S + T], True for real ones among all tokens so far; None where there is no padding among them
+    #: [B, S + T], True for the real ones of all tokens so far; None if there is no padding
     present: Tensor | None = None
     #: rotary angles by head size and dtype, made once for all layers; None: layers make them
     angles: Mapping[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Layout:
         """The same batch with `number` extra tokens in front of every document."""
         if self.documents is not None:
             raise InputError(
-                "extra tokens stand in front of a row, so documents within it cannot be kept apart: "
+                "extra tokens are put in front of a row, so documents within it cannot be kept apart: "
                 "use rows of one document (rows='documents') with this attention."
             )
         mask = self.key_padding_mask

@@ -16,7 +16,7 @@ from maclaurin.forms.tracing import is_tracing
 @final
 @dataclass(frozen=True)
 class Rotary:
-    """Which angles: by θ, or by frequencies of a pretrained model, which may also scale q and k."""
+    """Rotary angles, from θ or from the frequencies of a pretrained model, which may also scale q and k."""
 
     theta: float = 10000.0
     frequencies: Sequence[float] | None = None

@@ -1,6 +1,6 @@
 """The cache of a model: one memory per layer, the positions of padding, and how many bytes all of it takes.
 
-Every touch point with the cache classes of transformers is in this file and in MaclaurinForCausalLM.
+Only this file and MaclaurinForCausalLM depend on the cache classes of transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
-#: values read of each tensor, evenly spaced
+#: how many values of each tensor are sampled, evenly spaced
 FINGERPRINT_SAMPLE = 1024
 
 FILE_VERSION = 1
@@ -35,10 +35,10 @@ class MaclaurinCache(Cache):
     """The states, or keys and values, of the text so far.
 
     Heads with a finite state keep that state, of the same size however long the text; the others keep
-    keys and values. `generate()` makes one by itself; make one to go on later, to fork or to roll back.
+    keys and values. `generate()` makes one itself; make your own to continue later, to fork or to roll back.
 
     config      of the model
-    rollback    how many of the last tokens `rollback` may drop again
+    rollback    how many of the last tokens `rollback` may drop
     """
 
     def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
@@ -60,15 +60,15 @@ class MaclaurinCache(Cache):
 
     def _forget_all(self) -> None:
         self.seen = 0  # tokens with their padding
-        self.unpadded = 0  # of these, how many came after the last padding
+        self.unpadded = 0  # how many of them came after the last padding
         self.lengths: Tensor | None = None  # [B], real tokens; None while there was no padding
         self.present: Tensor | None = None  # [B, seen], kept for layers that keep keys
-        self.pending: Tensor | None = None  # [B, n], tokens that belong to the text but were not read yet
+        self.pending: Tensor | None = None  # [B, n], tokens of the text that are not read yet
 
     # ------------------------------------------------------------------------------------ reading
 
     def advance(self, hidden: Tensor, positions: Tensor | None, attention_mask: Tensor | None) -> Layout:
-        """The layout of T further tokens [B, T, hidden]; the mask may also cover what came before."""
+        """The layout of T more tokens [B, T, hidden]; the mask may also cover earlier tokens."""
         batch, tokens = hidden.shape[:2]
         if self.seen == 0:
             require_memory(self.config, batch, hidden)
@@ -83,7 +83,7 @@ class MaclaurinCache(Cache):
         return Layout(positions, mask, present=self.present)
 
     def count(self, tokens: int, mask: Tensor | None = None) -> None:
-        """Count T further tokens; the mask [B, T] says which are real."""
+        """Count T more tokens; the mask [B, T] says which are real."""
         if self.present is not None:
             new = torch.ones_like(self.present[:, :1]).expand(-1, tokens) if mask is None else mask
             self.present = torch.cat([self.present, new], dim=1)
@@ -93,7 +93,7 @@ class MaclaurinCache(Cache):
         self.unpadded = self.unpadded + tokens if mask is None else _unpadded(mask)
 
     def _new_mask(self, attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
-        """The mask of the new tokens, or None where all are real."""
+        """The mask of the new tokens, or None if all are real."""
         if attention_mask is None:
             return None
         if attention_mask.dim() != 2 or attention_mask.shape[1] not in (tokens, self.seen + tokens):
@@ -225,7 +225,7 @@ class MaclaurinCache(Cache):
         cache.pending, cache.fingerprint = tensors.get("pending"), data["fingerprint"]
         return cache
 
-    # ------------------------------------------------------------- what transformers asks a cache
+    # ------------------------------------------------------------- the interface of transformers
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         for memory in self.memories:
@@ -247,7 +247,7 @@ class MaclaurinCache(Cache):
         self._map(lambda t: t.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """`rollback` under the name transformers has for it, with a negative number."""
+        """transformers' name for `rollback`; takes a negative number."""
         if tokens_to_remove > 0:
             raise InputError(f"crop takes a negative number of tokens to drop, got {tokens_to_remove}.")
         self.rollback(-tokens_to_remove)
@@ -303,7 +303,7 @@ def _unpadded(mask: Tensor) -> int:
 
 
 def _description(config: MaclaurinConfig) -> dict[str, Any]:
-    """What of a model decides the shapes and the meaning of its cache."""
+    """The settings of a model that determine the shapes and the meaning of its cache."""
     return {
         "attention": [[str(layer), repr(layer.extras)] for layer in config.layer_attention()],
         "hidden size": config.hidden_size,
@@ -323,7 +323,7 @@ def _require_same_model(
             raise InputError(f"{path} belongs to a model whose {name} is {shown[0]}; here it is {shown[1]}.")
     if data["fingerprint"] != weights_fingerprint(model.base_model):  # type: ignore[arg-type]
         raise InputError(
-            f"{path} belongs to a model of this shape with other weights: it means nothing here."
+            f"{path} belongs to a model of this shape with other weights, so it cannot be continued here."
         )
 
 
@@ -335,7 +335,7 @@ def _shown(value: Any) -> str:
 
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
-    """Bytes of all states of fixed size, to the last one; heads that keep keys and values count nothing."""
+    """Exact bytes of all states of fixed size; heads that keep keys and values are not counted."""
     with torch.device("meta"):
         return sum(
             State.bytes_for(group.spec, _one_token(config, layer, group, batch, dtype))
@@ -346,7 +346,7 @@ def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
 
 
 def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys, values and gates that heads without a state keep of so many tokens."""
+    """Bytes of the keys, values and gates of `tokens` tokens, in heads without a state."""
     with torch.device("meta"):
         rows = [
             _one_token(config, layer, group, batch, dtype)
@@ -358,12 +358,12 @@ def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch
 
 
 def cache_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache that has read so many tokens without padding, for specs without gates."""
+    """Bytes of a cache after `tokens` tokens without padding, for specs without gates."""
     return state_bytes(config, batch, dtype) + growing_bytes(config, batch, tokens, dtype)
 
 
 def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of so many tokens in every layer."""
+    """Bytes of the keys and values of `tokens` tokens in all layers."""
     e = config.head_size
     numbers = sum((layer.extras.feature_size or e) + e for layer in config.layer_attention())
     return batch * tokens * config.kv_heads * numbers * dtype.itemsize
@@ -372,7 +372,7 @@ def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: tor
 def _one_token(
     config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup, batch: int, dtype: torch.dtype
 ) -> Inputs:
-    """The shapes of what a group of heads takes for one token."""
+    """The shapes of a group's inputs for one token."""
     e, heads = config.head_size, len(group.heads)
     d = layer.extras.feature_size or e
     queries = heads * (config.num_attention_heads // config.kv_heads)
@@ -389,13 +389,13 @@ def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
     specs = ", ".join(dict.fromkeys(str(layer) for layer in config.layer_attention()))
     raise StateBudgetError(
         f"the states of {specs} take {needed:,} bytes for {batch} sequences in {config.num_hidden_layers} "
-        f"layers, and {free:,} are free on {like.device}. Use fewer sequences, a lower order, or a window "
-        "beside a lower order."
+        f"layers, but only {free:,} are free on {like.device}. Use fewer sequences, a lower order, or a "
+        "window beside a lower order."
     )
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Free memory of the device; None where it is unknown."""
+    """Free memory of the device; None if unknown."""
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved

@@ -12,7 +12,7 @@ from maclaurin.errors import InputError, SpecError, did_you_mean
 from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.spec.head_groups import LayerAttention, specs_in
 
-#: of model folders; raised when an older maclaurin would misread a newer folder
+#: format of model folders; raised when an older maclaurin would misread a newer folder
 FORMAT_VERSION = 1
 
 
@@ -36,26 +36,26 @@ class MaclaurinConfig(PretrainedConfig):
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     rope_theta: float = 10000.0
-    #: instead of θ: the head_dim/2 frequencies of a pretrained model, and what it scales queries and keys by
+    #: instead of θ: the head_dim/2 frequencies of a pretrained model, and its scale on queries and keys
     rope_frequencies: list[float] | None = None
     rope_scale: float = 1.0
-    #: None: as each layer's catalogue entry says (with rotary embedding where it says nothing)
+    #: None: as in each layer's catalogue entry; on if there is none
     rotary: bool | None = None
     rms_norm_eps: float = 1e-5
-    #: what other families of the same blocks have: biases, and a norm of queries and keys
+    #: options of other families with the same blocks: biases, and a norm of queries and keys
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     query_key_norm: bool = False
-    #: whether an offset, found by a conversion, is taken off the keys of every head
+    #: whether an offset, found by a conversion, is subtracted from the keys of every head
     key_offset: bool = False
     attention: str | list[str] = "exp/sum"
-    #: how the first piece of a text is read into a cache, where not like the rest: "exp/sum" reads a prompt
-    #: with full attention and keeps of it what `attention` keeps
+    #: attention for the first piece of a text in a cache, if not the same: "exp/sum" reads a prompt with full
+    #: attention, and the cache keeps what `attention` keeps
     prompt_attention: str | None = None
-    #: modules that define parts of the attention and are not maclaurin's; filled in when the model is saved
+    #: modules outside maclaurin that define parts of the attention; filled in when the model is saved
     imports: list[str] | None = None
-    #: "scaled": normal of initializer_range, 1/√(2·layers) on what writes to the residual stream;
+    #: "scaled": normal of initializer_range, times 1/√(2·layers) if it writes to the residual stream;
     #: "torch": the defaults of nn.Linear and nn.Embedding, as in the paper's code
     initialization: str = "scaled"
     initializer_range: float = 0.02
@@ -69,7 +69,7 @@ class MaclaurinConfig(PretrainedConfig):
         """Refuse configurations of a newer maclaurin."""
         if self.format_version > FORMAT_VERSION:
             raise InputError(
-                f"this model has format {self.format_version}, and this maclaurin reads up to "
+                f"this model has format {self.format_version}, but this maclaurin reads up to "
                 f"{FORMAT_VERSION}: upgrade maclaurin."
             )
         super().__post_init__(**more)
@@ -97,7 +97,7 @@ class MaclaurinConfig(PretrainedConfig):
 
     @property
     def head_size(self) -> int:
-        """Numbers in a value, and in a key where the layer's extras do not say otherwise."""
+        """Size of a value, and of a key unless the layer's extras set another."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def layer_attention(self) -> list[LayerAttention]:
@@ -113,15 +113,15 @@ class MaclaurinConfig(PretrainedConfig):
         return [found[text] for text in layers]
 
     def to_dict(self) -> dict[str, Any]:
-        """As transformers writes it, with the modules that the attention's parts come from."""
+        """The dict of transformers, with the modules that define the attention's parts."""
         texts = self.attention if isinstance(self.attention, list) else [self.attention]
-        with contextlib.suppress(SpecError):  # parts that are not imported here keep their module's name
+        with contextlib.suppress(SpecError):  # if parts are not imported here, `imports` stays as it is
             specs = [spec for text in texts for spec in specs_in(text)]
             self.imports = [found.shown for found in extensions_of(specs)] or None
         return super().to_dict()
 
     def _layer(self, text: str) -> LayerAttention:
-        """Parts of installed packages are imported where they are needed; files are not."""
+        """Parse a layer's attention; parts of installed packages are imported if needed, files are not."""
         try:
             return LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary)
         except SpecError as problem:

@@ -1,6 +1,6 @@
-"""Generate text token by token in the memory of the cache alone (generate() also keeps every token).
+"""Generate text token by token, keeping only the cache (generate() also keeps every token).
 
-`Conversation` does so turn by turn, with the chat template of an instruct model.
+`Conversation` does this turn by turn, with the chat template of an instruct model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
-            raise InputError(f"a temperature is 0 (the likeliest token) or more, got {self.temperature}.")
+            raise InputError(f"a temperature is 0 (the most likely token) or more, got {self.temperature}.")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top-k is a number of tokens, at least 1, got {self.top_k}.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -105,7 +105,7 @@ class Generation:
     def step(self) -> Tensor:
         """Read the last pending token and draw the next, [B]."""
         if self.pending is None or self.pending.shape[1] == 0:
-            raise InputError("there is no text to go on from: give a prompt of at least one token.")
+            raise InputError("there is no text to continue: give a prompt of at least one token.")
         if self.pending.shape[1] > 1:
             for _ in self.read():
                 pass
@@ -120,7 +120,7 @@ class Generation:
         self.cache.save(path)
 
     def _next_logits(self, token: Tensor) -> Tensor:
-        """Logits [B, vocabulary] after one token [B, 1], from a recorded step where one is possible."""
+        """Logits [B, vocabulary] after one token [B, 1], from a recorded step if possible."""
         if self._recorded is not None:
             logits = self._recorded(token) if self._recorded.supports(self.model, self.cache) else None
             if logits is not None:
@@ -143,7 +143,7 @@ class Generation:
             self._recording = False
             first = (str(problem).splitlines() or [type(problem).__name__])[0]
             warnings.warn(
-                f"the step could not be recorded as a CUDA graph, so steps run one by one: {first}",
+                f"the step could not be recorded as a CUDA graph, so it runs unrecorded: {first}",
                 stacklevel=3,
             )
 
@@ -159,7 +159,7 @@ def _is_time(steps: int) -> bool:
     return steps >= _STEPS_BEFORE_RECORDING and steps & (steps - 1) == 0
 
 
-#: stands for a reply when only the text behind it is wanted
+#: stands for a reply when only the text after it is needed
 _REPLY = "\x00reply\x00"
 
 

@@ -1,4 +1,4 @@
-"""Pretrained Llama-like models as ours: the same weights under the same names, with any attention.
+"""Load pretrained Llama-like models as ours: the same weights under the same names, with any attention.
 
 Llama, SmolLM2, Mistral and Qwen 2/3 differ from each other in biases, a norm of queries and keys, and
 rotary frequencies. Their softmax is exp/sum; a sliding window is poly(0)+window(n)/sum.
@@ -20,7 +20,7 @@ from maclaurin.models.modeling import MaclaurinForCausalLM
 @final
 @dataclass(frozen=True)
 class Family:
-    """What a family has in addition to the plain blocks; None: its configuration says."""
+    """What a family has besides the plain blocks; None: its configuration decides."""
 
     attention_bias: bool | None = False
     output_bias: bool | None = False
@@ -52,7 +52,7 @@ def adopted(foreign: PreTrainedModel, attention: str | list[str] | None = None) 
     missing = [name for name in missing if not (name == "lm_head.weight" and config.tie_word_embeddings)]
     if missing or unknown:
         raise InputError(
-            f"a {foreign.config.model_type} model of this kind is not known: "
+            f"this kind of {foreign.config.model_type} model is not supported: "
             f"missing {missing[:4]}, unexpected {unknown[:4]}."
         )
     model.tie_weights()
@@ -94,12 +94,14 @@ def adopted_config(foreign: PreTrainedModel, attention: str | list[str] | None =
 def _family(config: Any) -> Family:
     if config.model_type not in FAMILIES:
         raise InputError(
-            f"a model of type {config.model_type!r} is not a plain Llama-like one; known are "
+            f"a model of type {config.model_type!r} is not a plain Llama-like one; supported are "
             f"{', '.join(FAMILIES)} (SmolLM2 is a llama) and maclaurin itself."
         )
     activation = getattr(config, "hidden_act", "silu")
     if activation != "silu":
-        raise InputError(f"this {config.model_type} has the activation {activation!r}; only silu is known.")
+        raise InputError(
+            f"this {config.model_type} has the activation {activation!r}; only silu is supported."
+        )
     return FAMILIES[config.model_type]
 
 
@@ -110,14 +112,14 @@ def _rotary(foreign: PreTrainedModel, config: Any) -> tuple[list[float], float]:
     if kind not in _FIXED_ROTARY:
         raise InputError(
             f"rotary embedding of type {kind!r} changes with the length of the text, which a state cannot "
-            f"follow; known are {', '.join(_FIXED_ROTARY)}."
+            f"follow; supported are {', '.join(_FIXED_ROTARY)}."
         )
     rotary: Any = foreign.get_submodule("model.rotary_emb")
     return [float(f) for f in rotary.inv_freq], float(getattr(rotary, "attention_scaling", 1.0))
 
 
 def _own_attention(config: Any) -> str | list[str]:
-    """exp/sum, or a window where the model has one."""
+    """exp/sum, or a window if the model has one."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or []
     if not window or not (kinds or config.model_type == "mistral"):

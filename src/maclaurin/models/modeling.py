@@ -125,12 +125,12 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states [B, T, hidden] of tokens [B, T].
 
-        They continue the text in `past_key_values`, which is changed. Without one, use_cache=True makes
-        one; otherwise no state is computed. By default the configuration decides, and in
-        training there is none. Positions that begin again within a row separate documents.
+        They continue the text in `past_key_values`, which is changed. Without it, use_cache=True makes a new
+        cache; else no state is computed. By default the configuration decides, and training uses no cache.
+        Positions that restart within a row separate documents.
         """
         _refuse_unknown(unknown)
-        documents = seq_idx if documents is None else documents  # what TRL calls the documents of packed rows
+        documents = seq_idx if documents is None else documents  # TRL's name for the documents of packed rows
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -177,7 +177,9 @@ class MaclaurinModel(MaclaurinPreTrainedModel):
         if given is None and (not use_cache or (self.training and self.gradient_checkpointing)):
             return None
         if documents is not None:
-            raise InputError("documents of one row are read at once: leave the cache out (use_cache=False).")
+            raise InputError(
+                "documents within a row cannot be used with a cache: leave it out (use_cache=False)."
+            )
         cache = MaclaurinCache(cast("MaclaurinConfig", self.config)) if given is None else given
         if not isinstance(cache, MaclaurinCache):
             raise InputError(
@@ -216,7 +218,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **more: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits [B, T, vocabulary], and the loss where labels (the tokens themselves) are given."""
+        """Logits [B, T, vocabulary], and the loss if labels (the tokens themselves) are given."""
         of_loss = {name: more.pop(name) for name in _OF_LOSS if name in more}
         found = self.model(
             input_ids=input_ids,
@@ -255,7 +257,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         return above._prepare_cache_for_generation(generation_config, model_kwargs, *more, **named)
 
 
-#: arguments that transformers hands on to the loss
+#: arguments that transformers passes on to the loss
 _OF_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
 #: arguments of transformers' models that have no effect here
 _WITHOUT_MEANING = ("cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -268,7 +270,7 @@ def _refuse_unknown(given: dict[str, Any]) -> None:
             continue
         if name == "output_attentions":
             raise InputError(
-                "attention weights are never written down here, so output_attentions cannot be had; "
+                "attention weights are never stored here, so output_attentions is not supported; "
                 "maclaurin inspect shows what heads attend to."
             )
         raise TypeError(f"the model takes no argument {name!r}")
@@ -279,10 +281,10 @@ def _as_object(config: Any, return_dict: bool | None) -> bool:
 
 
 def _documents_of(positions: Tensor | None) -> Tensor | None:
-    """The document [B, T] of each token, where positions begin again within a row; None where none does.
+    """The document [B, T] of each token, if positions restart within a row; None if they do not.
 
-    This is how padding-free batches of TRL separate their texts. While a graph is traced positions
-    cannot be read, so documents must be given there.
+    This is how padding-free batches of TRL separate their texts. Positions cannot be read while a
+    graph is traced, so documents must be given there.
     """
     if positions is None or positions.shape[-1] < 2 or torch.compiler.is_compiling():
         return None

@@ -1,8 +1,8 @@
 """The step of one token recorded as a CUDA graph: hundreds of small launches become one.
 
 A graph reads and writes the same memory each time. So the tensors of the cache are copied to fixed buffers,
-and a replay overwrites the state before the token with the state after it. Between replays the cache is as
-after an ordinary step.
+and a replay overwrites the state before the token with the state after it. Between replays the cache is the
+same as after an ordinary step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RecordedStep:
         self._placed: list[tuple[Any, ...]] = []
 
     def supports(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
-        """Whether it was recorded for this model, with its weights where they are now, and this cache."""
+        """Whether it was recorded for this model, its weights at their present addresses, and this cache."""
         same = model is self._model and cache is self._cache
         return same and next(model.parameters()).data_ptr() == self._weights[0].data_ptr()
 
@@ -113,12 +113,12 @@ class RecordedStep:
 
 
 def _of_layers(cache: MaclaurinCache) -> dict[str, Tensor]:
-    """The tensors of a cache's layers, without those about the text."""
+    """The tensors of a cache's layers, without those about rows and padding."""
     return {n: t for n, t in cache.tensors().items() if n not in ("lengths", "present", "pending")}
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Streams and graphs belong to the current GPU."""
+    """A context with this GPU as the current one, to which streams and graphs belong."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

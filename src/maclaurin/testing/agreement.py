@@ -1,4 +1,4 @@
-"""How well the forms of a spec agree, softmax with torch's own, and the series with softmax."""
+"""How well the forms of a spec agree, our softmax with torch's, and the series with softmax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maclaurin.testing.tolerances import TOLERANCE, relative_error
 
 #: the forms compared with the parallel one
 OTHER_FORMS = ("chunked", "recurrent")
-#: how closely exp's series is asked to follow exp where it runs as a recurrence
+#: tolerance of exp's series when exp runs as a recurrence
 SERIES_TOLERANCE = 1e-10
 
 
@@ -36,21 +36,21 @@ class Agreement:
 
     @property
     def holds(self) -> bool | None:
-        """Whether both errors are within the tolerance; None where the form does not exist."""
+        """Whether both errors are within the tolerance; None if the form does not exist."""
         if self.value_error is None or self.gradient_error is None:
             return None
         return max(self.value_error, self.gradient_error) <= self.tolerance
 
 
 def require_finite(case: TensorCase) -> None:
-    """Raise naming the first tensor with a NaN or an infinity, and where it is."""
+    """Raise an error that names the first tensor with a NaN or an infinity, and its position."""
     for name, tensor in case.tensors.items():
         bad = ~tensor.isfinite()
         if bool(bad.any()):
             place = [int(i) for i in bad.nonzero()[0]]
             raise InputError(
                 f"{name} holds {float(tensor[tuple(place)])} at {place} ({int(bad.sum())} such values): "
-                "no two forms can agree on that. Look for it where the tensor was made."
+                "forms cannot agree on non-finite inputs. Check where the tensor was made."
             )
 
 
@@ -103,7 +103,7 @@ def _compare(
 
 
 def softmax_against_torch(shape: Shape, seed: int, dtype: torch.dtype, size: float) -> dict[str, float]:
-    """Relative errors of exp/sum in plain torch and by dispatch against torch's own in float64."""
+    """Relative errors of exp/sum in plain torch and by dispatch, against torch's softmax in float64."""
     case = random_tensors(resolve("exp/sum"), shape, seed, dtype, size=size)
     q, k, v = (case.tensors[n].double().transpose(1, 2) for n in "qkv")
     own = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Random inputs that fit a spec: queries, keys, values and just the gates it has."""
+"""Random inputs that fit a spec: queries, keys, values and exactly its gates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class TensorCase:
-    """The tensors of one call by argument name, with what is done to them all at once."""
+    """The tensors of one call by argument name, with operations on all of them."""
 
     spec: AttentionSpec
     tensors: dict[str, Tensor]
@@ -52,7 +52,7 @@ class TensorCase:
         return self(return_state=True, **options)[1]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> TensorCase:
-        """The same change to every tensor."""
+        """Apply `change` to every tensor."""
         return TensorCase(self.spec, {name: change(t) for name, t in self.tensors.items()})
 
     def tokens(self, start: int, stop: int) -> TensorCase:
@@ -64,11 +64,11 @@ class TensorCase:
         return TensorCase(self.spec, {**self.tensors, **changed})
 
     def with_gradients(self) -> TensorCase:
-        """Leaves of their own that require gradients."""
+        """The same as separate leaves that require gradients."""
         return self.map(lambda t: t.detach().clone().requires_grad_())
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
-        """d loss / d tensor for every tensor; zeros where it does not matter."""
+        """d loss / d tensor for every tensor; zeros where the loss does not depend on it."""
         grads = torch.autograd.grad(loss, list(self.tensors.values()), allow_unused=True)
         return {
             name: torch.zeros_like(t) if g is None else g
@@ -92,8 +92,8 @@ def random_tensors(
 ) -> TensorCase:
     """Normal q, k, v with scores of about `size`, and arguments as their recipes make them.
 
-    Where the denominator can vanish, q and k are positive, which keeps it away from zero: close to
-    it the answer itself, not any form of it, is ill-conditioned.
+    Where the denominator can vanish, q and k are positive, which keeps it away from zero: near
+    zero the answer itself is ill-conditioned, in every form.
     """
     generator = torch.Generator().manual_seed(seed)
 

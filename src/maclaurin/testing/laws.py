@@ -29,7 +29,7 @@ from maclaurin.testing.cases import TensorCase, random_tensors
 from maclaurin.testing.strategies import MOST_FEATURES, chunk_sizes, cuts, seeds, shapes
 from maclaurin.testing.tolerances import assert_same, assert_same_gradients
 
-#: exp in recurrent form is held to this, so that its truncation hides below the tolerance of laws
+#: tolerance of exp in recurrent form: its truncation error stays below the tolerance of the laws
 SERIES_TOLERANCE = 2e-11
 
 law = settings(
@@ -76,7 +76,7 @@ class SpecLaws:
     def test_kernel_is_an_inner_product_of_features(
         self, notation: str, data: st.DataObject, seed: int
     ) -> None:
-        """κ(q, k) = Σ_n a_n φ_n(q)·φ_n(k), the a_n read off the row's moments if need be."""
+        """κ(q, k) = Σ_n a_n φ_n(q)·φ_n(k), the a_n computed from the row's moments if they depend on it."""
         spec = resolve(notation)
         if not spec.has_finite_state:
             pytest.skip("no finite recurrent form")
@@ -155,7 +155,7 @@ class SpecLaws:
         """causal=False: linear time = parallel, and the order of the keys does not matter."""
         spec = resolve(notation)
         if spec.has_order_of_time:
-            pytest.skip("has no meaning without an order of time")
+            pytest.skip("defined only for causal attention")
         case = _case(spec, data, seed)
         options = {"causal": False, "form": "parallel"}
         if _fits(spec, case):
@@ -204,7 +204,7 @@ class SpecLaws:
             options = {"form": form, "chunk_size": data.draw(chunk_sizes)}
             y = case.output(**options)[:, :cut]
             if not y.isfinite().all():
-                continue  # high powers leave the range of the dtype by themselves
+                continue  # high powers overflow the dtype anyway
             after = case.with_tensors(**{n: larger(case.tensors[n]) for n in "qkv"}).output(**options)
             assert_same(after[:, :cut], y, form, 1e-6 if dtype is torch.float32 else 4e-3)
             if after.isfinite().all():
@@ -372,7 +372,7 @@ def _case(spec: AttentionSpec, data: st.DataObject, seed: int, shortest: int = 1
 
 
 def _of(spec: AttentionSpec, what: str, side: str) -> list[str]:
-    """The tensors of a call whose `what`, tokens or heads, are the queries' or the keys'."""
+    """The tensors whose `what` (tokens or heads) are those of `side` (queries or keys)."""
     own = ["q"] if side == "query" else ["k", "v"]
     return own + [a.name for a in spec.arguments if getattr(a, what) == side]
 
@@ -386,7 +386,7 @@ def _fits(spec: AttentionSpec, case: TensorCase) -> bool:
 
 
 def _carries(spec: AttentionSpec, case: TensorCase) -> bool:
-    """Whether it has a state, its own or that of its series."""
+    """Whether it has a state, directly or through its series."""
     return (spec.has_finite_state or spec.has_series) and _fits(spec, case)
 
 
@@ -395,9 +395,9 @@ def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def _torch_is_no_better(case: TensorCase, change: Callable[[torch.Tensor], torch.Tensor], cut: int) -> bool:
-    """Whether torch's own softmax of these tensors has gradients that are not finite before the cut.
+    """Whether torch's softmax attention of these tensors also has non-finite gradients before the cut.
 
-    On a CPU its backward pass takes e^(x − lse) of masked pairs too, which overflows: ∞ · 0.
+    On a CPU its backward pass computes e^(x − lse) for masked pairs too, which overflows: ∞ · 0.
     """
     given = [change(case.tensors[name]).detach() for name in "qkv"]
     size = max(u.shape[3] for u in given)

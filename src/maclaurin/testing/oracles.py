@@ -4,7 +4,7 @@
     y_t  = p_t N( o_t Σ_{s≤t} w_ts i_s v_s / G_t )
 
 G may be the row sum Σ_{s≤t} w_ts: it holds the forget gate and not the input gate, which multiplies
-the value only. Nothing here comes from the library it judges; inputs are taken after the rotary
+the value only. Nothing here imports the code under test; inputs are taken after the rotary
 embedding, convolution, extra tokens and learned affine maps of a layer.
 """
 
@@ -90,7 +90,7 @@ def taylor(order: int) -> Kernel:
     return each(lambda q, k: taylor_sum(order, score(q, k)))
 
 
-# --- κ that looks at the whole row: scores of the tail -> (weights, shift) ------------------------
+# --- κ that depends on the whole row: scores of the tail -> (weights, shift) ------------------------
 # A key outside the tail has the exact weight exp(x - shift). An empty tail has shift 0.
 
 Tail: TypeAlias = Callable[[list[float]], tuple[list[float], float]]
@@ -271,7 +271,7 @@ class Row:
             return otherwise
         values: Array | None = getattr(case, name.split()[0])
         if values is None:
-            raise ValueError(f"this row has the gate {name}, and the case leaves it None")
+            raise ValueError(f"this row needs the gate {name}, but the case has None")
         return values
 
     def weights(self, case: Case, log_f: Array, t: int, h: int) -> list[float]:

@@ -12,7 +12,7 @@ TOLERANCE = {
     torch.float16: 4e-3,
     torch.bfloat16: 3e-2,
 }
-#: the same for what is to be timed: random inputs of unit size, where rounding is all that may show
+#: the same for programs in benchmarks: on random inputs of unit size, only rounding may differ
 TOLERANCE_BEFORE_TIMING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 #: a quantity smaller than this is compared absolutely: the gradient of a gate that cancels is 0
 FLOOR = 1e-3
@@ -32,7 +32,7 @@ def assert_same(
     tolerance: float | None = None,
     floor: float = FLOOR,
 ) -> None:
-    """Raise AssertionError naming `what` where two tensors differ by more than the tolerance."""
+    """Raise an AssertionError that names `what` if two tensors differ by more than the tolerance."""
     assert value.shape == reference.shape, f"{what}: shape {list(value.shape)} is not {list(reference.shape)}"
     allowed = TOLERANCE[reference.dtype] if tolerance is None else tolerance
     error = relative_error(value, reference, floor)
@@ -40,10 +40,10 @@ def assert_same(
 
 
 def assert_same_gradients(values: dict[str, Tensor], references: dict[str, Tensor], what: str) -> None:
-    """assert_same for each; one that nearly vanishes is held to a hundredth of the largest.
+    """assert_same for each; for a tiny gradient, errors are relative to a hundredth of the largest.
 
     Where a gradient is zero by an identity (a gate that cancels, a query whose size cancels),
-    what is left of it is the rounding of terms as large as the other gradients.
+    only the rounding of terms as large as the other gradients is left.
     """
     largest = max(float(g.norm()) for g in references.values())
     for name, gradient in values.items():
