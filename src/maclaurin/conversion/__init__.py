@@ -1,1 +1,1 @@
-"""Pretrained models with another attention: chosen layer by layer, calibrated, measured, recovered."""
+"""Give pretrained models another attention: choose it layer by layer, calibrate, measure, recover."""

@@ -1,12 +1,12 @@
 """Which heads get which memory: plans that fill a budget, measured on calibration text and questions.
 
     plan    the heads that remember most keep every key (or, where memory must not grow, a long window); the
-            others get sinks, a window and kept keys: each as much as its damage on text asks for
-            (text_damage.py), or all the same, with a polynomial tail where one fits
+            others get sinks, a window and kept keys: each as much as its damage on text suggests
+            (text_damage.py), or all the same, with a polynomial tail if one fits
 
-Plans differ in how much of the budget goes to the heads that remember. What each buys is measured:
+Plans differ in how much of the budget goes to the heads that remember. The cost of each is measured:
 
-    cost = increase of the loss per token + RECALL_WEIGHT · fall of the log-odds of right answers
+    cost = increase of the loss per token + RECALL_WEIGHT · drop of the log-odds of right answers
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 
 SINKS, SMALLEST_WINDOW = 4, 16
-#: nats per token that a fall of the log-odds by 1 is worth: 0.1 is a hundredth of perplexity for a tenth
+#: cost in nats per token of a log-odds drop by 1; at 0.1, a drop by 0.1 weighs as much as 1 % of perplexity
 RECALL_WEIGHT = 0.1
 #: shares of the budget that go to the heads that remember most
 SHARES_OF_TOP = (0.0, 0.5, 0.7, 0.85)
-#: where memory must not grow: shares of the heads that count as remembering, and of the budget for them
+#: if memory must not grow: shares of the heads that count as remembering, and of the budget for them
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
-#: and the share for heads whose window is as long as a distance that is asked for
+#: share of the budget for heads whose window is as long as a distance of the questions
 SHARE_OF_REACH = 0.4
 #: shares of a head's slots that are its window; the others are kept keys
 WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
-#: keys a head may keep, sinks included, where its damage decides
+#: numbers of keys a head may keep, sinks included, if its damage decides
 LADDER = (20, 36, 68, 132, 260, 516, 1028, 2052, 4100)
 WHOLE, TAIL = "exp/sum", "taylor(2,about=mean)"
 
@@ -53,7 +53,7 @@ Place = tuple[int, int]  # (layer, key-value head)
 @final
 @dataclass(frozen=True)
 class Plan:
-    """The attention of every layer, and what a text takes with it."""
+    """The attention of every layer, and the memory a text takes with it."""
 
     top: int  # how many of the heads that remember most have `of_top`
     of_top: str
@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """In one line."""
+        """The plan in one line."""
         return self.of_others if not self.top else f"{self.top} heads {self.of_top}, others {self.of_others}"
 
 
@@ -81,7 +81,7 @@ class Measured:
 @final
 @dataclass(frozen=True)
 class Decision:
-    """The best plan, beside every other that was measured and the original."""
+    """The best plan, with every measured plan and the original."""
 
     best: Measured
     measured: tuple[Measured, ...]
@@ -111,7 +111,7 @@ def decide(
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,
 ) -> Decision:
-    """Measure every plan the file does not know on rows [B, T] and questions, and take the cheapest."""
+    """Measure the plans that are not in the file on rows [B, T] and questions; choose the cheapest."""
     own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
     text = Perplexity(rows)
 
@@ -150,10 +150,10 @@ def plans_for(
     damage: TextDamage | None = None,
     reaches: Sequence[int] = (),
 ) -> list[Plan]:
-    """Plans that fill the budget, for heads in the order of how much they remember.
+    """Plans that fill the budget, for heads ordered by how much they remember.
 
-    reaches    where memory must not grow: how many tokens back facts are asked for; some plans have windows
-               that long for as many heads as a part of the budget allows
+    reaches    if memory must not grow: how many tokens back the questions' facts are; some plans have windows
+               that long, for as many heads as a part of the budget allows
     """
     found: dict[tuple[str, ...], Plan] = {}
     for top, of_top, others in _mixtures(config, budget, ranking, damage, reaches):
@@ -174,7 +174,7 @@ def plans_for(
 
 
 def attention_of(config: MaclaurinConfig, memories: dict[Place, str]) -> tuple[str, ...]:
-    """The notation of every layer, from that of every head."""
+    """The notation of every layer, from the memory of every head."""
     return tuple(
         str(LayerAttention.of_heads([parse(memories[layer, head]) for head in range(config.kv_heads)]))
         for layer in range(config.num_hidden_layers)
@@ -182,17 +182,17 @@ def attention_of(config: MaclaurinConfig, memories: dict[Place, str]) -> tuple[s
 
 
 def bytes_of(config: MaclaurinConfig, attention: Sequence[str], tokens: int) -> int:
-    """What a text of so many tokens takes."""
+    """Bytes of the cache after `tokens` tokens."""
     other = copy.copy(config)
     other.attention = list(attention)
     return cache_bytes(other, 1, tokens, COUNTED_IN)
 
 
 def memories_to_try(longest: int) -> list[str]:
-    """The memories whose damage decides how bytes are shared, for texts of so many tokens.
+    """The memories whose damage decides how bytes are shared, for texts of up to `longest` tokens.
 
-    Both a window alone and one with kept keys: of all heads together kept keys do less damage at every size,
-    but a third of the heads look at what is near, and for them a longer window is better (docs/LOG.md).
+    Both a window alone and one with kept keys: over all heads together kept keys do less damage at every
+    size, but a third of the heads attend to near tokens and do better with a longer window (docs/LOG.md).
     """
     fitting = [slots for slots in LADDER if slots <= max(longest, LADDER[0])]
     both = (exact_keys(slots, near) for slots in fitting for near in (WINDOW_ALONE, MOSTLY_KEPT))
@@ -200,7 +200,7 @@ def memories_to_try(longest: int) -> list[str]:
 
 
 def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) -> str:
-    """Sinks, and a window with kept keys behind it, in so many slots."""
+    """Sinks, a window and kept keys in `slots` slots."""
     window = min(slots - SINKS, max(SMALLEST_WINDOW, round(near * (slots - SINKS))))
     kept = slots - SINKS - window
     also = f",kept={kept}" if kept else ""
@@ -214,7 +214,7 @@ def _mixtures(
     damage: TextDamage | None,
     reaches: Sequence[int],
 ) -> Iterator[tuple[int, str, list[str]]]:
-    """(number of top heads, their memory, that of each other head)"""
+    """(number of top heads, their memory, the memory of each other head)"""
     size = config.head_size
     tops = list(_tops(budget, len(ranking), size, reaches))
     for number, (top, of_top, left) in enumerate(tops):
@@ -236,7 +236,7 @@ def _tops(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
     """(number of top heads, their memory, bytes left for the others)"""
-    key = 2 * size * COUNTED_IN.itemsize  # of one key and value
+    key = 2 * size * COUNTED_IN.itemsize  # bytes of one key and value
     if not budget.constant:
         tops = {min(heads, int(share * budget.bytes / (budget.at * key))) for share in SHARES_OF_TOP}
         for top in sorted(tops):
@@ -257,7 +257,7 @@ def _tops(
 def _tops_by_reach(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
-    """As many heads as a part of the budget allows see as far as facts are asked from."""
+    """Plans in which as many heads as a part of the budget allows have windows that reach the asked facts."""
     for reach in reaches:
         far = exact_keys(reach + SINKS)
         top = min(heads, int(SHARE_OF_REACH * budget.bytes / _taken(far, size)))
@@ -266,7 +266,7 @@ def _tops_by_reach(
 
 
 def _in_words(memories: Sequence[str]) -> str:
-    """The memory that all have, or the least and the most."""
+    """The memory that all share, or the least and the most."""
     by_size = sorted(set(memories), key=_slots)
     if len(by_size) < 2:
         return by_size[0] if by_size else "none"
@@ -317,8 +317,8 @@ def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDa
 
 
 def _using_up(memories: list[str], left: float, size: int) -> list[str]:
-    """The same with what is left of the budget shared out equally."""
-    more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key has a score, too
+    """The same with the rest of the budget shared equally."""
+    more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key also has a score
     if more < 1:
         return memories
     grown = [_grown(memory, more) for memory in memories]
@@ -327,7 +327,7 @@ def _using_up(memories: list[str], left: float, size: int) -> list[str]:
 
 
 def _grown(memory: str, slots: int) -> str:
-    """So many more kept keys, or a longer window where no key is kept."""
+    """`slots` more kept keys, or a longer window if no key is kept."""
     window = parse(memory).window
     assert window is not None
     if not window.kept:
@@ -342,7 +342,7 @@ def _taken(memory: str, size: int) -> int:
 
 
 def filling(budget: float, size: int, near: float, tail: str | None = None) -> str | None:
-    """The memory whose state takes so many bytes; None where that is less than sinks and a window."""
+    """The memory whose state fills the budget in bytes; None if that is too small for sinks and a window."""
     least = SMALLEST_WINDOW + SINKS
     if _taken(exact_keys(least, near, tail), size) > budget:
         return None

@@ -40,14 +40,14 @@ CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
 @final
 @dataclass(frozen=True)
 class Conversion:
-    """What was done, and what it cost on sample text by length."""
+    """What was changed, and what it cost on sample text by length."""
 
     source: str
     choice: Choice
     #: perplexity by length, recall by distance
     gaps: dict[str, dict[int, Gap]]
     memory: Memory
-    #: how a memory was chosen, where it was
+    #: how a memory was chosen, if it was
     chosen: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -83,12 +83,12 @@ def convert(
     measures: Sequence[Measure],
     tell: Tell = lambda tokens: None,
 ) -> Conversion:
-    """Swap, and calibrate on sample tokens [T], in place; measure before and after."""
+    """Swap the attention and calibrate on sample tokens [T], in place; measure before and after."""
     own = own_attention(model)
     for text in choice.attention:
         if any(spec.gates for spec in specs_in(text)):
             raise InputError(
-                f"{text} has gates, and a pretrained model has no weights for them: use a spec without, "
+                f"{text} has gates, but a pretrained model has no weights for them: use one without gates, "
                 "such as taylor(2,about=mean)+window(64,sinks=1)/sum."
             )
     if any(spec.orders for text in choice.attention for spec in specs_in(text)):
@@ -102,12 +102,12 @@ def convert(
 
 
 def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
-    """At each length, on about so many tokens of the text [T], one row at least."""
+    """A measure for each length, on about `tokens` tokens of the text [T], at least one row."""
     long = [str(length) for length in lengths if length > held_out.numel()]
     if long:
         raise InputError(
-            f"perplexity cannot be measured at {', '.join(long)} tokens: behind those it is calibrated on, "
-            f"the sample text has {held_out.numel():,}. Give a longer text, or lengths up to that."
+            f"perplexity cannot be measured at {', '.join(long)} tokens: after those used for "
+            f"calibration, the sample text has {held_out.numel():,}. Give a longer text or shorter lengths."
         )
     return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
 
@@ -115,7 +115,7 @@ def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[
 def measure_recovered(
     out: Path, model: MaclaurinForCausalLM, measures: Sequence[Measure], tell: Tell = lambda tokens: None
 ) -> dict[str, Any]:
-    """Add what the folder's model reaches now, with and without its tail, to its conversion.json."""
+    """Add the present measures of the folder's model, with and without its tail, to its conversion.json."""
     file = out / "conversion.json"
     written = json.loads(file.read_text(encoding="utf-8"))
     alone = windows_alone(written["attention"])
@@ -130,8 +130,8 @@ def measure_recovered(
 
 
 def _closed_by(recovered: float, found: dict[str, float | None], measure: Measure) -> float | None:
-    """Of the gap between the original and its window alone, as they were before any training."""
-    original = found.get("original", found.get("softmax"))  # as it was called before
+    """The closed share of the gap between the original and its window alone, both before any training."""
+    original = found.get("original", found.get("softmax"))  # its former name
     if original is None:
         return None
     return Gap(original, found.get("window_only"), recovered, measure.higher_is_better).closed
@@ -149,7 +149,7 @@ def save(
     out: Path,
     measured_on: dict[str, Any] | None = None,
 ) -> None:
-    """Write the model folder atomically, with the page of a chosen memory where pages can be made."""
+    """Write the model folder atomically, with the page of a chosen memory if pages can be made."""
     with new_folder(out) as folder:
         save_quietly(model, folder)
         if tokenizer is not None:
@@ -227,7 +227,7 @@ def read_layers(text: str, count: int) -> list[int]:
 
 @torch.no_grad()
 def calibrate_key_offsets(model: MaclaurinForCausalLM, rows: Tensor) -> None:
-    """Give every layer its mean key over rows [B, T] as an offset; answers stay what they were."""
+    """Give every layer its mean key over rows [B, T] as an offset; this does not change its output."""
     offsets = [_offset_of(block.self_attn) for block in model.model.layers]
     means = [_Mean() for _ in offsets]
     hooks = [offset.register_forward_hook(mean) for offset, mean in zip(offsets, means, strict=True)]
@@ -243,7 +243,7 @@ def calibrate_key_offsets(model: MaclaurinForCausalLM, rows: Tensor) -> None:
 
 
 class _Mean:
-    """The mean key that passed by."""
+    """A hook that collects the mean key."""
 
     def __init__(self) -> None:
         self._total: Any = 0.0
@@ -259,7 +259,7 @@ class _Mean:
 
 
 def _offset_of(attention: Any) -> KeyOffset:
-    """The layer's offset, made if it has none yet."""
+    """The layer's offset, created if it has none."""
     if not hasattr(attention, "key_offset"):
         attention.key_offset = KeyOffset(attention.kv_heads, attention.key_size).to(
             attention.k_proj.weight.device

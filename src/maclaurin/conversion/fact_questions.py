@@ -1,7 +1,7 @@
-"""Questions for facts from far back: those that memories are chosen by, and those they are judged by.
+"""Questions for facts from far back: some to choose a memory by, others to evaluate it.
 
-Both are made like `maclaurin eval --tasks maclaurin_recall_…`, from seeds of their own, so that a memory is
-not chosen by the questions it is judged by. To choose, one token decides; to judge, one of four answers.
+Both are made like `maclaurin eval --tasks maclaurin_recall_…`, from separate seeds, so that a memory is not
+chosen by the questions that evaluate it. To choose, one token decides; to evaluate, one of four answers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from maclaurin.evaluation.prose import Prose
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 
 SEED = 1018
-#: which questions are asked without facts; the facts are the same at every distance
+#: distance of the questions asked without facts; the facts are the same at every distance
 WITHOUT_DISTANCE = 256
 
 
 class Answer(NamedTuple):
-    """How sure a model is of the right answer, ln p(right) − ln p(the others), and whether it is its best."""
+    """ln p(right) − ln p(the others), and whether the right answer is the most likely."""
 
     log_odds: float
     is_right: bool
@@ -38,19 +38,19 @@ class Answer(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Question:
-    """A text with facts in it, the beginning of one of them again, and what may follow."""
+    """A text with facts in it, then the beginning of one fact again, and the choices that may follow."""
 
     distance: int
     number: int
     context: Tensor  # [1, T]
     prompt: Tensor  # [1, n]
-    fact: slice  # where the asked fact stands among the tokens
-    choices: tuple[int, ...]  # of each choice the first token that tells it from the others
+    fact: slice  # position of the asked fact in the tokens
+    choices: tuple[int, ...]  # for each choice, the first token that differs from the others
     right: int
 
     @property
     def tokens(self) -> int:
-        """Tokens to read."""
+        """How many tokens are read."""
         return self.context.shape[1] + self.prompt.shape[1]
 
     def read(self, model: MaclaurinForCausalLM) -> MaclaurinCache:
@@ -64,7 +64,7 @@ class Question:
     def log_odds(self, model: MaclaurinForCausalLM, cache: MaclaurinCache) -> Tensor:
         """ln p(right) − ln p(the others together) after the prompt, for every row of the cache: [B].
 
-        The cache then has read the prompt.
+        Afterwards the cache includes the prompt.
         """
         prompt = self.prompt.to(model.device).expand(cache.batch_size, -1)
         out = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
@@ -72,28 +72,28 @@ class Question:
         return self.odds(out.logits[:, -1].double().cpu())
 
     def answer(self, logits: Tensor) -> Answer:
-        """The answer by the logits [vocabulary] after the prompt."""
+        """The answer, from the logits [vocabulary] after the prompt."""
         best = int(logits[list(self.choices)].argmax())
         return Answer(float(self.odds(logits[None])), best == self.right)
 
     def odds(self, logits: Tensor) -> Tensor:
-        """The log-odds [B] by the logits [B, vocabulary] after the prompt."""
-        found = logits[:, list(self.choices)]  # the share of other words cancels
+        """The log-odds [B], from the logits [B, vocabulary] after the prompt."""
+        found = logits[:, list(self.choices)]  # the probability of other words cancels
         others = torch.cat([found[:, : self.right], found[:, self.right + 1 :]], dim=-1)
         return found[:, self.right] - others.logsumexp(-1)
 
 
 def fact_questions(tokenizer: Any, distances: Sequence[int], number: int, seed: int = SEED) -> list[Question]:
-    """So many at each distance, those with the same number next to each other."""
+    """`number` questions at each distance; those with the same index are adjacent."""
     if not distances or min(distances) < 16 or number < 1:
-        raise InputError("heads are measured by one question at least, at distances of 16 tokens or more.")
+        raise InputError("heads are measured by at least one question, at distances of 16 tokens or more.")
     prose = Prose.embedded()
     items = {d: list(islice(Recall(d).items(prose, seed), number)) for d in distances}
     return [_question(items[d][n], tokenizer, d, n) for n in range(number) for d in distances]
 
 
 def without_facts(tokenizer: Any, number: int, seed: int = SEED) -> list[Question]:
-    """The same questions after a text without the facts: what a model answers that knows none of them."""
+    """The same questions after a text without the facts: a baseline for a model that has not read them."""
     items = islice(Recall(WITHOUT_DISTANCE).items(Prose.embedded(), seed), number)
     bare = (dataclasses.replace(item, context=item.without or "\n") for item in items)
     return [_question(item, tokenizer, 0, n, facts=False) for n, item in enumerate(bare)]
@@ -115,10 +115,9 @@ def answers_together(
     tokens_at_once: int,
     report: Callable[[int], None] = lambda tokens: None,
 ) -> list[Answer]:
-    """The answers to questions, those of about the same length read in one batch.
+    """The answers to questions; questions of about the same length are read in one batch.
 
-    Rows of a batch are cut at the front to the length of the shortest; no more than what stands before the
-    asked fact is cut.
+    Rows of a batch are cut at the front to the length of the shortest, but never into the asked fact.
     """
     found: dict[int, Answer] = {}
     left = sorted(range(len(questions)), key=lambda n: questions[n].tokens)
@@ -137,7 +136,7 @@ def answers_together(
 
 
 def _alike(questions: Sequence[Question], numbers: Sequence[int], tokens_at_once: int) -> list[int]:
-    """Of the numbers, in the order of length, the first that may be cut to the length of the shortest."""
+    """The first of the numbers, ordered by length, whose texts may be cut to the shortest."""
     shortest = questions[numbers[0]].tokens
     some = list(numbers[: max(1, tokens_at_once // shortest)])
     for place, number in enumerate(some):
@@ -177,14 +176,14 @@ def _question(item: Item, tokenizer: Any, distance: int, number: int, *, facts: 
 
 
 RECALL_SEED = 0
-#: no text of a measure is cut
+#: texts of a measure are never cut
 _ANY_LENGTH = 1 << 30
 
 
 @final
 @dataclass(frozen=True)
 class RecallOverDistance:
-    """The share of questions answered right; guessing answers one of four."""
+    """The share of questions answered right; guessing gets one in four."""
 
     at: int
     items: tuple[Item, ...]
@@ -210,7 +209,7 @@ class RecallOverDistance:
 
 
 def recall_over(distances: list[int], tokenizer: Any, number: int) -> list[RecallOverDistance]:
-    """The first so many questions at each distance; the facts are the same at all of them."""
+    """The first `number` questions at each distance; the facts are the same at every distance."""
     prose = Prose.embedded()
     found = []
     for distance in distances:

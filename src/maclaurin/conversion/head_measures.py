@@ -7,8 +7,8 @@ For questions at several distances (fact_questions.py), asked after the text was
     loss   how much the log-odds of the right answer fall when this head alone sees a window and sinks
            while the question is read
 
-Either alone misleads: mass misses heads that pass a fact on, loss generalises badly to longer distances. A
-head's score is the mean of both, each over its largest, over all distances.
+Each alone misleads: mass misses heads that pass a fact on, loss generalises badly to longer distances. A
+head's score is the mean of both, each divided by its largest value, over all distances.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from maclaurin.layers.layout import Layout
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.programs.dispatch import attention
 
-#: what a head is limited to while its loss is measured
+#: the attention of a limited head while its loss is measured
 PROBE = "poly(0)+window(64,sinks=4)/sum"
-#: heads that are limited in one pass, each in a row of its own
+#: heads limited in one pass, each in its own row
 AT_ONCE = 9
 
 Table = list[list[float]]  # [layers][key-value heads]
@@ -40,7 +40,7 @@ Table = list[list[float]]  # [layers][key-value heads]
 @final
 @dataclass(frozen=True)
 class Asked:
-    """What one question showed."""
+    """The measures from one question."""
 
     distance: int
     number: int
@@ -63,7 +63,7 @@ class HeadMeasures:
 
     @property
     def distances(self) -> list[int]:
-        """Those that were asked."""
+        """The distances of the questions."""
         return sorted({asked.distance for asked in self.asked})
 
     @property
@@ -90,7 +90,7 @@ def measure_heads(
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,
 ) -> HeadMeasures:
-    """Ask every question that the file has no answer to."""
+    """Ask every question that has no answer in the file."""
     require_softmax(model)
     asked = []
     for done, question in enumerate(questions, start=1):
@@ -103,13 +103,13 @@ def measure_heads(
 
 
 def require_softmax(model: MaclaurinForCausalLM) -> None:
-    """Raise unless every head has the plain softmax that there is a memory to take from."""
+    """Raise unless every head has plain softmax, the attention that a memory is chosen for."""
     config = cast("MaclaurinConfig", model.config)
     for number, layer in enumerate(config.layer_attention()):
         for spec in layer.specs:
             if str(spec) != "exp/sum" or layer.extras.convolution or layer.extras.extra_tokens:
                 raise InputError(
-                    f"layer {number} has the attention {layer}, and a memory is chosen for models with "
+                    f"layer {number} has the attention {layer}, but a memory is chosen for models with "
                     "standard softmax attention (exp/sum) in every layer: convert the original, or name the "
                     "new attention yourself (--attention)."
                 )
@@ -137,7 +137,7 @@ def _ask(model: MaclaurinForCausalLM, question: Question) -> Asked:
 
 
 class _Watched:
-    """The last query of a layer that a question goes through, and the keys it sees."""
+    """Records the last query of a question in one layer, and the keys it sees."""
 
     def __init__(self, memory: LayerMemory) -> None:
         self._memory, self._attend = memory, memory.attend
@@ -154,7 +154,7 @@ class _Watched:
         return self._attend(q, k, v, gates, layout)
 
     def mass(self, fact: slice) -> list[float]:
-        """Of every key-value head: the largest share its queries give to the fact."""
+        """For every key-value head, the largest share that its queries give to the fact."""
         assert self._query is not None
         heads = self._memory.heads[0]
         k = heads.keys["k"][0].double().transpose(0, 1)  # [K, S, d]
@@ -164,7 +164,7 @@ class _Watched:
 
 
 class _Limited(LayerMemory):
-    """The memory of a layer, one head of which sees a window and sinks in some rows of the batch."""
+    """The memory of a layer in which, in some rows of the batch, one head sees only a window and sinks."""
 
     limited: tuple[tuple[int, int], ...]  # (row, head)
 
@@ -189,7 +189,7 @@ class _Limited(LayerMemory):
 
 
 def _with_one_limited(cache: MaclaurinCache, places: Sequence[tuple[int, int]]) -> MaclaurinCache:
-    """The cache of one text in as many rows as there are (layer, head), that head limited in its row."""
+    """The cache of one text with one row per (layer, head), where that head is limited."""
     rows = cache.fork()
     rows.batch_repeat_interleave(len(places))
     for layer in {layer for layer, _ in places}:

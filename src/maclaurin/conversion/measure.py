@@ -1,7 +1,7 @@
-"""What a conversion costs: a measure with its tail and, as a control, with the tail switched off.
+"""What a conversion costs: measures with the tail and, as a control, with the tail switched off.
 
-What was measured so far is kept in a file beside the folder to come (`MeasureFile`), from which a stopped
-conversion continues.
+Results are kept in a file next to the output folder (`MeasureFile`), from which a stopped conversion
+continues.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Measure(Protocol):
         ...
 
     def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
-        """The number, of the model as it is."""
+        """The number for the model as it is now."""
         ...
 
 
 @final
 @dataclass(frozen=True)
 class Perplexity:
-    """Of the next token over rows [B, T]."""
+    """Perplexity of the next token over rows [B, T]."""
 
     rows: Tensor
     kind: ClassVar[str] = "perplexity"
@@ -67,7 +67,7 @@ class Perplexity:
         return self.rows.numel()
 
     def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
-        """As many rows at once as keep the device busy."""
+        """The perplexity; it reads as many rows at once as keep the device busy."""
         total = 0.0
         for some in self.rows.split(max(1, tokens_at_once(model.device) // self.at)):
             total += summed_loss(model, some.to(model.device))
@@ -87,7 +87,7 @@ class Gap:
 
     @property
     def closed(self) -> float | None:
-        """1: as good as the original; 0: the tail adds nothing; None without a window or a loss by it."""
+        """1: as good as the original; 0: the tail adds nothing; None: no window, or no gap."""
         if self.window_only is None:
             return None
         width, gained = self.window_only - self.original, self.window_only - self.converted
@@ -96,7 +96,7 @@ class Gap:
         return gained / width if width > 0 else None
 
     def to_json(self) -> dict[str, float | None]:
-        """The three numbers and what they come to."""
+        """The three numbers and the share that is closed."""
         return {
             "original": self.original,
             "window_only": self.window_only,
@@ -112,7 +112,7 @@ def gap(
     measure: Measure,
     tell: Tell = lambda tokens: None,
 ) -> Gap:
-    """Original, window alone and converted, with the weights as they are."""
+    """The measure for original, window alone and converted, with the same weights."""
     alone = windows_alone(converted)
     return Gap(
         measured_with(model, own, measure, tell),
@@ -135,7 +135,7 @@ def measured_with(
 
 @contextmanager
 def having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
-    """The model with another attention for a while, which caches made meanwhile know of too."""
+    """Give the model another attention temporarily; caches made meanwhile have it too."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
     own, groups = model.config.attention, [layer.groups for layer in layers]
     try:
@@ -157,7 +157,7 @@ def put_in_place(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None:
 
 
 def windows_alone(attention: Sequence[str]) -> list[str] | None:
-    """The same with every tail and every kept key switched off; None where there is neither."""
+    """The same with every tail and every kept key switched off; None if there is neither."""
     beyond = (s for text in attention for s in specs_in(text) if s.window and (s.orders or s.window.kept))
     return [with_each_spec(text, _alone) for text in attention] if any(beyond) else None
 
@@ -172,25 +172,25 @@ def _alone(text: str) -> str:
 @final
 @dataclass
 class MeasureFile:
-    """Results by name; each is written down as it comes. Without a path they are only remembered."""
+    """Results by name; each is written at once. Without a path they stay in memory."""
 
     path: Path | None
-    #: model, questions and text: what was measured with another is not used
+    #: model, questions and text: results with another identity are not used
     identity: dict[str, Any]
     found: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def beside(out: Path) -> Path:
-        """Where the file of a folder that is to be written lies."""
+        """The path of the file for an output folder."""
         return out.with_name(f".{out.name}.measured.json")
 
     @staticmethod
     def open(path: Path | None, identity: dict[str, Any], *, resume: bool) -> MeasureFile:
-        """What the file holds; without `resume` it begins anew."""
+        """Read the file; without `resume`, start an empty one."""
         if path is None or not resume:
             return MeasureFile(path, identity)
         if not path.is_file():
-            raise InputError(f"there is no {path} to go on from: leave --resume out to begin.")
+            raise InputError(f"there is no {path} to resume from: leave --resume out to start.")
         try:
             data = json.loads(path.read_text("utf-8"))
         except ValueError as problem:
@@ -199,18 +199,18 @@ class MeasureFile:
             theirs = data.get("identity", {}).get(name)
             if theirs != mine:
                 raise InputError(
-                    f"{path} was measured with {name} {theirs}, and now it is {mine}: give what was given "
-                    "then, or leave --resume out to begin anew."
+                    f"{path} was measured with {name} {theirs}, but now it is {mine}: use the same as then, "
+                    "or leave --resume out to start again."
                 )
         return MeasureFile(path, identity, data["found"])
 
     def keep(self, name: str, value: Any) -> None:
-        """Remember a result, and write it down."""
+        """Add a result, and write the file."""
         self.found[name] = value
         if self.path is not None:
             write_json(self.path, {"identity": self.identity, "found": self.found}, indent=None)
 
     def remove(self) -> None:
-        """The folder is written: nothing is left to go on from."""
+        """Delete the file, once the folder is written."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)

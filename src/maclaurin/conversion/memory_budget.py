@@ -1,4 +1,4 @@
-"""How many bytes a text may take (`25%` of the original's, `64MB`, a size that never grows) and does take."""
+"""Bytes that a text may take (`25%` of the original's, `64MB`, a size that never grows), and does take."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class MemoryBudget:
     bytes: int
     at: int
     constant: bool
-    #: what the original's keys and values take at that length
+    #: bytes of the original's keys and values at that length
     original: int
 
     @staticmethod
     def read(config: MaclaurinConfig, *, memory: str | None, constant: str | None, at: int) -> MemoryBudget:
-        """`memory` grows with the text, `constant` does not; one of them is given."""
+        """Parse one of two options: `memory` grows with the text, `constant` does not."""
         if (memory is None) == (constant is None):
             raise InputError("give one of memory (25%, 64MB) and constant (32MB).")
         if at < 2:
-            raise InputError(f"a budget is for a text of two tokens at least; got {at}.")
+            raise InputError(f"a budget is for a text of at least two tokens; got {at}.")
         original = key_value_bytes(config, 1, at, COUNTED_IN)
         text = memory if memory is not None else constant
         assert text is not None
@@ -62,7 +62,7 @@ def _bytes(text: str, original: int, option: str) -> int:
     number = float(found[1])
     total = int(number / 100 * original) if unit == "%" else int(number * _UNITS[unit])
     if total < 1 or (unit == "%" and number > 100):
-        raise InputError(f"{option}: {text} is no budget: give more than nothing and at most 100%.")
+        raise InputError(f"{option}: {text} is not a budget: give more than 0 and at most 100%.")
     return total
 
 
@@ -73,7 +73,7 @@ class Memory:
 
     state_bytes            of all layers with a state of fixed size
     bytes_per_token        that the other layers add with every token
-    original_state_bytes   the same two of the original
+    original_state_bytes   the same two for the original
     original
     """
 
@@ -84,7 +84,7 @@ class Memory:
 
     @staticmethod
     def of(model: MaclaurinForCausalLM, original: Sequence[str]) -> Memory:
-        """Of a model whose config names its present attention, beside the attention it had."""
+        """The memory of a model with the attention in its config, and with its original attention."""
         config = cast("MaclaurinConfig", model.config)
         before = copy.deepcopy(config)
         before.attention = list(original)
@@ -92,7 +92,7 @@ class Memory:
 
     @property
     def even_at(self) -> int | None:
-        """The length of text from which on the converted model takes less; None if it never does."""
+        """The length of text from which the converted model takes less; None if it never does."""
         saved = self.original - self.bytes_per_token
         return None if saved <= 0 else max(0, -(-(self.state_bytes - self.original_state_bytes) // saved))
 

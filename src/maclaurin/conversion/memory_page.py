@@ -1,7 +1,7 @@
-"""The page of a memory: bytes against perplexity and recall for every way that was measured, and the heads.
+"""The page of a memory: bytes against perplexity and recall for every measured way, and the heads.
 
 It is made from plain data: the conversion.json of `maclaurin convert --memory`, or the memory.json of
-benchmarks/memory.py with the results of benchmarks/kvpress_comparison.py beside it.
+benchmarks/memory.py with the results of benchmarks/kvpress_comparison.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BYTES = (
 )
 PRESSED = (
     "Methods of kvpress, and ours marked “pressed”, compress after the whole prompt was read with full "
-    "attention. That is the easier task: the others read in small memory."
+    "attention. That is the easier task: the others also read the prompt in small memory."
 )
 HEADS = (
     "A head's score is the mean of two measures, each over its largest: the attention that a question pays "
@@ -53,7 +53,7 @@ HEADS = (
 class Point:
     """One way to spend memory, and what it buys.
 
-    recall      share of right answers, or log-odds where that was not counted
+    recall      share of right answers, or log-odds if answers were not counted
     low, high   the interval of the share
     """
 
@@ -69,7 +69,7 @@ class Point:
 @final
 @dataclass(frozen=True)
 class MemoryPage:
-    """What a page is about."""
+    """The contents of a page."""
 
     title: str
     facts: str
@@ -77,7 +77,7 @@ class MemoryPage:
     points: tuple[Point, ...]
     recall_title: str
     source: str
-    #: how much each head remembers, [layers][heads], and what each has
+    #: how much each head remembers, and its memory, [layers][heads]
     scores: list[list[float]] = field(default_factory=list)
     memories: list[list[str]] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
         yield Section("heads", "Which heads remember", blocks)
 
 
-# ------------------------------------------------------------------------------- from what was written
+# ------------------------------------------------------------------------------- from JSON
 
 
 def page_of_conversion(written: Mapping[str, Any]) -> MemoryPage:
@@ -191,7 +191,7 @@ def page_of_bench(
     return MemoryPage(
         title=f"SmolLM2-135M, {goal}",
         facts=f"{budget['bytes']:,} bytes at {budget['at']:,} tokens; recall at {distance:,}, perplexity at "
-        f"{length:,} tokens, on text and questions that nothing was calibrated on.",
+        f"{length:,} tokens, on text and questions not used for calibration.",
         findings=findings,
         points=tuple(points),
         recall_title=f"recall from {distance:,} tokens ago",
@@ -229,7 +229,7 @@ def page_of_presses(written: Mapping[str, Any], source: str = "kvpress.json") ->
 
 
 def method_of(name: str) -> str:
-    """The kind of a plan, by its name."""
+    """The kind of a plan, from its name."""
     if "whole layers" in name:
         return "whole layers"
     if "heads" in name:

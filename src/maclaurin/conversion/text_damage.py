@@ -1,11 +1,11 @@
-"""What a smaller memory of each head costs on text, estimated from one backward pass.
+"""The cost on text of a smaller memory for each head, estimated from one backward pass.
 
     damage of head h with memory m  =  ½ E (g · (y_m − y))²  per token,      in nats
 
 y is the output of the head's attention, y_m its output with the memory m, and g = ∂(−ln p)/∂y for next tokens
-drawn from the model's own predictions. That is the second-order rise of the divergence from the original
-(Fisher information), each token and head by itself. The sum over heads estimates what a plan costs; it is
-used to share bytes among heads, and plans are measured after that.
+drawn from the model's own predictions. That is the second-order increase of the divergence from the original
+(Fisher information), for each token and head alone. The sum over heads estimates the cost of a plan; it is
+used to share bytes among heads, and the plans are then measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROWS = 512
 @final
 @dataclass(frozen=True)
 class TextDamage:
-    """By memory, in nats per token: [layers][key-value heads]."""
+    """Damage by memory, in nats per token: [layers][key-value heads]."""
 
     of: dict[str, list[list[float]]]
 
@@ -47,7 +47,7 @@ def measure_damage(
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,
 ) -> TextDamage:
-    """Of every head with each of these attentions, on texts [B, T]; what the file knows is not measured."""
+    """Measure the damage of every head with each memory on texts [B, T], unless it is in the file."""
     names = {memory: f"damage on {list(rows.shape)}: {memory}" for memory in memories}
     unknown = [memory for memory, name in names.items() if name not in file.found]
     sums: dict[str, Tensor] = {}
@@ -72,7 +72,7 @@ def _of_text(
 
 @dataclass
 class _Call:
-    """What went into a layer's attention and came out, and the slope of the loss there: [1, T, heads, …]."""
+    """Inputs and output of a layer's attention, and the gradient of the loss there: [1, T, heads, …]."""
 
     q: Tensor
     k: Tensor
@@ -90,7 +90,7 @@ class _Call:
 
 
 def _calls(model: MaclaurinForCausalLM, tokens: Tensor) -> list[_Call]:
-    """Every layer's attention over a text, with the slope of the summed loss of drawn next tokens."""
+    """Every layer's attention over a text, with the gradient of the summed loss of drawn next tokens."""
     generator = torch.Generator(device=tokens.device).manual_seed(0)
     with _watched(model) as calls, torch.enable_grad():
         hidden = model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
@@ -109,7 +109,7 @@ def _calls(model: MaclaurinForCausalLM, tokens: Tensor) -> list[_Call]:
 
 @contextmanager
 def _watched(model: MaclaurinForCausalLM) -> Iterator[list[_Call]]:
-    """The attention calls of every layer, in order."""
+    """Record the attention calls of every layer, in order."""
     calls: list[_Call] = []
     layers: list[Any] = [block.self_attn for block in model.model.layers]
 
