@@ -1,6 +1,6 @@
-"""How well a model answers: tasks of our own, which need no network, and lm-evaluation-harness.
+"""How well a model answers: our own tasks, which need no network, and those of lm-evaluation-harness.
 
-A task of your own is a subclass of TextTask with the decorator `register`.
+Your own task is a subclass of TextTask with the decorator `register`.
 """
 
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, register

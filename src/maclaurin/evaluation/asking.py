@@ -1,4 +1,4 @@
-"""Our tasks asked without a harness: each context is read once, choices and answers continue from there."""
+"""Ask our tasks without a harness: each context is read once; choices and answers continue from there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from maclaurin.evaluation.likelihood import TextReader, ending_log_likelihoods, 
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
 from maclaurin.models import MaclaurinForCausalLM
 
-#: tokens a written answer may take beyond those of the right one
+#: how many tokens longer than the right answer a written answer may be
 SLACK = 8
 
-#: is given the share of the work that is done, and what is being done
+#: called with the share of the work done so far, and a description
 Report = Callable[[float, str], None]
 
 
@@ -41,8 +41,8 @@ class Answer:
 class Asker:
     """A model with its tokenizer.
 
-    max_length   tokens the model reads at most; longer texts lose their beginning
-    cut          how many did
+    max_length   most tokens the model reads; longer texts lose their beginning
+    cut          how many texts lost it
     """
 
     def __init__(self, model: MaclaurinForCausalLM, tokenizer: Any, max_length: int) -> None:
@@ -52,7 +52,7 @@ class Asker:
         self._first = [first] if list(tokenizer("")["input_ids"])[:1] == [first] else []
 
     def tokens(self, text: str) -> list[int]:
-        """With the token the tokenizer puts first, if it does."""
+        """The tokens of a text, with the tokenizer's first token if it adds one."""
         return [*self._first, *self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def answers(self, item: Item, way: Way) -> list[Answer]:
@@ -95,7 +95,7 @@ class Asker:
         return found
 
     def _read(self, prompts: Sequence[list[int]], longest: int) -> list[TextReader]:
-        """A reader for each prompt; what they have in common is read once.
+        """A reader for each prompt; their common beginning is read once.
 
         longest   tokens of the longest prompt with its continuation; if that exceeds max_length, the prompt
                   loses its beginning
@@ -111,7 +111,7 @@ class Asker:
     def _ending_likelihoods(self, item: Item) -> list[list[float]]:
         """ln p of the ending of each query after each of its choices.
 
-        The words are the same after each choice, so how common they are cancels.
+        The words are the same after each choice, so their frequency cancels.
         """
         texts, cut = [], False
         pairs = [(query, choice) for query in item.queries for choice in query.choices]
@@ -138,7 +138,7 @@ class Asker:
         ]
 
     def _continuation(self, reader: TextReader, most: int) -> str | None:
-        """What the model writes up to the end of a line; None if its output is not a number."""
+        """What the model writes up to the end of a line; None if its output is not finite."""
         if not bool(reader.next_token.isfinite().all()):
             return None
         end = self.tokenizer.eos_token_id
@@ -150,7 +150,7 @@ class Asker:
 
 
 def written_score(text: str, answers: Sequence[str]) -> float:
-    """Share of the answers among as many first words of a text, not counting 'and'."""
+    """The share of the n answers among the first n words of a text, not counting 'and'."""
     words = [word for word in re.findall(r"\w+", text.lower()) if word != "and"][: len(answers)]
     return sum(answer.lower() in words for answer in answers) / len(answers)
 
@@ -176,7 +176,7 @@ def _log_sum(values: list[float]) -> float:
 
 
 def _common_start(sequences: Sequence[Sequence[int]]) -> int:
-    """Length of what all sequences start with, leaving at least one token of each."""
+    """Length of the common beginning of all sequences, leaving at least one token of each."""
     shortest = min(map(len, sequences)) - 1
     first = sequences[0]
     for place in range(shortest):
@@ -250,7 +250,7 @@ def _text_metrics(asker: Asker, items: Sequence[Item], report: Report) -> dict[s
 
 
 def _distance(asker: Asker, items: Sequence[Item], most: int = 50) -> tuple[int, int, int] | None:
-    """Tokens from what is asked for to the question: least, median, most."""
+    """Tokens from the needed fact to the question: least, median, most."""
     texts = [
         item.context[query.known_until :] + query.prompt
         for item in items[:most]

@@ -1,4 +1,4 @@
-"""What a task is: items that follow from a seed and a text alone, without tokenizer and model.
+"""A task is a list of items that depends only on a seed and a text, not on tokenizer or model.
 
     item = a context that is read once, and queries about it
     query = a prompt after the context, choices for what follows it, and which of them are right
@@ -22,9 +22,9 @@ from maclaurin.evaluation.prose import THINGS, Prose
 from maclaurin.plain_data import to_plain
 
 PREFIX = "maclaurin_"
-#: items of a task unless fewer or more are asked for
+#: default number of items of a task
 ITEMS = 200
-#: changes whenever an item of any task does
+#: raised whenever an item of any task changes
 VERSION = "2.0"
 
 Way = Literal["choices", "endings", "written", "text"]
@@ -35,10 +35,10 @@ Way = Literal["choices", "endings", "written", "text"]
 class Query:
     """One question.
 
-    prompt        stands after the context; asked by endings, the ending that is scored after each choice
-    choices       one of which may follow the prompt, after a space; asked by endings, beginnings that stand
-                  after the context, one of which the ending belongs to
-    right         which of them are right
+    prompt        text after the context; for endings, the ending that is scored after each choice
+    choices       possible continuations of the prompt, after a space; for endings, beginnings after the
+                  context, one of which belongs to the ending
+    right         which choices are right
     written       another prompt for a model that writes its answer; empty: the same
     known_until   characters of the context up to which everything needed to answer has appeared
     """
@@ -64,7 +64,7 @@ class Query:
 class Item:
     """A context with queries about it.
 
-    without   a short text without the answers, to ask the same queries after; None: there is none
+    without   a short text without the answers, after which the same queries are asked; None: no such text
     """
 
     context: str
@@ -76,10 +76,10 @@ class Item:
 class TextTask(ABC):
     """One kind of task at one size. A subclass with the decorator `register` has a name on the command line.
 
-    size    tokens or words, as `measures` says; 0 where a kind has no sizes
+    size    in tokens or words, as `measures` says; 0 if the kind has no sizes
     kind    name of the kind
-    sizes   listed and grouped by default; any from `smallest` to `largest` works
-    ways    it can be asked
+    sizes   those listed by default; any from `smallest` to `largest` works
+    ways    in which it can be asked
     """
 
     size: int = 0
@@ -101,7 +101,7 @@ class TextTask(ABC):
 
     @abstractmethod
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
-        """Items without end, or as many as there are; the same for the same arguments on every machine."""
+        """Endless items, or as many as there are; the same for the same arguments on every machine."""
 
 
 _KINDS: dict[str, type[TextTask]] = {}
@@ -134,7 +134,7 @@ class AskedTask:
 
     @property
     def name(self) -> str:
-        """As the user writes it."""
+        """The name as the user writes it."""
         size = f"_{self.task.size}" if self.task.size else ""
         exact = "_exact" if self.way == "written" else ""
         return f"{PREFIX}{self.task.kind}{size}{exact}"
@@ -146,7 +146,7 @@ class AskedTask:
 
     @property
     def chance(self) -> float | None:
-        """Score of a guess; None where there is none."""
+        """Score of a guess; None if guessing is not defined."""
         if self.way == "text":
             return None
         return 1 / len(THINGS) if self.way == "written" else self.task.guess
@@ -165,10 +165,10 @@ def asked_task(name: str) -> AskedTask | None:
         example = f"{PREFIX}{found[1]}" + (f"_{kind.sizes[0]}" if kind.sizes else "")
         raise InputError(f"{name}: the task is called {example}.")
     if size and not kind.smallest <= size <= kind.largest:
-        raise InputError(f"{name}: its size lies between {kind.smallest} and {kind.largest:,}, got {size:,}.")
+        raise InputError(f"{name}: the size must be from {kind.smallest} to {kind.largest:,}, got {size:,}.")
     way: Way = "written" if found[3] else kind.ways[0]
     if way not in kind.ways:
-        raise InputError(f"{name}: {PREFIX}{found[1]} is not asked with written answers; leave out _exact.")
+        raise InputError(f"{name}: {PREFIX}{found[1]} does not support written answers; leave out _exact.")
     return AskedTask(kind(size), way)
 
 

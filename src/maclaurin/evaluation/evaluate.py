@@ -1,4 +1,4 @@
-"""Ask a model tasks, one after the other, and keep the results: `EvaluationRequest(...).run()`."""
+"""Run tasks on a model, one after the other, and save the results: `EvaluationRequest(...).run()`."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class EvaluationRequest:
     text          file whose sentences our tasks hide facts in; None: an excerpt of a novel
     limit         items of each task; None: 200 of ours, all of the harness's
     batch_size    texts at once in the harness; our own tasks are asked one by one
-    max_length    tokens the model reads at most; None: as its config says
+    max_length    most tokens the model reads; None: from its config
     device        cpu, cuda, …
-    seed          of our tasks' items and of everything drawn
+    seed          of our tasks' items and of all sampling
     out           JSON file for the results; tasks finished there are not repeated
     again         replace `out`
     harness       ask our tasks through lm-evaluation-harness as well
@@ -85,7 +85,7 @@ class EvaluationRequest:
         """Evaluate; `status` is shown while the model is loaded."""
         if self.out is not None:
             require_writable_file(self.out)
-        tasks = self._tasks()  # before the model: what is wrong with them is known in seconds
+        tasks = self._tasks()  # before the model, so that errors in them show within seconds
         with status(f"loading {self.model}"):
             model, attention, tokenizer, tokenizer_name = self._load()
         from maclaurin.models.cache import weights_fingerprint
@@ -132,7 +132,7 @@ class EvaluationRequest:
 @final
 @dataclass(frozen=True)
 class _Tasks:
-    """Ours, those of the harness, and the text ours are made of."""
+    """Our tasks, those of the harness, and the text ours are made from."""
 
     ours: tuple[AskedTask, ...]
     others: FoundTasks | None
@@ -154,7 +154,7 @@ class _Asking:
             )
 
     def run(self, identity: Identity, finished: Mapping[str, TaskResult]) -> Results:
-        """Ask what is not finished; the file is written after each task."""
+        """Run the tasks that are not finished; the file is written after each task."""
         machine = _machine(self._answering is not None)
         results = Results(identity, machine, dict(finished), self._groups(finished))
         for result in (*self._ours(finished), *self._others(finished)):
@@ -170,7 +170,7 @@ class _Asking:
         for task in self._tasks.ours:
             items = list(islice(task.task.items(self._tasks.prose, self._request.seed), number))
             if not items:
-                raise InputError(f"{task.name}: the text gives no items; give a longer one with --text.")
+                raise InputError(f"{task.name}: the text is too short for it; give a longer one with --text.")
             known, digest = finished.get(task.name), items_digest(items)
             now = (VERSION, digest, self._asked_by)
             if known is None or (known.version, known.fingerprint, known.asked_by) != now:
@@ -239,7 +239,7 @@ class _Asking:
         )
 
     def _groups(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Metric]]:
-        """Means over the groups that were asked for and are complete."""
+        """Means over the requested groups that are complete."""
         found = {
             name: _mean_of([tasks[member] for member in members(name)])
             for name in self._request.tasks

@@ -1,4 +1,4 @@
-"""Everything that touches lm-evaluation-harness: its tasks, ours as its tasks, and a model that answers it.
+"""Everything that uses lm-evaluation-harness: its tasks, ours as its tasks, and a model that answers it.
 
 Tasks are asked through the harness's Task objects and not through its `evaluate`, which draws progress bars,
 prints, and starts processes to estimate standard errors.
@@ -29,7 +29,7 @@ from maclaurin.evaluation.asking import Asked, Report, written_score
 from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
 
-#: kinds of data set that are files, not names on the hub
+#: data set types that are files, not names on the hub
 _FILES = ("json", "csv", "parquet", "text", "arrow", "pandas")
 _Harness: Any = HFLM  # its decorator hides its type
 
@@ -40,14 +40,14 @@ _Harness: Any = HFLM  # its decorator hides its type
 @final
 @dataclass
 class FoundTasks:
-    """Single tasks in the order they were asked for, and the groups that average some of them."""
+    """Single tasks in the requested order, and the groups that average some of them."""
 
     tasks: dict[str, Task] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
 
 
 def find_tasks(names: Sequence[str], include: Sequence[Path]) -> FoundTasks:
-    """Tasks of the harness and of YAML files with their data; an error names the first it cannot load."""
+    """Tasks of the harness and of YAML files with their data; an error names the first that fails to load."""
     for place in include:
         if not place.is_dir():
             raise InputError(f"--include-path: there is no folder {place}.")
@@ -70,7 +70,7 @@ def local_tasks(include: Sequence[Path]) -> list[str]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Only errors from the harness and what reads its data; everything is as before afterwards."""
+    """Silence all but errors of the harness and its data libraries; restored afterwards."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     bars = not datasets.are_progress_bars_disabled()
@@ -98,7 +98,7 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
             near = did_you_mean(name, [*ours, *local.all_tasks])
             raise InputError(
                 f"there is no task {name!r}.{near or did_you_mean(name, full.all_tasks)} `maclaurin eval "
-                "--list` shows ours, `lm-eval ls tasks` those of the harness; --include-path DIR adds YAML "
+                "--list` lists ours, `lm-eval ls tasks` those of the harness; --include-path DIR adds YAML "
                 "files."
             )
     return full
@@ -108,13 +108,13 @@ def _load(manager: TaskManager, name: str, include: Sequence[Path]) -> Any:
     try:
         with _beside(manager, name, include):
             return manager.load([name])
-    except Exception as problem:  # whatever a data set's own code, its files or the hub's client raise
+    except Exception as problem:  # a data set's code, its files or the hub's client may raise anything
         raise _explained(manager, name, problem) from problem
 
 
 @contextlib.contextmanager
 def _beside(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterator[None]:
-    """In the folder of the task's YAML file, so that it can name data files beside it."""
+    """Work in the folder of the task's YAML file, so that it can name data files there."""
     entry = manager.task_index.get(name)
     place = entry.yaml_path if entry else Path(name)
     local = entry is None or (place is not None and any(place.is_relative_to(folder) for folder in include))
@@ -127,12 +127,12 @@ def _explained(manager: TaskManager, name: str, problem: Exception) -> InputErro
     path = (entry.cfg or {}).get("dataset_path") if entry else None
     first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:300]
     if isinstance(problem, ImportError):
-        return InputError(f"the task {name} needs more than is installed: {first}")
+        return InputError(f"the task {name} needs a package that is not installed: {first}")
     if path not in _FILES and _is_about_the_hub(problem):
         return InputError(
             f"the task {name} needs {f'the data set {path}' if path else 'data'} from the Hugging Face hub, "
             f"which cannot be reached, and it is not in the hub's cache ({first}). Run it where the hub can "
-            "be reached, or use tasks that need none: --tasks maclaurin, or YAML and JSON files of your own "
+            "be reached, or use tasks that do not need it: --tasks maclaurin, or your own YAML and JSON files "
             "with --include-path."
         )
     return InputError(f"the task {name} cannot be loaded: {type(problem).__name__}: {first}")
@@ -159,7 +159,7 @@ def _is_about_the_hub(problem: BaseException | None) -> bool:
 
 
 def harness_task(asked: AskedTask, items: Sequence[Item]) -> Task:
-    """One of our tasks as the harness asks it: a document per query, the context before each."""
+    """One of our tasks in the harness's format: a document per query, the context before each."""
     documents = [
         {
             "text": item.context + query.prompt_for(asked.way),
@@ -239,7 +239,9 @@ def ask_harness_task(
     """Ask the first `limit` documents of a task."""
     if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
         kind = "runs code that models write" if getattr(task, "UNSAFE_CODE", False) else "shows pictures"
-        raise InputError(f"the task {task.task_name} {kind}, which maclaurin eval does not: leave it out.")
+        raise InputError(
+            f"the task {task.task_name} {kind}, which maclaurin eval does not support: leave it out."
+        )
     _seed_everything(seed)
     task.set_fewshot_seed(seed=seed)
     if task.get_config("num_fewshot") is None:
@@ -300,7 +302,7 @@ def _scores(
 
 
 def _metric(values: list[Any], aggregate: Callable[[list[Any]], Any] | None, higher: bool | None) -> Metric:
-    """The harness's own value, with an interval where it is a mean of numbers."""
+    """The harness's own value, with an interval if it is a mean of numbers."""
     plain = all(isinstance(value, int | float) for value in values)
     value = float(sum(values) / len(values) if aggregate is None else aggregate(values))
     if plain and math.isclose(value, sum(values) / len(values), rel_tol=1e-9, abs_tol=1e-12):
@@ -310,7 +312,7 @@ def _metric(values: list[Any], aggregate: Callable[[list[Any]], Any] | None, hig
 
 
 def group_metrics(group: Group, metrics: Mapping[str, tuple[int, dict[str, Metric]]]) -> dict[str, Metric]:
-    """What the file of a group says about its tasks; `metrics` are items and metrics of each task."""
+    """The metrics that the file of a group defines; `metrics` holds items and metrics of each task."""
     plain: Any = {}
     for task, (items, found) in metrics.items():
         plain[task] = {"sample_len": items}
@@ -328,7 +330,7 @@ def group_metrics(group: Group, metrics: Mapping[str, tuple[int, dict[str, Metri
 
 
 def _seed_everything(seed: int) -> None:
-    """What the harness and its tasks draw from."""
+    """Seed every random generator that the harness and its tasks use."""
     import random
 
     import numpy as np
@@ -342,10 +344,10 @@ def _seed_everything(seed: int) -> None:
 
 
 class AnsweringModel(_Harness):
-    """HFLM of a loaded model; counts what a result should mention.
+    """HFLM for a loaded model; it counts what a result should report.
 
     cut      requests since `begin` that did not fit and lost their beginning
-    broken   texts since `begin` with logits that are not numbers
+    broken   texts since `begin` with non-finite logits
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int, max_length: int | None) -> None:
@@ -356,12 +358,12 @@ class AnsweringModel(_Harness):
         self._is_rolling = False
 
     def begin(self, report: Report = lambda share, what: None) -> None:
-        """What follows belongs to another task."""
+        """Start another task: reset the counts."""
         self._report = report
         self.cut = self.broken = 0
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """ln p of each continuation, and whether it is the likeliest."""
+        """ln p of each continuation, and whether it is the most likely."""
         self.set_cache_hook(_Counter(self._report, len(requests)))
         return super().loglikelihood(requests, disable_tqdm=True)
 
@@ -388,7 +390,7 @@ class AnsweringModel(_Harness):
         return super().generate_until(requests, disable_tqdm=True)
 
     def tok_encode(self, string: str, *arguments: Any, **options: Any) -> list[int]:
-        """Without a first token where the harness adds it itself: it would be predicted from another one."""
+        """Tokens without a first token if the harness adds one itself; else there would be two."""
         tokens = super().tok_encode(string, *arguments, **options)
         return tokens[1:] if self._is_rolling and tokens[:1] == [self.prefix_token_id] else tokens
 
@@ -396,7 +398,7 @@ class AnsweringModel(_Harness):
         self, requests: list[Any], disable_tqdm: bool = True, override_bs: int | None = None, **more: Any
     ) -> list[tuple[float, bool]]:
         """Tokens of (text, continuation); one more than fits is fine, since the last one is not read."""
-        rolling = override_bs is not None  # its windows are cut to fit on purpose
+        rolling = override_bs is not None  # its windows are cut to fit, on purpose
         if not rolling:
             self.cut += sum(len(before) + len(after) > self.max_length + 1 for _, before, after in requests)
         self._longest = None if rolling else max((len(after) for _, _, after in requests), default=1)
@@ -405,7 +407,7 @@ class AnsweringModel(_Harness):
     def _model_call(self, inps: Tensor, **more: Any) -> Tensor:
         """Logits of tokens [batch, tokens]: of the last positions only, if only those are needed.
 
-        The harness counts positions from the end, so it finds them all the same.
+        The harness counts positions from the end, so it still finds them.
         """
         with torch.no_grad():
             logits = self.model(inps, logits_to_keep=self._positions_needed(inps)).logits
@@ -423,7 +425,7 @@ class AnsweringModel(_Harness):
 
 @final
 class _Counter(CacheHook):
-    """The harness reports each answer to its cache: they are counted instead."""
+    """Counts the answers that the harness reports to its cache."""
 
     def __init__(self, report: Report, total: int) -> None:
         super().__init__(None)

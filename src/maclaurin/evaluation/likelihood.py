@@ -44,7 +44,7 @@ def summed_loss(model: Any, tokens: Tensor) -> float:
 def windowed_loss(model: Any, tokens: Sequence[int], first: int, most: int) -> float:
     """Σ −ln p over all tokens of a text of any length, read at most `most` tokens at a time.
 
-    `first` stands before the text. Later windows begin with the last token of the one before.
+    The token `first` is put before the text. Each later window begins with the last token of the one before.
     """
     whole = torch.tensor([first, *tokens])
     starts = range(0, len(whole) - 1, most - 1)
@@ -55,8 +55,8 @@ def windowed_loss(model: Any, tokens: Sequence[int], first: int, most: int) -> f
 def ending_log_likelihoods(model: Any, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[float]:
     """ln p(ending | beginning) of each (beginning, ending); not finite if an output of the model is not.
 
-    Many short texts are read whole, several at once: a state of high order would cost more than they do.
-    Rows are padded on the right, where nothing before them can see it.
+    Short texts are read whole, several at once: a state of high order would cost more than they do. Rows
+    are padded on the right, which earlier tokens do not see.
     """
     longest = max(len(before) + len(after) for before, after in texts)
     at_once = max(1, tokens_at_once(model.device) // longest)
@@ -76,7 +76,7 @@ def ending_log_likelihoods(model: Any, texts: Sequence[tuple[Sequence[int], Sequ
 
 
 def perplexity(loss: float) -> float:
-    """e^loss, or ∞ where that overflows."""
+    """e^loss, or ∞ if that overflows."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
@@ -97,7 +97,7 @@ class TextReader:
         return TextReader(model, cache, _log_probabilities(model, tokens, cache, 1)[0])
 
     def after(self, tokens: Sequence[int]) -> TextReader:
-        """The text with more tokens read; this reader stays as it is."""
+        """The text with more tokens read; this reader does not change."""
         if not tokens:
             return self
         cache = self._cache.fork()

@@ -30,7 +30,7 @@ def tokenizer_for(
 
 
 def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
-    """The tokenizer named in the config.json of a run, for runs without one beside the weights."""
+    """The tokenizer named in the config.json of a run, if none is saved with the weights."""
     config = _config(folder)
     written, data = config.get("tokenizer"), config.get("data")
     if not isinstance(written, str) or not isinstance(data, str):
@@ -40,8 +40,8 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
         )
     if is_task(data):
         raise InputError(
-            f"{folder} was trained on the task {data}, whose tokens stand for no text, so it cannot be asked "
-            "in words. Use a model that was trained on text."
+            f"{folder} was trained on the task {data}, whose tokens stand for no text, so it cannot answer "
+            "questions in words. Use a model that was trained on text."
         )
     kind, _, rest = written.partition(":")
     if kind == "bpe":
@@ -90,6 +90,6 @@ def require_end_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raise unless there is a token for the end of a text: evaluations put it before every text."""
     if tokenizer.eos_token_id is None:
         raise InputError(
-            f"the tokenizer {name} has no token for the end of a text (eos_token), which stands before every "
+            f"the tokenizer {name} has no token for the end of a text (eos_token), which is put before every "
             "text: give a folder whose tokenizer_config.json names one."
         )

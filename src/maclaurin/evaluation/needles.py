@@ -3,11 +3,11 @@
     … some years ago, never mind how long.          running text
     The password of Anna is river. It is a way
     I have of driving off the spleen. The password
-    of Max is lamp. Whenever I find myself …        facts in the midst of it, and more text
+    of Max is lamp. Whenever I find myself …        facts inside it, and more text
     The password of Max is                          → lamp
 
 Differences from RULER: words instead of numbers and a plain continuation instead of an instruction, so that
-small models without instruction tuning can be asked; each key of `multiquery` is a question of its own.
+small models without instruction tuning can answer; each key of `multiquery` is a separate question.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def placed(sentences: Sequence[str], facts: Sequence[str], places: Sequence[int]
 
 
 def random_places(draws: Draws, sentences: int, facts: int) -> list[int]:
-    """Places for facts between sentences, in order; different ones where there are enough."""
+    """Places for facts between sentences, in order; all different if there are enough."""
     between = max(1, sentences - 1)
     distinct = facts <= between
     found = draws.distinct_below(between, facts) if distinct else draws.below(between, facts)
@@ -61,7 +61,7 @@ def random_places(draws: Draws, sentences: int, facts: int) -> list[int]:
 
 
 def tail(sentences: Sequence[str]) -> str:
-    """The end of running text, from the beginning of a word on."""
+    """The end of running text, starting at the beginning of a word."""
     text = " ".join(sentences)
     return text[-WITHOUT:].partition(" ")[2] + "\n" if len(text) > WITHOUT else text + "\n"
 
@@ -85,7 +85,7 @@ class Recall(TextTask):
         return 1 / FACTS
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
-        """The same facts are asked at every distance; each place among the four equally often."""
+        """The same facts at every distance; each of the four places is asked equally often."""
         for index in count():
             draws = draws_for("recall", seed, index)
             names = [prose.names[i] for i in draws.distinct_below(len(prose.names), FACTS)]

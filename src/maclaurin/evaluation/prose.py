@@ -1,4 +1,4 @@
-"""What tasks are made of: running prose, source text that no run of ours trains on, and common words."""
+"""Material for tasks: running prose, source text that no run of ours trains on, and common words."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from maclaurin.data.splits import hash_share
 from maclaurin.errors import InputError
 from maclaurin.files import read_text
 
-#: English prose in today's vocabularies; sizes of tasks are in such tokens, so that items need no tokenizer
+#: characters per token of English prose; sizes of tasks are in such tokens, so that items need no tokenizer
 CHARACTERS_PER_TOKEN = 4.0
-#: characters of the sentences that are used: facts are placed between them
+#: lengths in characters of the sentences that are used; facts are placed between them
 SHORTEST, LONGEST = 20, 200
 #: a text with fewer sentences repeats itself too soon
 FEWEST_SENTENCES = 20
-#: with fewer words that the text does not use, items would be too much alike
+#: with fewer words that are not in the text, items would be too similar
 FEWEST_WORDS = 24
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"”’']*\s+(?=[\"“‘(]*[A-Z])")
 
@@ -32,7 +32,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[A-Z]\.)[\"”’']*\s+(?=[\"“‘
 @final
 @dataclass(frozen=True)
 class Prose:
-    """A text as sentences; tasks take stretches of it from random places on.
+    """A text as sentences; tasks take passages of it from random places.
 
     name         of the text, for results
     paragraphs   one string each
@@ -43,7 +43,7 @@ class Prose:
 
     @staticmethod
     def embedded() -> Prose:
-        """Chapters 1 to 9 of Moby-Dick, some 25,000 tokens, half of them in sentences that are used."""
+        """Chapters 1 to 9 of Moby-Dick, about 25,000 tokens, half of them in sentences that are used."""
         file = resources.files("maclaurin.evaluation") / "assets" / "moby-dick.txt"
         return Prose("moby-dick", tuple(file.read_text("utf-8").splitlines()))
 
@@ -73,22 +73,22 @@ class Prose:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names for keys that do not come up in the text."""
+        """Names for keys that do not occur in the text."""
         return self._unused(NAMES)
 
     @cached_property
     def things(self) -> tuple[str, ...]:
-        """Words for values that do not come up in the text."""
+        """Words for values that do not occur in the text."""
         return self._unused(THINGS)
 
     def _unused(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """All of them if too few are left."""
+        """The words that are not in the text, or all words if too few are left."""
         used = set(re.findall(r"\w+", " ".join(self.sentences).lower()))
         unused = tuple(word for word in words if word.lower() not in used)
         return unused if len(unused) >= FEWEST_WORDS else words
 
     def from_random_place(self, draws: Draws) -> Iterator[str]:
-        """Sentences from a random one on, without end: after the last comes the first."""
+        """Endless sentences from a random one on: after the last comes the first."""
         place = int(draws.below(len(self.sentences), 1)[0])
         while True:
             yield self.sentences[place % len(self.sentences)]
@@ -96,7 +96,7 @@ class Prose:
 
 
 def take(sentences: Iterator[str], characters: int) -> list[str]:
-    """Sentences of so many characters together; the last one may be cut at the end of a word."""
+    """Sentences with `characters` characters in total; the last one may be cut at the end of a word."""
     taken: list[str] = []
     left = characters
     while left >= SHORTEST:
@@ -110,7 +110,7 @@ def take(sentences: Iterator[str], characters: int) -> list[str]:
 
 
 def held_out_sources() -> list[str]:
-    """Files of the standard library that runs on `stdlib` with the usual test_fraction only test on."""
+    """Files of the standard library that runs on `stdlib` only test on, at the default test_fraction."""
     sources = (document.text for document in StandardLibrary().documents())
     return [source for source in sources if hash_share(source) < DataConfig.test_fraction]
 

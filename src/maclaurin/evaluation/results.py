@@ -14,7 +14,7 @@ from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 
 SCHEMA = 2
-#: of a standard normal distribution, for intervals that hold 95 %
+#: quantile of the standard normal distribution for 95 % intervals
 Z = 1.959964
 
 AskedBy = Literal["maclaurin", "lm-eval"]
@@ -23,7 +23,7 @@ AskedBy = Literal["maclaurin", "lm-eval"]
 @final
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number, None where it is not finite; standard error and 95 % interval where they are known."""
+    """One number (None if not finite), with standard error and 95 % interval if known."""
 
     value: float | None
     stderr: float | None = None
@@ -73,16 +73,16 @@ def _standard_error(values: Sequence[float]) -> float | None:
 class TaskResult:
     """The result of one task.
 
-    kind          how it was asked: choices, written or text; for the harness's own, its output type
+    kind          how it was asked: choices, written or text; for tasks of the harness, the output type
     asked_by      maclaurin or lm-eval
     version       of the task
-    fingerprint   sha256 of its items where they are ours
+    fingerprint   sha256 of its items, for our tasks
     items         how many were asked
     questions     how many queries they had
-    cut           texts that were longer than the model reads and lost their beginning
-    broken        answers with output that is not a number; they count as wrong
-    chance        score of a guess where it is known
-    distance      tokens, in this tokenizer, from what is asked for to the question: [least, median, most]
+    cut           texts longer than the model reads, which lost their beginning
+    broken        answers with non-finite output; they count as wrong
+    chance        score of a guess, if known
+    distance      tokens, in this tokenizer, from the needed fact to the question: [least, median, most]
     """
 
     task: str
@@ -103,7 +103,7 @@ class TaskResult:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What decides the numbers beside the tasks: results that differ in it do not go into one file.
+    """What the numbers depend on besides the tasks: results that differ in it do not share a file.
 
     text   name and digest of the prose that our tasks are made of
     """
@@ -135,7 +135,7 @@ class Results:
 
 
 def read_results(path: Path) -> Results:
-    """What `Results.write` wrote."""
+    """Read the file that `Results.write` wrote."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as problem:
@@ -155,7 +155,7 @@ def read_results(path: Path) -> Results:
 
 
 def finished_tasks(path: Path, identity: Identity) -> dict[str, TaskResult]:
-    """The results in a file, if it is about the same evaluation; none if there is no file."""
+    """The results in a file, which must be of the same evaluation; empty if there is no file."""
     if not path.exists():
         return {}
     known = read_results(path)

@@ -1,6 +1,6 @@
-"""Our tasks asked of a training run when it ends: which there are, whether they fit, and the answers.
+"""Our tasks at the end of a training run: which there are, whether they fit, and the answers.
 
-Tasks have their names of `maclaurin eval` without the first word: lines_32, induction_16, cloze.
+Tasks have their names in `maclaurin eval` without the first word: lines_32, induction_16, cloze.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from maclaurin.evaluation.evaluate import EvaluationRequest
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import TaskResult
 
-#: numbers that a task asked in such a way gives
+#: numbers that a task gives, by the way it is asked
 _NUMBERS: dict[Way, tuple[str, ...]] = {
     "choices": ("acc", "log_odds"),
     "endings": ("acc", "log_odds"),
@@ -39,14 +39,14 @@ def run_task(name: str) -> AskedTask:
     if found is None:
         known = [task.name.removeprefix(PREFIX) for task in listed_tasks()]
         raise InputError(
-            f"there is no task {name!r} that a run could be asked.{did_you_mean(name, known)} "
-            f"`maclaurin eval --list` shows them; here they are named without {PREFIX}."
+            f"there is no task {name!r} for runs.{did_you_mean(name, known)} "
+            f"`maclaurin eval --list` shows them; here their names lack {PREFIX}."
         )
     return found
 
 
 def numbers_of(name: str) -> tuple[str, ...]:
-    """What a result of the task holds."""
+    """The names of the numbers in a result of the task."""
     (item,) = task_items(name, 1, 0)
     way = run_task(name).way
     gain = ("log_odds_gain",) if way == "choices" and item.without is not None else ()
@@ -63,12 +63,12 @@ def task_items(name: str, number: int, seed: int) -> tuple[Item, ...]:
 
 @cache
 def items_fingerprint(name: str, number: int, seed: int) -> str:
-    """A name for the items: other items have another."""
+    """A digest of the items."""
     return items_digest(task_items(name, number, seed))[:32]
 
 
 def longest_text(name: str, number: int, seed: int, encode: Callable[[str], Sequence[int]]) -> int:
-    """Tokens of the longest text that the task has a model read at once; 0 where it is read in windows."""
+    """Tokens of the longest text that a model reads at once for the task; 0 if it is read in windows."""
     way = run_task(name).way
     if way == "text":
         return 0

@@ -82,7 +82,7 @@ def _names(draws: Draws, number: int) -> list[str]:
 @register("words")
 @dataclass(frozen=True)
 class CommonWords(TextTask):
-    """A list of words in which four come up four times as often as all others: which?"""
+    """A list of words in which four occur four times as often as the others: which?"""
 
     sizes: ClassVar = (256, 1024, 4096)
     smallest: ClassVar[int] = 256
@@ -101,7 +101,7 @@ class CommonWords(TextTask):
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
         """Every rare word is listed equally often."""
-        length = 2 + sum(map(len, THINGS)) / len(THINGS)  # with comma and space
+        length = 2 + sum(map(len, THINGS)) / len(THINGS)  # including comma and space
         total = round(self.size * CHARACTERS_PER_TOKEN / length)
         times = max(1, total // 150)
         rare = min(total // times - self.common * self.often, len(THINGS) - self.common)
@@ -179,9 +179,9 @@ class _Word(NamedTuple):
 @register("cloze")
 @dataclass(frozen=True)
 class Cloze(TextTask):
-    """A passage up to a word that it has before; which of four words of the passage is it?
+    """A passage cut before a word that occurs earlier in it; which of four words of the passage is it?
 
-    The other three do not come up among the last `apart` words either, so that being recent does not help.
+    None of the four occurs among the last `apart` words, so that being recent does not help.
     """
 
     ways: ClassVar[tuple[Way, ...]] = ("choices",)
@@ -222,7 +222,7 @@ class Cloze(TextTask):
                 yield item
 
     def _returns(self, words: list[_Word], place: int) -> bool:
-        """Whether the word stands earlier, and not only just before."""
+        """Whether the word occurs earlier, and not only just before."""
         earlier = [word.text for word in words[:place]]
         return words[place].text in earlier and words[place].text not in earlier[-self.apart :]
 
@@ -257,8 +257,8 @@ class _CutLine(NamedTuple):
 class Lines(TextTask):
     """Four lines of held-out source, cut in two: which beginning does each end belong to?
 
-    The lines are of one file, have the text before them in front, and ends of about the same length. Each end
-    is asked after all four beginnings, so a model that does not read them scores exactly chance.
+    The lines are from one file, each after the text before it, and have ends of about the same length. Each
+    end is scored after all four beginnings, so a model that ignores them scores exactly chance.
     """
 
     sizes: ClassVar = (32, 128, 512)
@@ -321,7 +321,7 @@ class Lines(TextTask):
             start += len(line)
 
     def _place_to_cut(self, line: str) -> int | None:
-        """The middle one of the spaces with an end of the right length behind them."""
+        """The middle one of the spaces that are followed by an end of the right length."""
         if not (line.isascii() and _TWO_WORDS.search(line)):
             return None
         gaps = [found.start() for found in _GAP.finditer(line)]
@@ -336,7 +336,7 @@ class Lines(TextTask):
 @register("perplexity")
 @dataclass(frozen=True)
 class HeldOutText(TextTask):
-    """Stretches of files of the standard library that runs of ours test on, in random order."""
+    """Passages of the standard-library files that our runs test on, in random order."""
 
     ways: ClassVar[tuple[Way, ...]] = ("text",)
     characters: ClassVar[int] = 4000
@@ -353,7 +353,7 @@ class HeldOutText(TextTask):
         return 0.0
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
-        """At most `most` stretches."""
+        """At most `most` passages."""
         stretches = [stretch for source in held_out_sources() for stretch in self._stretches(source)]
         for index in draws_for("perplexity", seed, 0).distinct_below(len(stretches), self.most):
             yield Item(stretches[index])

@@ -1,6 +1,6 @@
-"""A pretrained model examined as the recurrent network it is: which orders each of its heads needs.
+"""Measure which orders each head of a pretrained model needs as a recurrent network.
 
-What a finished inspection says is read with `read_inspection` and `sharp_heads`, which need no torch.
+`read_inspection` and `sharp_heads` read a finished inspection; they need no torch.
 """
 
 from maclaurin.inspection.inspection_record import (

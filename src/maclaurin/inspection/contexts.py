@@ -65,12 +65,12 @@ class Contexts:
 def read_contexts(
     file: Path, tokenizer: Any, tokens: int, length: int, vocabulary: int, option: str = "--text"
 ) -> Contexts:
-    """The first `tokens` tokens of a file, or all for 0; `option` named the file on the command line."""
+    """The first `tokens` tokens of a file, or all for 0; `option` is the command-line option for it."""
     require_file(file, option)
     prefix = _prefix(tokenizer)
     if length <= len(prefix):
         raise InputError(
-            f"a context of {length} tokens has no space for text: the tokenizer puts {len(prefix)} before it."
+            f"a context of {length} tokens has no space for text: the tokenizer adds {len(prefix)} in front."
         )
     digest = hashlib.sha256()
     found: list[int] = []
@@ -94,7 +94,7 @@ def read_contexts(
 
 
 def _prefix(tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before a text: nothing, or its token for a beginning."""
+    """The tokens that the tokenizer puts before a text: none, or its token for a beginning."""
     first = getattr(tokenizer, "bos_token_id", None)
     around_nothing = list(tokenizer("")["input_ids"])
     return (first,) if first is not None and around_nothing[:1] == [first] else ()

@@ -3,8 +3,8 @@
     y   = Σ_s eˣ v_s / Σ_s eˣ                                          softmax
     y_N = Σ_{n≤N} Σ_s (x−c)ⁿ v_s/n!  /  Σ_{n≤N} Σ_s (x−c)ⁿ/n!         c = 0, or the mean score of the row
 
-The series is written out here and not computed by the library's forms: orders share their powers, so all
-orders up to N cost one pass of N products. Only a block of heads and of queries is in memory at a time.
+The series is computed here and not by the library's forms: orders share their powers, so all orders up to N
+cost one pass of N products. Only a block of heads and of queries is in memory at a time.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Moments:
 @final
 @dataclass
 class Tally:
-    """Sums over the rows of a text for every head of a layer; `+` gives those of both texts."""
+    """Sums over the rows of a text for every head of a layer; `+` adds the sums of two texts."""
 
     scores: Moments
     row_means: Moments
@@ -96,7 +96,7 @@ class Tally:
     squared_error_mean: Tensor  # [H, N+1]
     squared_output: Tensor  # [H], ‖y‖²
     rows: Tensor  # [H]
-    sink_mass: Tensor  # [H], over the rows behind the sinks
+    sink_mass: Tensor  # [H], over the rows after the sinks
     sink_rows: Tensor  # [H]
 
     def __add__(self, other: Tally) -> Tally:
@@ -129,7 +129,7 @@ class Tally:
         return Tally(**read)
 
     def records(self, layer: int, ranks: Tensor) -> list[HeadRecord]:
-        """The record of each head; `ranks` [2, Hkv] are those of the states, averaged over contexts."""
+        """The record of each head; `ranks` [2, Hkv] are the ranks of the states, averaged over contexts."""
         terms = (self.log_terms / self.rows[:, None]).exp()
         zero, mean = (
             (squares / self.squared_output[:, None]).sqrt()

@@ -30,20 +30,20 @@ from maclaurin.training.run_folder import machine_facts
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 WINDOWS = (32, 64, 128)
-#: tails beside a window are tried up to this order: the states of higher ones are too large to be of use
+#: highest order of tails beside a window: states of higher orders are too large to be useful
 HIGHEST_TAIL = 4
 LONGEST_CONTEXT = 1024
 #: time for the heads of a layer, relative to a forward pass through it
 HEADS_COST = 15
 
-#: is given the share of the work that is done, and what is being done
+#: called with the share of the work done so far, and a description
 Report = Callable[[float, str], None]
 
 
 @final
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a number, and where it is computed.
+    """Everything that affects the numbers, and the device.
 
     tokens      of the text that are read; 0 for all
     context     tokens read at a time; None: the model's length, at most LONGEST_CONTEXT
@@ -67,7 +67,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.orders:
-            raise InputError("orders: none given; write some as in --orders 1,2,4,8.")
+            raise InputError("orders: none given; write them as in --orders 1,2,4,8.")
         if self.orders[-1] > HIGHEST_ORDER:
             raise InputError(
                 f"orders: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
@@ -88,7 +88,7 @@ class Settings:
 
 
 def context_length(model: MaclaurinForCausalLM, asked: int | None) -> int:
-    """The length asked for, else the model's, but at most LONGEST_CONTEXT."""
+    """The requested length, else the model's, but at most LONGEST_CONTEXT."""
     return min(model.config.max_position_embeddings, LONGEST_CONTEXT) if asked is None else asked
 
 
@@ -101,7 +101,7 @@ def inspect_model(
     *,
     report: Report = lambda share, what: None,
 ) -> Inspection:
-    """Measure a model on a text; progress is saved in `folder`, which must not hold another model's."""
+    """Measure a model on a text; progress is saved in `folder`, which must not belong to another model."""
     fingerprint = weights_fingerprint(model)
     folder.require_same_model(name, fingerprint)
     check_layers(name, attention_layers(model))
@@ -137,7 +137,7 @@ class _Work:
         self._report, self._done, self._total = report, 0.0, 1.0
 
     def done(self) -> Inspection:
-        """Do what is left and return everything."""
+        """Do the remaining work and return the whole inspection."""
         continued = self.folder.begin(self._plan())
         heads_read, tallies, ranks = self.folder.heads()
         losses = self.folder.losses()
@@ -184,7 +184,7 @@ class _Work:
         return tallies, torch.stack(ranks)
 
     def _losses(self, losses: dict[str, tuple[int, float]]) -> None:
-        """Complete trial → (contexts read, summed loss)."""
+        """Fill in trial → (contexts read, summed loss)."""
         for trial in self.passes:
             read, loss = losses.get(_key(trial), (0, 0.0))
             for number, context in enumerate(self.contexts):
@@ -247,7 +247,7 @@ class _Work:
 
 
 def _prepared(model: MaclaurinForCausalLM, settings: Settings) -> MaclaurinForCausalLM:
-    """On its device and in fp32, with weights rounded as the settings say."""
+    """The model on its device in fp32, with weights rounded as in the settings."""
     model = model.to(settings.device).eval()  # type: ignore[arg-type]
     rounded = getattr(torch, settings.weights)
     with torch.no_grad():

@@ -23,7 +23,7 @@ PAGE = "index.html"
 
 @final
 class InspectionFolder:
-    """Where one inspection is written, and the sums over the contexts read so far while it is unfinished."""
+    """Holds one inspection and, while it is unfinished, the sums over the contexts read so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +58,7 @@ class InspectionFolder:
     # ------------------------------------------------------------------------------ while unfinished
 
     def begin(self, plan: dict[str, Any]) -> bool:
-        """Whether an interrupted inspection of this plan is here; one of another plan is removed."""
+        """Whether the folder holds an interrupted inspection of this plan; one of another plan is removed."""
         if self._plan() == plan:
             return True
         shutil.rmtree(self._unfinished, ignore_errors=True)
@@ -95,7 +95,7 @@ class InspectionFolder:
     # ---------------------------------------------------------------------------------- when complete
 
     def write(self, inspection: Inspection, pages: Mapping[str, str]) -> Path:
-        """Write the records and the other files by name, then remove what was unfinished; the page's path."""
+        """Write the records and the pages by name, then remove unfinished files; returns the page's path."""
         write_file(self.path / FILE_NAME, to_json(inspection))
         for name, text in pages.items():
             write_file(self.path / name, text)

@@ -48,9 +48,9 @@ from maclaurin.report.page import (
     render,
 )
 
-#: orders whose error can be shown on the map, where they were tried
+#: orders whose error can be shown on the map, if they were tried
 SHOWN_ERRORS = (2, 4, 8)
-#: what each section begins with
+#: the first paragraph of each section
 LEADS = {
     "heads": (
         "Each square is a head. Its error is the difference between its output with exp cut off at an order "
@@ -71,13 +71,13 @@ LEADS = {
 FOOT = (
     "An error is ‖y_N − y‖/‖y‖ over all tokens of the text, where y is the softmax output and y_N that of "
     "the polynomial divided by its own row sum, both in float64. The order needed is the lowest even order "
-    "from which on the error stays within the tolerance; odd orders have a row sum that can vanish."
+    "from which the error stays within the tolerance; odd orders have a row sum that can vanish."
 )
 _NAMES: dict[About, str] = {"mean": "about the row mean", "zero": "about zero"}
 
 
 def inspection_files(inspection: Inspection) -> dict[str, str]:
-    """Name → content of index.html and, where charts can be drawn, of the figures as SVG."""
+    """Name → content of index.html and, if charts can be drawn, of the figures as SVG."""
     drawn = {}
     if has_charts():
         drawn = {"heads": heads_figure(inspection), "orders": orders_figure(inspection)}
@@ -98,7 +98,7 @@ def _page(inspection: Inspection, drawn: Mapping[str, Figure | None]) -> str:
 
 
 def _sections(inspection: Inspection, drawn: Mapping[str, Figure | None]) -> Iterator[Section]:
-    """The sections that have content; `drawn` is empty where charts cannot be drawn."""
+    """The sections that have content; `drawn` is empty if charts cannot be drawn."""
     number = Numbering()
 
     def section(name: str, title: str, *blocks: Block) -> Section:
@@ -114,7 +114,7 @@ def _sections(inspection: Inspection, drawn: Mapping[str, Figure | None]) -> Ite
         return Tabled(found, caption, number("Table"))
 
     note = (
-        f"Orange: more than order {inspection.highest_order}, or no number. Beside it the chosen head: its "
+        f"Orange: more than order {inspection.highest_order}, or not finite. Next to it the chosen head: its "
         "error by order, the size of each term of the series, its scores, and all measures."
     )
     every = Tabled(heads_table(inspection), "One row per head, named layer.head")
@@ -163,7 +163,7 @@ def _provenance(inspection: Inspection) -> tuple[tuple[str, str], ...]:
 @final
 @dataclass(frozen=True)
 class _Measure:
-    """One number of a head as the map shows it; `shade` is what the colour stands for."""
+    """One number of a head, as shown on the map; `shade` is the value that the colour shows."""
 
     title: str
     of: Callable[[HeadRecord], float | None]
@@ -215,7 +215,7 @@ def _measures(inspection: Inspection) -> list[_Measure]:
 
 
 def heads_figure(inspection: Inspection) -> Figure:
-    """The map of heads, and beside it everything about the head that is chosen."""
+    """The map of heads, and next to it everything about the chosen head."""
     import altair as alt
 
     sheet, measures = Sheet(), _measures(inspection)
@@ -407,7 +407,7 @@ def _legend(alt: Any) -> Any:
 
 
 def orders_figure(inspection: Inspection) -> Figure | None:
-    """Perplexity against order; None where no order gives a number."""
+    """Perplexity against order; None if no order gives a finite number."""
     import altair as alt
 
     points = [
@@ -448,7 +448,7 @@ def _is_number(value: float | None) -> bool:
 
 
 def orders_table(inspection: Inspection) -> Table:
-    """Perplexity by order, about zero and about the mean; empty where no order was tried."""
+    """Perplexity by order, about zero and about the mean; empty if no order was tried."""
     rows = []
     for order in inspection.orders:
         found = {

@@ -1,4 +1,4 @@
-"""inspection.json: what was measured of a model, and which of its heads and layers need high orders.
+"""inspection.json: the measurements of a model, and which of its heads and layers need high orders.
 
 A conversion reads it to keep sharp heads exact. Needs no torch.
 """
@@ -37,7 +37,7 @@ class Spread:
 @final
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of numbers in [start + i·width, start + (i+1)·width); the end bins include all beyond them."""
+    """Counts of numbers in [start + i·width, start + (i+1)·width); the end bins hold all beyond them."""
 
     start: float
     width: float
@@ -81,7 +81,7 @@ class HeadRecord:
         return self.error_about_mean if about == "mean" else self.error_about_zero
 
     def order_needed(self, about: About = "mean", tolerance: float = 0.01) -> int | None:
-        """The lowest even order from which on the error stays within the tolerance; None if none tried does.
+        """The lowest even order from which the error stays within the tolerance; None if no tried order does.
 
         Odd orders are not counted: their row sum can vanish.
         """
@@ -97,9 +97,9 @@ class HeadRecord:
 @final
 @dataclass(frozen=True)
 class PerplexityRecord:
-    """The whole model with another attention in every layer that takes one, untrained.
+    """Perplexity of the whole model with another attention in every layer that supports it, untrained.
 
-    note   why there is no number
+    note   why there is no perplexity
     """
 
     kind: Kind
@@ -181,7 +181,7 @@ class Inspection:
     def perplexity_of(
         self, *, order: int | None = None, about: About | None = None, window: int | None = None
     ) -> float | None:
-        """Perplexity with another attention; None if it was not tried or is not a number."""
+        """Perplexity with another attention; None if it was not tried or is not finite."""
         for row in self.perplexity:
             if row.kind != "own" and (row.order, row.about, row.window) == (order, about, window):
                 return row.perplexity
@@ -195,7 +195,7 @@ def to_json(inspection: Inspection) -> str:
 
 
 def read_inspection(path: str | Path) -> Inspection:
-    """From a folder that `maclaurin inspect` wrote, or its inspection.json."""
+    """Read a folder that `maclaurin inspect` wrote, or its inspection.json."""
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
@@ -216,7 +216,7 @@ def read_inspection(path: str | Path) -> Inspection:
 
 
 def rounded(data: Any) -> Any:
-    """Plain data with DIGITS significant digits, and None for numbers that are not finite."""
+    """Plain data with DIGITS significant digits, and None for non-finite numbers."""
     if isinstance(data, float):
         return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -233,7 +233,7 @@ SHARP_ORDER = 8
 @final
 @dataclass(frozen=True)
 class SharpHead:
-    """A head, the order it needs (None: higher than those tried), and its error at the order in question."""
+    """A head, the order it needs (None: higher than those tried), and its error at the given order."""
 
     layer: int
     head: int
@@ -279,7 +279,7 @@ def heads_within(inspection: Inspection, order: int, about: About = "mean") -> i
 
 
 def error_at(head: HeadRecord, order: int, about: About) -> float:
-    """Error at an order: beyond the highest one tried, that of the highest; ∞ where a row sum vanished."""
+    """Error at an order, or at the highest one tried if the order is beyond it; ∞ if a row sum vanished."""
     errors = head.errors(about)
     error = errors[min(order, len(errors) - 1)]
     return math.inf if error is None else error

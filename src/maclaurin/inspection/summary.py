@@ -15,7 +15,7 @@ from maclaurin.inspection.inspection_record import (
 )
 from maclaurin.report.formatting import listed, share
 
-#: orders the heads are counted at, where they were tried
+#: orders at which heads are counted, if they were tried
 COUNTED = (2, 4, 8)
 
 

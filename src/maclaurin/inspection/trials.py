@@ -1,4 +1,4 @@
-"""The attention layers of a model: watched while they run, or run with another attention for a while."""
+"""The attention layers of a model: watch them run, or run them temporarily with another attention."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def exchanged(layers: list[AttentionLayer], specs: tuple[AttentionSpec, ...]) ->
 @final
 @dataclass(frozen=True)
 class Trial:
-    """One attention for all layers that take one; `specs` is None where it cannot be, as `note` says."""
+    """One attention for all layers that support it; if none does, `specs` is None and `note` says why."""
 
     kind: Kind
     attention: str
@@ -112,7 +112,7 @@ def trials(
 
 
 def _can_change(spec: AttentionSpec) -> bool:
-    """A layer that has a window already keeps it: its memory is constant."""
+    """Whether the layer takes another attention; one that has a window keeps it: its memory is constant."""
     return spec.window is None
 
 
@@ -123,7 +123,7 @@ def _trial(
     about: About | None,
     window: Window | None = None,
 ) -> Trial:
-    """taylor(order) in every layer that takes it, beside a window or alone; order None is a window alone."""
+    """taylor(order) in every layer that supports it, alone or beside a window; order None: a window alone."""
     kernel: Kernel = Poly((0.0,)) if order is None else Taylor(order, about=about or "zero")
     size, sinks = (None, None) if window is None else (window.size, window.sinks)
     try:
@@ -138,7 +138,7 @@ def _trial(
 
 
 def _around(spec: AttentionSpec) -> list[Part]:
-    """The parts of a spec beside its kernel and its window."""
+    """The parts of a spec other than its kernel and its window."""
     return [part for part in spec.parts if part not in (spec.kernel, spec.window)]
 
 
