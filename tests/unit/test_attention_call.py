@@ -45,7 +45,7 @@ BAD = [
         "no meaning",
     ),
     (lambda q, k, v: attention(q, k[:, :2], v[:, :2], "exp/sum"), "cross attention"),
-    (lambda q, k, v: attention(q[:, :2], k, v, "taylor(2)/sum", form="recurrent"), "a query with every key"),
+    (lambda q, k, v: attention(q[:, :2], k, v, "taylor(2)/sum", form="recurrent"), "one query per key"),
     (lambda q, k, v: attention(q, k, v, "exp/sum", cu_seqlens=torch.tensor([0, 6])), "one row"),
     (
         lambda q, k, v: attention(q[:1], k[:1], v[:1], "exp/sum", cu_seqlens=torch.tensor([0, 5])),

@@ -65,7 +65,7 @@ def test_budgets_are_shares_or_bytes(model):
     assert read(memory="1.5kB").bytes == 1500
     assert (read(constant="2KiB").bytes, read(constant="2KiB").constant) == (2048, True)
     for wrong in ("25", "0%", "120%", "5 apples", "-3MB", ""):
-        with pytest.raises(InputError, match=r"25% or|more than nothing"):
+        with pytest.raises(InputError, match=r"25% or|more than 0"):
             read(memory=wrong)
     with pytest.raises(InputError, match="give one of"):
         read(memory="5%", constant="1MB")

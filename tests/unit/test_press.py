@@ -68,7 +68,7 @@ def test_what_cannot_be_pressed_is_refused(model):
         pass
     with (
         maclaurin.press(model, KEPT),
-        pytest.raises(InputError, match="take the original"),
+        pytest.raises(InputError, match="use the original"),
         maclaurin.press(model, KEPT),
     ):
         pass

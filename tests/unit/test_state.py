@@ -220,7 +220,7 @@ def test_odd_indices_are_understood_or_refused():
     state = random_tensors(parse("taylor(2)/sum"), Shape(batch=3), 0).state()
     assert state[torch.tensor(1)].batch_size == 1
     assert state[torch.tensor([True, False, True])].batch_size == 2
-    with pytest.raises(InputError, match="indexed by numbers"):
+    with pytest.raises(InputError, match="indexed by sequence numbers"):
         state[1.5]
 
 
@@ -239,7 +239,7 @@ def test_a_running_sum_that_was_swamped_is_not_rolled_back():
     gates[:, -1] = 30
     last = case.with_tensors(denominator_gate=gates).tokens(3, 4)
     state = case.with_tensors(denominator_gate=gates).state()
-    with pytest.raises(InputError, match="below rounding"):
+    with pytest.raises(InputError, match="up to rounding"):
         state.rollback(
             last.tensors["k"], last.tensors["v"], denominator_gate=last.tensors["denominator_gate"]
         )

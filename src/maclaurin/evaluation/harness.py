@@ -132,7 +132,7 @@ def _explained(manager: TaskManager, name: str, problem: Exception) -> InputErro
         return InputError(
             f"the task {name} needs {f'the data set {path}' if path else 'data'} from the Hugging Face hub, "
             f"which cannot be reached, and it is not in the hub's cache ({first}). Run it where the hub can "
-            "be reached, or use tasks that do not need it: --tasks maclaurin, or your own YAML and JSON files "
+            "be reached, or use tasks without it: --tasks maclaurin, or your own YAML and JSON files "
             "with --include-path."
         )
     return InputError(f"the task {name} cannot be loaded: {type(problem).__name__}: {first}")

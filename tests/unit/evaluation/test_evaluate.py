@@ -103,7 +103,7 @@ def test_what_cannot_be_is_known_before_the_model_is_loaded(model, tmp_path, mon
     monkeypatch.setattr("maclaurin.models.model_folder.load_model", None)
     with pytest.raises(InputError, match="--out: /proc cannot be written"):
         request(model, out=Path("/proc/x.json")).run()
-    with pytest.raises(InputError, match="its size lies between"):
+    with pytest.raises(InputError, match="the size must be"):
         request(model, tasks=("maclaurin_needle_7",)).run()
     with pytest.raises(InputError, match="--text: there is no file"):
         request(model, text=tmp_path / "nothing").run()
