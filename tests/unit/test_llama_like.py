@@ -122,7 +122,9 @@ def test_unknown_architectures_are_refused(tmp_path):
         transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16, n_positions=8)
     )
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"'gpt2' is not a plain Llama-like one; known are llama, mistral"):
+    with pytest.raises(
+        InputError, match=r"'gpt2' is not a plain Llama-like one; supported are llama, mistral"
+    ):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nonsense"}))
     with pytest.raises(InputError, match="cannot be loaded as a model"):

@@ -291,7 +291,7 @@ def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, mon
     found = measure_heads(model, questions, MeasureFile.open(path, identity, resume=True))
     assert asked == [0, 1, 2, 2]
     assert len(found.asked) == 3
-    with pytest.raises(InputError, match="measured with weights a, and now it is b"):
+    with pytest.raises(InputError, match="measured with weights a, but now it is b"):
         MeasureFile.open(path, {"weights": "b"}, resume=True)
     with pytest.raises(InputError, match="leave --resume out"):
         MeasureFile.open(tmp_path / "other.json", identity, resume=True)

@@ -170,7 +170,9 @@ class _Asking:
         for task in self._tasks.ours:
             items = list(islice(task.task.items(self._tasks.prose, self._request.seed), number))
             if not items:
-                raise InputError(f"{task.name}: the text is too short for it; give a longer one with --text.")
+                raise InputError(
+                    f"{task.name}: no item can be made from the text; give a longer one with --text."
+                )
             known, digest = finished.get(task.name), items_digest(items)
             now = (VERSION, digest, self._asked_by)
             if known is None or (known.version, known.fingerprint, known.asked_by) != now:

@@ -40,7 +40,7 @@ def run_task(name: str) -> AskedTask:
         known = [task.name.removeprefix(PREFIX) for task in listed_tasks()]
         raise InputError(
             f"there is no task {name!r} for runs.{did_you_mean(name, known)} "
-            f"`maclaurin eval --list` shows them; here their names lack {PREFIX}."
+            f"`maclaurin eval --list` shows them; here they are named without {PREFIX}."
         )
     return found
 

@@ -95,7 +95,7 @@ def test_a_constant_size_state_answers_too(model):
 def test_a_text_that_gives_no_items_is_an_error(model, tmp_path):
     novel = tmp_path / "novel.txt"
     novel.write_text("".join(f"This is it: number {n} of all.\n" for n in range(40)))
-    with pytest.raises(InputError, match="maclaurin_cloze: the text gives no items"):
+    with pytest.raises(InputError, match="maclaurin_cloze: no item can be made from the text"):
         request(model, text=novel, tasks=("maclaurin_cloze",)).run()
 
 
