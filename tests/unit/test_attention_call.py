@@ -358,7 +358,7 @@ def test_a_plan_says_what_why_and_what_else():
         "state:",
     ):
         assert words in text
-    assert "the recurrent form was asked for" in str(planned("taylor(2)/sum", 64, form="recurrent"))
+    assert "the recurrent form was requested" in str(planned("taylor(2)/sum", 64, form="recurrent"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Certificate:
             f"exp runs as its series up to order {self.order}, in float64: for |x| ≤ {self.score_bound:.3g} "
             f"every weight is within a relative {weight_error(self.order, self.score_bound):.1e} of e^x, so "
             f"over a row sum the output is within {self.error_bound:.1e}·max|v| "
-            f"(asked for: {self.tolerance:.0e})"
+            f"(tolerance: {self.tolerance:.0e})"
         )
 
 

@@ -138,7 +138,7 @@ class State:
         return self.map(torch.clone)
 
     def compact(self) -> State:
-        """The same numbers in tensors of their own, where some were views of larger ones."""
+        """The same numbers; tensors that are views of larger ones are copied."""
         return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
 
     def detach(self) -> State:

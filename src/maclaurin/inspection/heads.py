@@ -275,7 +275,7 @@ def _softmax(x: Tensor, seen: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _series(x: Tensor, seen: Tensor, v: Tensor, exact: Tensor, highest: int) -> tuple[Tensor, Tensor]:
     """ln‖Σ xⁿ v/n!‖ [H, rows, N+1], and Σ over rows of ‖y_n − y‖² [H, N+1].
 
-    Powers are those of x/r, r the largest |x|, so that none overflows; rⁿ/n! is multiplied in after the sum.
+    Powers of x/r, r the largest |x|, do not overflow; their sums are then multiplied by rⁿ/n!.
     """
     largest = max(float(x.abs().amax()), _TINY)
     columns = torch.nn.functional.pad(v, (0, 1), value=1.0)  # [v, 1]: numerator and row sum at once

@@ -69,9 +69,9 @@ LEADS = {
     "layers": "Means over heads. Layers with large errors are the ones to keep exact in a conversion.",
 }
 FOOT = (
-    "An error is ‖y_N − y‖/‖y‖ over all tokens of the text, where y is the softmax output and y_N that of "
-    "the polynomial divided by its own row sum, both in float64. The order needed is the lowest even order "
-    "from which the error stays within the tolerance; odd orders have a row sum that can vanish."
+    "An error is ‖y_N − y‖/‖y‖ over all tokens of the text, where y is the softmax output and y_N the "
+    "output of the polynomial divided by its own row sum, both in float64. The order needed is the lowest "
+    "even order from which the error stays within the tolerance; odd orders have a row sum that can vanish."
 )
 _NAMES: dict[About, str] = {"mean": "about the row mean", "zero": "about zero"}
 

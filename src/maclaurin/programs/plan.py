@@ -87,7 +87,7 @@ class Plan:
     def reason(self) -> str:
         """Why this program."""
         if self.is_asked:
-            return f"the {self.form.value} form was asked for"
+            return f"the {self.form.value} form was requested"
         others = [p for p in self.costs if p is not self.program]
         if not others:
             return "the only one that can run this call"

@@ -62,7 +62,7 @@ class Denominator(Part):
     family: ClassVar[str] = "denominator"
     mark: ClassVar[str] = "/"
     stage: ClassVar[int] = 4
-    #: whether `divisor` looks at `seen.row_sum`
+    #: whether `divisor` reads `seen.row_sum`
     uses_row_sum: ClassVar[bool] = False
     #: whether ln D is computed directly, because D itself may overflow
     in_log_domain: ClassVar[bool] = False
