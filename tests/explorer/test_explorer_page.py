@@ -320,7 +320,7 @@ def test_links_to_panels_keep_the_setting(visit):
 @needs_browser
 def test_bad_input_says_what_is_possible_and_keeps_what_was_there(visit, tmp_path):
     page = visit("#order=40&colour=red&step=three")
-    for words in ("a whole number from 0 to 16", "“colour”, which is no setting", "“three” is not"):
+    for words in ("a whole number from 0 to 16", "“colour”, which is not a setting", "“three” is not"):
         assert words in text(page, "#message")
     page.fill("#order-number", "17")
     page.keyboard.press("Tab")
