@@ -78,7 +78,7 @@ def loop_overhead(steps: int = 30) -> float:
     """Seconds per step of the trainer relative to a minimal loop with the same model, batches and optimizer.
 
     The time of 2n steps minus that of n steps is n steps of the loop with its records, checks and display. It
-    excludes what a run does once (evaluation, checkpoint, saving the model), as a minimal loop has none of it.
+    excludes what a run does once (evaluation, checkpoint, saving the model): a minimal loop has none of it.
     """
     data = DataConfig("mqar:pairs=8,vocab=256", length=LENGTH)
     source = open_source(data)

@@ -1,8 +1,9 @@
 """Why is softmax ahead of linear attention? The way from one to the other, part by part.
 
 Every combination of parts that has a meaning is trained, at its own learning rate, and every layer starts
-with the output scale of softmax (`equal_start`). The trained models are then tested on ends of held-out lines of
-source: the accuracy and the log-odds of the right answer have their own waterfalls, from the same runs.
+with the output scale of softmax (`equal_start`). The trained models are then tested on ends of held-out
+lines of source: the accuracy and the log-odds of the right answer have their own waterfalls, from the same
+runs.
 """
 
 import dataclasses

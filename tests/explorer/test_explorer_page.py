@@ -334,7 +334,7 @@ def test_bad_input_says_what_is_possible_and_keeps_what_was_there(visit, tmp_pat
     tokens = text(page, "#tokens")
     for name, content, words in (
         ("a.json", "not json", "is not JSON"),
-        ("b.json", "{}", "no capture"),
+        ("b.json", "{}", "not a capture"),
         ("c.json", '{"kind":"maclaurin-capture","version":7,"tokens":[],"heads":[]}', "version 7"),
         ("d.json", '{"kind":"maclaurin-capture","version":1,"tokens":["a","b"],"heads":[{}]}', "damaged"),
     ):
