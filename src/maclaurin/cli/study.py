@@ -233,7 +233,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
     console = table_console()
     console.print(table)
     for task in dict.fromkeys(task for record in found.plan.values() for task in record.run.tasks):
-        console.print(f"task at the end of each run: {task.name}, {task.items} items, seed {task.seed}")
+        console.print(f"at the end of each run, the task {task.name}: {task.items} items, seed {task.seed}")
     console.print(
         f"left to do: {len(left)} runs, {sum(cost.tokens for cost in left):,} tokens, "
         f"{sum(cost.flops for cost in left):.2e} FLOP, about "
