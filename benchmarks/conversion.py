@@ -1,12 +1,12 @@
-"""What a conversion costs and saves at long context, beside the original: seconds to read, tokens/s, bytes.
+"""Speed and memory of a converted model at long context, beside the original: reading time, tokens/s, bytes.
 
     python benchmarks/conversion.py --device cuda [--contexts 1024,4096,16384,65536]
 
 A model of SmolLM2-135M's shape with random weights, on which neither speed nor memory depends. The original
 runs in transformers with its own attention, the conversion has the same weights and another attention. Both
 run step by step and from a recorded step (a CUDA graph): the conversion as in `maclaurin generate`, the
-original with transformers' StaticCache, which has room for so much text and no more. Results go beside those
-of other devices in benchmarks/results/conversion.json.
+original with transformers' StaticCache, whose length is fixed in advance. Results are added to those of other
+devices in benchmarks/results/conversion.json.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _options() -> argparse.Namespace:
         "--attention", nargs="+", default=["taylor(2,about=mean)+window(64,sinks=1)/sum", "taylor(2)/sum"]
     )
     parser.add_argument("--piece", type=int, default=4096, help="tokens read at once")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to go on with, timed")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to generate, timed")
     parser.add_argument("--layers", type=int, help="fewer layers than SmolLM2 has")
     return parser.parse_args()
 
@@ -79,7 +79,7 @@ def _options() -> argparse.Namespace:
 def _measured(
     model: Any, new_cache: Callable[[], Any], text: Tensor, contexts: list[int], options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """By context, one text read further and further: what was read before is not read again."""
+    """Figures by context length; one text is continued, so that nothing is read twice."""
     cache, found, seconds = new_cache(), {}, 0.0
     reaches = list(itertools.pairwise([0, *sorted(contexts)]))
     warm = new_cache()  # programs are compiled, memory is allocated
@@ -104,7 +104,7 @@ def _measured(
 
 
 def _pieces(start: int, stop: int, most: int) -> list[int]:
-    """Tokens to read at once on the way from start to stop."""
+    """Sizes of the pieces to read from start to stop."""
     return [min(most, stop - at) for at in range(start, stop, most)]
 
 
@@ -140,7 +140,7 @@ def _recorded_step(model: Any, cache: MaclaurinCache) -> Callable[[], Any]:
 
 
 def _recorded_step_of_original(model: Any, context: int, tokens: int) -> Callable[[], Any] | None:
-    """The likeliest token goes on; what is in the cache does not matter to speed, only how much."""
+    """A greedy step as a CUDA graph. The speed depends on the size of the cache, not on its content."""
     cache: Any = StaticCache(config=model.config, max_cache_len=context + tokens + 16)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     _read(model, cache, token)

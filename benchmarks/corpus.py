@@ -9,9 +9,9 @@ Each document becomes one line {"text", "source"}. Texts are cleaned in this ord
     files of change logs, licences, indexes and translations are left out
     paragraphs that were seen before, and tables of numbers, are left out
     documents that are short, not English, or copies of others are left out
-    a package gives at most so many characters (corpus_packages.txt), so that none dominates
+    the characters of each package are limited (corpus_packages.txt), so that none dominates
 
-Lines are sorted by the hash of the text, and the first MOST_BYTES of them kept. The fingerprint is the
+Lines are sorted by the hash of the text, and the first MOST_BYTES are kept. The fingerprint is the
 sha256 of all lines before compression. What was built is described in benchmarks/results/corpus.json:
 versions, counts by package, fingerprint.
 """
@@ -67,7 +67,7 @@ _XML = (".page", ".xml", ".docbook")
 
 
 def reader_of(path: str) -> Callable[[bytes], Iterable[str]] | None:
-    """How the documents of a file are read; None for a file that is left out."""
+    """The reader of a file's documents; None for a file that is left out."""
     bare = path.removesuffix(".gz")
     if bare.endswith("/data/data.txt") or _SKIPPED_NAMES.search(bare):
         return None
@@ -302,7 +302,7 @@ class Paragraphs:
 
 
 def is_english_prose(text: str) -> bool:
-    """Enough text, enough of the words every English text has, mostly ASCII letters."""
+    """Whether there is enough text, enough common English words, and mostly ASCII letters."""
     if len(text) < SHORTEST_DOCUMENT:
         return False
     words = re.findall(r"[A-Za-z']+", text.lower())
@@ -400,7 +400,7 @@ def listed() -> Iterator[tuple[str, str, int]]:
 
 
 def build(packages: list[Package], processes: int) -> dict[str, str]:
-    """Hash of the text → line, over all packages; what another package has had already is left out."""
+    """Hash of the text → line, over all packages; text of an earlier package is left out."""
     across, lines = Paragraphs(), dict[str, str]()
     with ProcessPoolExecutor(processes) as pool:
         for package, texts in zip(packages, pool.map(documents_of, packages), strict=True):
@@ -415,7 +415,7 @@ def build(packages: list[Package], processes: int) -> dict[str, str]:
 
 
 def write(lines: Iterable[str], out: Path) -> dict[str, Any]:
-    """Write lines, sorted already, until there are MOST_BYTES; say what was written."""
+    """Write sorted lines up to MOST_BYTES; returns a description of what was written."""
     digest, size, documents = hashlib.sha256(), 0, 0
     counts: dict[str, dict[str, int]] = {}
     partial = out.with_name(f".{out.name}.part")

@@ -2,8 +2,8 @@
 
     python benchmarks/cpu.py            # or: make bench
 
-Every case is checked against the parallel form in float64 before it is timed; a wrong one gets no
-number. Results go to benchmarks/results/cpu.json.
+Every case is checked against the parallel form in float64 before it is timed; a wrong one is not
+timed. Results go to benchmarks/results/cpu.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "cpu.json"
 
 @dataclass
 class Figure:
-    """A measured ratio beside the one that was aimed at."""
+    """A measured ratio and its target."""
 
     what: str
     measured: float
@@ -50,7 +50,7 @@ def median_seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def paired_ratio(one: Callable[[], object], other: Callable[[], object], repeats: int) -> float:
-    """The median of one/other, timed in turns so that the machine's moods hit both."""
+    """The median of one/other, timed in turns so that changes of the machine affect both."""
     one()
     other()
     ratios = []
@@ -69,7 +69,7 @@ def case_of(notation: str, tokens: int, d: int, e: int, heads: int = 1) -> Tenso
 
 
 def refuse_wrong(case: TensorCase, form: str) -> None:
-    """No number for a wrong answer."""
+    """Exit if the answer is wrong, so that it is not timed."""
     short = case.tokens(0, min(case.length, 700))
     wide = short.map(torch.Tensor.double).output(form="parallel")
     error = relative_error(short.output(form=form), wide)
@@ -100,7 +100,7 @@ def parallel_growth(notation: str) -> float:
 
 
 def peak_bytes(form: str) -> int:
-    """By how much one pass raises the resident set at its largest, in a process of its own."""
+    """The increase of the peak resident set during one pass, in a separate process."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from cpu import *\n"
         "case = case_of('taylor(2)/sum', 8192, 16, 64)\n"

@@ -1,4 +1,4 @@
-"""Figures and tables of docs/convert.md, from what conversion.py and recovery.py have measured.
+"""Figures and tables of docs/convert.md, from the results of conversion.py and recovery.py.
 
     python benchmarks/draw_conversion.py docs/figures/conversion
 
@@ -20,7 +20,7 @@ from maclaurin.report.figure import DASHES, INK, MARKERS, PALETTE, STYLE, WIDTH
 
 _FIGURES = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
 RESULTS = Path(__file__).parent / "results"
-#: what a trained model is called, by its arm in recovery.json
+#: title of a trained model, by its arm in recovery.json
 ARMS = {
     "softmax": "the original, trained alike",
     "tail": "window and order-2 tail, trained",
@@ -68,7 +68,7 @@ def _against_context(found: dict[str, Any], what: str, unit: float, label: str) 
 
 
 def _perplexities(found: dict[str, Any]) -> Figure:
-    """By length of the text: untrained in grey, then the three models trained alike."""
+    """Perplexity by length of the text: untrained in grey, then the three trained models."""
     figure = Figure(figsize=(WIDTH * 0.7, 3.0), layout="constrained")
     axes = figure.add_subplot()
     tail = found["arms"]["tail"]["perplexity"]

@@ -1,9 +1,9 @@
-"""Is memory flat over a long text? Generate 100,000 tokens and look every 10,000.
+"""Is memory constant over a long text? Generate 100,000 tokens and measure every 10,000.
 
     python benchmarks/generation.py [--size nano] [--attention "taylor(2)/sum"] [--device cpu]
 
-Random weights: neither speed nor memory depends on them. Results are put beside those of other sizes and
-devices in benchmarks/results/generation.json.
+Weights are random, as neither speed nor memory depends on them. Results are added to those of other sizes
+and devices in benchmarks/results/generation.json.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _sample(generation: Generation, done: int, speed: float) -> dict[str, Any]:
 
 
 def _resident_bytes() -> int | None:
-    """Resident memory once the allocator has given back what it only keeps for later."""
+    """Resident memory after the allocator has returned its unused memory."""
     gc.collect()
     status = Path("/proc/self/status")
     if not status.is_file():

@@ -1,10 +1,10 @@
-"""Run the tests that need a GPU and keep their result with date and machine.
+"""Run the tests that need a GPU and record the result with date and machine.
 
     python benchmarks/gpu_tests.py        (or: make gpu-test)
     python benchmarks/gpu_tests.py --again
 
-The second runs those that failed last time once more, and keeps that beside the first result. Other options
-are pytest's. Results go to benchmarks/results/gpu_tests.json.
+The second command repeats the tests that failed last time and records that beside the first result. Other
+options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
-    """pytest's exit code, and on which machine how many passed and which did not, as pytest names them."""
+    """pytest's exit code, and a record with the machine, the number of passed tests and the failed ones."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         pytest = [sys.executable, "-m", "pytest", "-m", ""]  # the exhaustive tests too
@@ -60,12 +60,12 @@ def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
 
 
 def _named(module: str, name: str) -> str:
-    """As pytest takes it; a file that cannot be read has no module, and its name is that of the file."""
+    """The test id for pytest; a file that cannot be imported has no module, and its name is the file's."""
     return f"{module.replace('.', '/')}.py::{name}" if module else f"{name.replace('.', '/')}.py"
 
 
 def side_by_side() -> list[str]:
-    """Most of the time goes to compiling programs, which many processes do at once."""
+    """Options for parallel tests: most of the time is compilation, which many processes can share."""
     if importlib.util.find_spec("xdist") is None:
         return []
     return ["-n", str(min(16, os.cpu_count() or 1)), "--dist", "worksteal"]

@@ -4,7 +4,7 @@
     python benchmarks/gpu_training.py runs/gpu --data sources.jsonl [--steps 1000] [--together 3]
     python benchmarks/gpu_training.py runs/gpu --speed-only      # model-FLOP utilisation of mini and small
 
-Softmax runs alone first, compiled and not, at two sizes, for its speed; then the variants, several at a time.
+First softmax runs alone at two sizes, compiled and not, to measure speed; then the variants, several at once.
 Results go to benchmarks/results/gpu_training.json; finished runs are not repeated.
 """
 
@@ -39,7 +39,7 @@ def command(attention: str, data: str, steps: int, seed: int, *more: str) -> lis
 
 
 def run(folder: Path, arguments: list[str]) -> dict[str, Any]:
-    """Train, unless these settings have been trained before; what the run's summary says."""
+    """Train, unless a run with these settings exists; returns the run's summary."""
     out = folder / hashlib.sha256(" ".join(arguments[1:]).encode()).hexdigest()[:16]
     begun = time.perf_counter()
     if not (out / "summary.json").exists():

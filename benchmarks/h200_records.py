@@ -1,4 +1,4 @@
-"""Lines of `h200_runs.py` as the records of a study, so that `maclaurin report` makes its page.
+"""Convert lines of `h200_runs.py` to the records of a study, so that `maclaurin report` can make its page.
 
     python benchmarks/h200_records.py studies/parts_h200 benchmarks/results/h200/*.jsonl
 
@@ -67,7 +67,7 @@ def _belongs(line: Record, experiment: Experiment, cell: Cell) -> bool:
 
 
 def _search(lines: Sequence[Record]) -> CellTuning | None:
-    """The best rate that was tried; None where none was, or all diverged."""
+    """The search, with the best rate tried; None if there was none or all diverged."""
     losses = {line["lr"]: math.inf if (v := line["validation_loss"]) is None else v for line in lines}
     if not losses or min(losses.values()) == math.inf:
         return None

@@ -2,9 +2,9 @@
 
     python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT --records 'results/*.jsonl'
 
-A plan says which runs are wanted, given the finished ones:
+A plan lists the wanted runs, given the finished ones:
 
-    parts    14 specs at mini size: two learning rates, more while the best is on the edge, three seeds
+    parts    14 specs at mini size: two learning rates, more while the best is at the edge, three seeds
     ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule
     small    four of them at 275M, one seed, at rates carried by the same rule
     a JSON file with a list of runs
@@ -16,7 +16,7 @@ end before the time limit. Workers live as long as the program: CUDA is started 
 The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
 text are used if they fit it. Records of other tokens (another text, tokenizer or split) are ignored. Kernels
 are deterministic where torch has a deterministic one (--fast: not), so that a run can be repeated. Speeds
-come from runs that share the GPU: they plan the time and are no benchmark.
+come from runs that share the GPU: they are for planning and not a benchmark.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Any
 Run = dict[str, Any]  # keys of TrainConfig, and `phase`
 Record = dict[str, Any]
 
-#: what a run has that its plan does not say; any key of TrainConfig may stand in a run
+#: defaults for settings that a plan does not give; a run may have any key of TrainConfig
 COMMON: Run = {
     "size": "mini",
     "tokenizer": "bpe:8192",
@@ -63,7 +63,7 @@ COMMON: Run = {
     "log_every": 50,
     "keep": 1,
 }
-#: rungs of the ladder that the library does not name: width, width of the MLP, heads, layers, length
+#: sizes of the ladder that are not in the library: width, width of the MLP, heads, layers, length
 SIZES = {"5m": (192, 512, 3, 4, 512), "60m": (704, 1880, 11, 8, 512)}
 
 PARTS = [
@@ -98,7 +98,7 @@ LADDER = [
 WIDTHS = {"5m": 192, "mini": 384, "60m": 704, "small": 1024}
 RULE_FACTORS = (1, 2, 4)  # times the rate of mini, tried at half its width
 RULE_TESTED_BY = ("exp/sum", "taylor(2)/sum")  # at 60m, on either side of the rate that the rule gives
-#: the exponent of the rule where no record says it: half the rate at twice the width
+#: the default exponent of the rule: half the rate at twice the width
 ASSUMED_EXPONENT = 1
 SMALL = ["exp/sum", "exp/l2", "exp/len*out", "linear(elu1)/sum"]
 #: 100M tokens: 6 · 275M · 100M FLOP, 400 s at 420 TFLOP/s. 150M would not end in one call of 560 s
@@ -113,7 +113,7 @@ START_SECONDS, COMPILE_SECONDS = 8.0, 60.0
 
 
 def tuned_parts(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Each spec at two rates, further ones while the best is on the edge, then fresh seeds at the best."""
+    """Each spec at two rates, more while the best is at the edge, then new seeds at the best rate."""
     tuning = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES for spec in specs]
     further = [run for spec in specs if (run := _beyond_edge(records, spec, settings)) is not None]
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
@@ -185,7 +185,7 @@ def tuned_rate(records: Sequence[Record], spec: str, settings: Run) -> float | N
 
 
 def _beyond_edge(records: Sequence[Record], spec: str, settings: Run) -> Run | None:
-    """The next rate to try where the best is the largest or the smallest so far."""
+    """The next rate to try if the best is the largest or the smallest so far."""
     losses = _losses(records, spec, settings)
     if not set(RATES) <= losses.keys() or len(losses) >= len(RATES) + MOST_EXTENSIONS:
         return None
@@ -196,7 +196,7 @@ def _beyond_edge(records: Sequence[Record], spec: str, settings: Run) -> Run | N
 
 
 def _finals(rates: Mapping[str, float], settings: Run) -> list[Run]:
-    """Seed by seed, so that whole comparisons finish early."""
+    """The final runs, ordered by seed, so that complete comparisons finish early."""
     return [_run(spec, rate, seed, "final", settings) for seed in FINAL_SEEDS for spec, rate in rates.items()]
 
 
@@ -207,7 +207,7 @@ def _run(spec: str, rate: float, seed: int, phase: str, settings: Run) -> Run:
 def _losses(
     records: Sequence[Record], spec: str, settings: Run, *, phase: str = "tune"
 ) -> dict[float, float]:
-    """Learning rate → validation loss of the tuning seed; infinite where the run diverged."""
+    """Learning rate → validation loss of the tuning seed; infinite if the run diverged."""
     wanted = _run(spec, 0.0, TUNING_SEED, phase, settings)
     found = {}
     for record in records:
@@ -231,7 +231,7 @@ def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Seque
 
 
 def key_of(run: Run, data: str) -> str:
-    """What tells runs apart: settings and the text."""
+    """The identity of a run: its settings and the text."""
     plain = json.dumps([{k: v for k, v in run.items() if k != "phase"}, data], sort_keys=True)
     return hashlib.sha256(plain.encode()).hexdigest()[:24]
 
@@ -273,7 +273,7 @@ class _Reporter:
 
 @dataclass(frozen=True)
 class Machine:
-    """How the workers run, which is no part of a run's identity."""
+    """Settings of the workers, which are not part of a run's identity."""
 
     scratch: str
     cache: str
@@ -321,7 +321,7 @@ def worker(connection: Connection, machine: Machine) -> None:
 
 
 def _use_deterministic_kernels() -> set[str]:
-    """Where torch has them; the warnings about others are collected in the returned set."""
+    """Use deterministic kernels if torch has them; returns the warnings about others."""
     import torch
 
     unstable: set[str] = set()
@@ -377,7 +377,7 @@ def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -
 
 
 def _figures(folder: Path) -> Record:
-    """What the trainer left in its folder, thinned."""
+    """The thinned records in the trainer's folder."""
     lines = read_lines(folder / "records.jsonl")
     summary = folder / "summary.json"
     facts: Record = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
@@ -487,7 +487,7 @@ class Pool:
         self._say(f"{self.written} runs finished, {left} left, {failures} failures")
 
     def _leave_out_other_tokens(self) -> None:
-        """Records of another text, tokenizer or split say nothing about these runs."""
+        """Ignore records of another text, tokenizer or split."""
         mine = self.tokens["fingerprint"]
         others = [key for key, record in self.records.items() if record["data"]["fingerprint"] != mine]
         for key in others:
@@ -496,7 +496,7 @@ class Pool:
             self._say(f"{len(others)} records are of other tokens and do not count")
 
     def _prepare(self, run: Run) -> None:
-        """Tokens and tokenizer in the cache, made with all cores, while the workers start."""
+        """Prepare tokens and tokenizer in the cache with all cores, while the workers start."""
         os.environ["MACLAURIN_CACHE"] = str(self.options.cache)
         given = self.options.data.parent / "tokenizers"
         here = self.options.cache / "tokenizers"
@@ -540,7 +540,7 @@ class Pool:
         return not starting and (not self.workers or not any(self._fits(run) for run in self._wanted()))
 
     def _wanted(self) -> list[Run]:
-        """What the plan wants that is neither finished, nor running, nor failed here."""
+        """Wanted runs that are neither finished nor running nor failed here."""
         running = {w.key for w in self.workers if w.run}
         found = {}
         for run in self.plan(list(self.records.values())):
@@ -568,7 +568,7 @@ class Pool:
         return left > (0.4 * self.options.seconds if expected is None else SPARE * expected + 3)
 
     def _expected(self, run: Run, on: Worker | None) -> float | None:
-        """Seconds, from the running and finished runs that are most alike; None if there are none."""
+        """Expected seconds, from the most similar running and finished runs; None if there are none."""
         paces: dict[int, list[float]] = {}  # likeness → seconds per row of a batch
         for each in self.workers:
             if each.run and each.step > each.first_step and (alike := _likeness(run, each.run)):

@@ -1,12 +1,12 @@
-"""Fused programs under development: how fast beside their peers, and right on this GPU, in two minutes.
+"""Time and check fused programs under development beside their peers on this GPU, in two minutes.
 
     python benchmarks/kernel_lab.py [linear mean forget …] [--out results.json] [--peers FOLDER]
 
-Programs are compiled side by side first. Each is timed forward and forward + backward (medians over CUDA
+First all programs are compiled in parallel. Each is timed forward and forward + backward (medians over CUDA
 events), then compared with the plain form in float64: outputs and every gradient, an odd length,
 uninitialised memory filled with NaN. With a folder of unpacked wheels (--peers, or MACLAURIN_PEERS) fla's
-chunk_linear_attn is timed in the same run; its first call takes a minute or two. Results are written as they
-come; nothing is begun after --seconds.
+chunk_linear_attn is timed in the same run; its first call takes a minute or two. Each result is written
+at once; nothing is started after --seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SMALL = ("B32 T1024", "B8 T4096", "B2 T16384", "B1 T65536 H8")
 TWO = ("B8 T4096", "B1 T65536 H8")
 SHORT, LONG = SMALL[:2], SMALL[1:]
 WIDE = tuple(SIZES)[4:]
-#: relative errors may be this much, for the largest of outputs and gradients (docs/gpu.md)
+#: largest allowed relative error of outputs and gradients (docs/gpu.md)
 LIMITS = {torch.float32: 4e-6, torch.float16: 8e-4, torch.bfloat16: 6e-3}
 
 
@@ -75,7 +75,7 @@ class Subject:
 
 @contextmanager
 def settings(module: Any = None, **changed: Any) -> Iterator[None]:
-    """Module constants, changed for a while."""
+    """Change module constants inside the block."""
     before = {name: getattr(module, name) for name in changed}
     for name, value in changed.items():
         setattr(module, name, value)
@@ -172,7 +172,7 @@ def as_inputs(tensors: dict[str, Tensor]) -> Inputs:
 
 
 def errors(subject: Subject, dtype: torch.dtype, shape: Shape) -> dict[str, float]:
-    """Relative errors around float64; gradients relative to a tenth of the largest at least."""
+    """Relative errors against float64; gradients relative to at least a tenth of the largest."""
     spec = parse(subject.spec)
     case = random_tensors(spec, shape, 0, dtype, device=DEVICE)
     rows = (shape.batch, shape.tokens, shape.heads, shape.e)
@@ -339,14 +339,14 @@ def print_times(name: str, found: dict[str, Any]) -> None:
 
 
 def compiled_sizes(subject: Subject) -> tuple[str, ...]:
-    """Sizes whose programs are not those of another."""
+    """Sizes with distinct programs."""
     if subject.program is LINEAR or subject.program.form is Form.PARALLEL:
         return tuple({size in WIDE: size for size in subject.sizes}.values())
     return tuple({(size in WIDE, SIZES[size][1] > 16384): size for size in subject.sizes}.values())
 
 
 def compile_ahead(name: str, size: str) -> str | None:
-    """All programs of a subject into triton's cache, in a process that does not touch the GPU."""
+    """Compile all programs of a subject into triton's cache, in a process that does not use the GPU."""
     from maclaurin.programs.triton.compiled_code import compiled_for
 
     subject = next(s for group in GROUPS.values() for s in group if s.name == name)

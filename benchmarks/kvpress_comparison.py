@@ -1,19 +1,19 @@
 """Recall at equal bytes, beside the methods of kvpress: the same questions, the same model.
 
-    # in our environment: an ordinary Llama folder, questions as tokens, and what we reach on them
+    # in our environment: an ordinary Llama folder, questions as tokens, and our results on them
     python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER
     python benchmarks/kvpress_comparison.py questions MODEL questions.json --number 200 --tokens tokens.npz.xz
     python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
-    # in an environment of its own with kvpress and transformers: what its methods reach
+    # in a separate environment with kvpress and transformers: the results of its methods
     python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25 0.125
     # both together, for benchmarks/results and for the page (benchmarks/memory.py --draw)
     python benchmarks/kvpress_comparison.py together questions.json kvpress.json ours.json --out together.json
 
-kvpress compresses after the whole prompt was read with full attention. `ours` is asked both ways: pressed
+kvpress compresses after the whole prompt was read with full attention. `ours` is measured both ways: pressed
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
 conversion.json of `maclaurin convert --memory`, whose attention is used.
 
-The half for kvpress imports nothing of ours.
+The part for kvpress does not import maclaurin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, cast
 METHODS = (
     "StreamingLLMPress", "KnormPress", "SnapKVPress", "ExpectedAttentionPress", "TOVAPress", "KeyDiffPress",
 )  # fmt: skip
-#: tokens that are read, and that are predicted from what is kept of them
+#: number of tokens to read, and of tokens to predict from the compressed cache
 CONTEXT, CONTINUATION = 1280, 128
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     asked.add_argument("out", type=Path)
     asked.add_argument("--distance", type=int, default=1024)
     asked.add_argument("--number", type=int, default=200)
-    asked.add_argument("--seed", type=int, default=0, help="another than memories are chosen by")
+    asked.add_argument("--seed", type=int, default=0, help="differs from the seed for choosing memories")
     asked.add_argument(
         "--tokens", type=Path, help="tokens.npz.xz of carry_memory.py, for texts to go on with"
     )
@@ -91,7 +91,7 @@ def write_folder(options: argparse.Namespace) -> None:
 
 
 def write_questions(options: argparse.Namespace) -> None:
-    """Contexts, prompts and the first token that tells the choices apart, as token numbers."""
+    """Contexts, prompts and the first token in which the choices differ, as token ids."""
     from maclaurin.conversion.fact_questions import fact_questions
     from maclaurin.conversion.run import loaded
 
@@ -129,7 +129,7 @@ def _texts(tokens: Path) -> list[dict[str, list[int]]]:
 
 
 def ask_ours(options: argparse.Namespace) -> None:
-    """The original, and each attention while reading and after the prompt was read in full."""
+    """Measure the original, and each attention while reading and after the prompt was read in full."""
     import torch
 
     import maclaurin
@@ -171,10 +171,10 @@ def ask_ours(options: argparse.Namespace) -> None:
 
 
 def ask_kvpress(options: argparse.Namespace) -> None:
-    """Each method at the compression that leaves so large a share of the keys.
+    """Measure each method at the compression that keeps these shares of the keys.
 
-    A press changes the cache after a layer was computed and nothing else while the prompt is read. So every
-    context is read once, and each press makes a cache of its own from what was read.
+    While the prompt is read, a press only changes the cache after a layer was computed. So every context is
+    read once, and each press makes its own cache from it.
     """
     import kvpress  # pyright: ignore[reportMissingImports]
     import torch
@@ -193,7 +193,7 @@ def ask_kvpress(options: argparse.Namespace) -> None:
         press.post_init_from_model(model)
 
     def read(context: list[int]) -> dict[str, Any]:
-        """A cache by press, and the whole one."""
+        """A cache for each press, and the full one."""
         caches: dict[str, Any] = {name: DynamicCache() for name in presses}
 
         def compress(module: Any, _: Any, named: dict[str, Any], output: Any) -> None:
@@ -223,7 +223,7 @@ def ask_kvpress(options: argparse.Namespace) -> None:
             positions = torch.arange(first, first + len(more), device=model.device)[None]
             for name, cache in read(row["context"]).items():
                 ids = torch.tensor([more], device=model.device)
-                # positions go on where the whole context ended, however many keys are left
+                # positions continue after the whole context, however many keys are left
                 out = model(ids, past_key_values=cache, position_ids=positions)
                 found[name].append(_kept_of(row, out.logits[0]))
             print(f"{part} {number + 1} of {len(rows)}", flush=True)
@@ -240,7 +240,7 @@ def ask_kvpress(options: argparse.Namespace) -> None:
 
 
 def put_together(options: argparse.Namespace) -> None:
-    """One file with what both halves found, and what share of the bytes each method keeps."""
+    """One file with the results of both parts, and the share of the bytes that each method keeps."""
     from importlib.metadata import version
 
     given = json.loads(options.questions.read_text())

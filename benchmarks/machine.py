@@ -1,4 +1,4 @@
-"""What a figure was measured on: stamped into every result file."""
+"""The machine that a result was measured on, written into every result file."""
 
 from maclaurin.bench.machine import stamp
 

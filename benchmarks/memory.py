@@ -3,16 +3,17 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/two python benchmarks/memory.py --seconds 300
 
-For each goal a memory is chosen by calibration text and questions (maclaurin.conversion.run.choose_by), then
-judged by 200 other questions at each distance and by novels that nothing was calibrated or trained on
-(carry_memory.py says which texts). Goals with training have a memory by rule (`Goal.top`), since what is
-cheapest before training need not be so after it. All weights are trained for --train-seconds to predict what
-the original predicts (KL) on text, on text with facts and questions, and on text that comes twice, and to
-answer the questions; the original is trained for as many steps on the same rows. Afterwards, rivals of equal
-bytes.
+For each goal, a memory is chosen on calibration text and questions (maclaurin.conversion.run.choose_by). It
+is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
+training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
+cheapest memory before training need not be the cheapest after it. All weights are trained for
+--train-seconds to match the original's predictions (KL) on text, on text with facts and questions, and on
+repeated text, and to answer the questions. The original is trained for as many steps on the same rows.
+Afterwards, other memories of the same size are measured.
 
-Every measurement is written as it comes. Given the same --out (or --resume FILE of an earlier run) nothing is
-measured twice, and nothing is begun that is not expected to end within --seconds. On a GPU the model is bf16.
+Every measurement is written at once. With the same --out (or --resume FILE of an earlier run) nothing is
+measured twice, and nothing is started that is not expected to end within --seconds. On a GPU the model is
+bf16.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ CHANCE = 0.25
 #: rows of a training step: text, recall, copying
 STEP = (3, 2, 1)
 LEARNING_RATE = 2e-4
-#: how much the mean loss of answers counts beside the mean divergence from the original
+#: weight of the mean loss of answers relative to the mean divergence from the original
 ANSWER_WEIGHT = 0.1
 #: tokens between groups of facts in a recall row, facts in a group, and tokens from one to the next
 GROUPS_APART, FACTS_TOGETHER, FACTS_APART = 1024, 4, 25
-#: the nearest fact that is asked for
+#: smallest distance of a fact to its question
 NEAREST = 64
 
 
@@ -90,7 +91,7 @@ class Goal:
     at: int
     #: for a memory that is trained: how many heads keep every key, or see `reach` tokens
     top: int = 0
-    #: tokens back that training asks for
+    #: largest distance of facts in training, in tokens
     reach: int = 0
 
     @property
@@ -108,7 +109,7 @@ GOALS = (
 
 
 def main() -> None:
-    """Everything that is not known yet and fits into the time."""
+    """Measure everything that is missing and fits into the time."""
     options = _options()
     results = Results.open(options.out, options.resume)
     if options.draw is not None:
@@ -254,7 +255,7 @@ def _questions(tokens: dict[str, np.ndarray], name: str) -> list[Question]:
 
 @dataclass
 class Clock:
-    """What is begun must end in time: a step takes about as long as its like before it."""
+    """Starts only what can end in time; a step is expected to take as long as an earlier one of its kind."""
 
     seconds: float
     begin: float = field(default_factory=time.monotonic)
@@ -266,7 +267,7 @@ class Clock:
         return self.seconds - (time.monotonic() - self.begin)
 
     def step(self, name: str, guess: float) -> _Step:
-        """A block whose condition says whether there is time for it."""
+        """A context manager that says whether there is time for the block."""
         return _Step(self, name, self.known.get(name, guess))
 
 
@@ -295,14 +296,14 @@ class _Step:
 
 @dataclass
 class Results:
-    """Measurements by name, written as they come."""
+    """Measurements by name, each written at once."""
 
     path: Path
     found: dict[str, Any]
 
     @staticmethod
     def open(path: Path, resume: Path | None) -> Results:
-        """What the file holds; with `resume`, what another file holds first."""
+        """The content of the file; with `resume`, starting from another file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".json", ".measured.json"):
             before = None if resume is None else resume.with_suffix(suffix)
@@ -353,7 +354,7 @@ class Bench:
     # ------------------------------------------------------------------------------------- measures
 
     def measure(self, arm: str, attention: Sequence[str] | None, distances: Sequence[int] = ()) -> None:
-        """Recall and perplexity of the model with this attention, whatever is not known yet."""
+        """Measure recall and perplexity of the model with this attention, where missing."""
         found = self.results.of(arm)
         kind = "original" if attention is None else "limited"
         with having(self.model, attention or self.own):
@@ -367,7 +368,7 @@ class Bench:
                 self._once(found, name, label, self._guess(kind, 65536), self._perplexity(length))
 
     def _guess(self, kind: str, tokens: float) -> float:
-        """Seconds for so many tokens on an H200 before anything was timed."""
+        """Expected seconds for this many tokens on an H200, before anything was timed."""
         return 1.0 + tokens / (400_000 if kind == "original" else 200_000)
 
     def _once(
@@ -405,13 +406,13 @@ class Bench:
     # ------------------------------------------------------------------------------------- untrained
 
     def untrained(self, goal: Goal) -> None:
-        """Choose and judge."""
+        """Choose a memory and measure it."""
         attention = self.chosen(goal)
         if attention is not None:
             self.measure(goal.name, attention)
 
     def chosen(self, goal: Goal) -> list[str] | None:
-        """The attention for a goal; None where there is no time to choose."""
+        """The attention for a goal; None if there is no time to choose."""
         known = self.results.found.get("chosen", {})
         if goal.name in known:
             return known[goal.name]["attention"]
@@ -432,7 +433,7 @@ class Bench:
         return found["attention"]
 
     def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
-        """So many of the heads that remember keep every key or see far; the others share by damage."""
+        """A plan: the heads that remember most keep every key or see far; the others share by damage."""
         heads = measure_heads(self.model, self.choosing, file)
         memories = memories_to_try(self.calibration.shape[1])
         damage = measure_damage(self.model, self.calibration, memories, file)
@@ -458,7 +459,7 @@ class Bench:
     def _trained_arm(
         self, arm: str, attention: list[str], teacher: Any, reach: int, steps: int | None
     ) -> int | None:
-        """Train from the original weights, measure, put the weights back; the number of steps."""
+        """Train from the original weights, measure, restore the weights; returns the number of steps."""
         if self._is_complete(arm):
             return steps
         is_own = attention == self.own
@@ -494,7 +495,7 @@ class Bench:
         return all(name in found for name in wanted)
 
     def _train(self, teacher: Any, reach: int, steps: int | None) -> tuple[int, list[list[float]]]:
-        """AdamW on fp32 copies of the weights; by time where the number of steps is not given.
+        """AdamW on fp32 copies of the weights; for a fixed time if the number of steps is not given.
 
         Of every twentieth step: the mean divergence, the mean loss of answers, the norm of the gradient.
         """
@@ -577,7 +578,7 @@ class Bench:
     # ---------------------------------------------------------------------------------------- rivals
 
     def rivals(self, goal: Goal) -> None:
-        """Other ways to spend the same bytes, nothing trained."""
+        """Measure other memories of the same size, without training."""
         known = self.results.found.get("chosen", {}).get(goal.name)
         if known is None:
             return
@@ -587,7 +588,7 @@ class Bench:
             self.measure(f"{goal.name}: {name}", attention, self.options.distances[:2])
 
     def summary(self) -> None:
-        """Every arm beside the original; trained arms beside the original trained alike."""
+        """Print every arm relative to the original; trained arms relative to the trained original."""
         arms = self.results.found.get("arms", {})
         lines = [_line(name, found, arms) for name, found in arms.items()]
         self.results.keep("summary", lines)
@@ -598,7 +599,7 @@ class Bench:
 def _recall_summary(
     questions: Sequence[Question], answers: list[Answer], prior: list[Answer]
 ) -> dict[str, Any]:
-    """Accuracy with Wilson's interval, log-odds, and log-odds less those without the facts."""
+    """Accuracy with Wilson's interval, log-odds, and log-odds minus those without the facts."""
     number, z = len(answers), 1.96
     share = sum(answer.is_right for answer in answers) / number
     centre = (share + z**2 / (2 * number)) / (1 + z**2 / number)
@@ -673,7 +674,7 @@ def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
 def planned(
     config: Any, goal: Goal, budget: MemoryBudget, ranking: Sequence[Place], damage: TextDamage
 ) -> dict[str, Any]:
-    """The plan of a goal that is trained, as `_chosen` writes one that was measured."""
+    """The plan of a goal that is trained, in the format that `_chosen` writes."""
     plans = plans_for(config, budget, ranking, damage, [goal.reach])
     fitting = [p for p in plans if "by their damage" in p.of_others and p.top]
     if goal.constant is not None:
@@ -692,7 +693,7 @@ def planned(
 
 
 def checked_program(device: torch.device) -> dict[str, Any]:
-    """The fused program for kept keys against float64; where it is wrong or fails, plain torch is used."""
+    """Check the fused program for kept keys against float64; if it is wrong or fails, plain torch is used."""
     spec = "poly(0)+window(16,sinks=4,kept=48)/sum"
     found: dict[str, Any] = {}
     generator = torch.Generator().manual_seed(0)
@@ -725,7 +726,7 @@ def checked_program(device: torch.device) -> dict[str, Any]:
 
 @torch.no_grad()
 def _seconds_to_read(model: Any, batch: int, tokens: int, times: int = 5) -> float:
-    """The median of some, after one to compile."""
+    """The median of several readings, after one to compile."""
     found = []
     for _ in range(times + 1):
         begin = _now(model)
@@ -736,7 +737,7 @@ def _seconds_to_read(model: Any, batch: int, tokens: int, times: int = 5) -> flo
 
 @torch.no_grad()
 def _tokens_per_second(model: Any, tokens: int) -> dict[str, float]:
-    """Recorded as a CUDA graph where the cache does not grow, step by step otherwise."""
+    """Speed from a CUDA graph if the cache does not grow, else step by step."""
     cache = _cache_after(model, 1, tokens)
     size, recorded = cache.nbytes, cache.is_constant
     steps = 128 if recorded else 16
@@ -786,13 +787,13 @@ class Rows:
     answers: Tensor
 
     def parts(self, tokens_at_once: int) -> Iterator[Rows]:
-        """So many tokens at a time."""
+        """Parts of at most this many tokens."""
         rows = max(1, tokens_at_once // self.tokens.shape[1])
         for tokens, answers in zip(self.tokens.split(rows), self.answers.split(rows), strict=True):
             yield Rows(tokens, answers)
 
     def losses(self, model: Any, teacher: Any, of: Rows) -> tuple[Tensor, Tensor]:
-        """Their share in the mean divergence and in the mean loss of answers of `of`."""
+        """The share of these rows in the mean divergence and in the mean loss of answers of `of`."""
         ids = self.tokens.to(model.device)
         with torch.no_grad():
             known = teacher.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
@@ -808,7 +809,7 @@ class Rows:
 
 
 def _backward(model: Any, teacher: Any, batch: Rows, at_once: int) -> tuple[tuple[float, float], int]:
-    """Both losses of a batch, and how many tokens at once fit into the memory; gradients are in place."""
+    """Compute gradients; returns both losses of a batch, and how many tokens fit into memory at once."""
     while True:
         total = [0.0, 0.0]
         try:
@@ -843,13 +844,13 @@ class Facts:
         return [*self.told[name], *self.things[thing], self.stop]
 
     def question(self, name: int, thing: int) -> tuple[list[int], int]:
-        """A line with the answer in it, and where that begins."""
+        """A line with the answer in it, and the place where the answer begins."""
         begin = self.asked[name]
         return [*begin, *self.things[thing], self.stop, self.newline], len(begin)
 
 
 def _batches(tokens: dict[str, np.ndarray], facts: Facts, length: int, reach: int) -> Iterator[Rows]:
-    """Text, text with facts asked for up to `reach` tokens later, text that comes twice; always the same."""
+    """Text, text with facts and questions up to `reach` tokens later, repeated text; deterministic."""
     generator = torch.Generator().manual_seed(0)
     text = torch.from_numpy(tokens["training"].astype(np.int64)).reshape(-1, length)
 
@@ -870,7 +871,7 @@ def _batches(tokens: dict[str, np.ndarray], facts: Facts, length: int, reach: in
 def with_questions(
     text: list[int], facts: Facts, reach: int, generator: torch.Generator
 ) -> tuple[list[int], list[int]]:
-    """The text with groups of facts and a question for each, no longer than before; where answers stand."""
+    """The text with groups of facts and questions, of the same length; and the places of the answers."""
     length = len(text)
     names = torch.randperm(len(facts.told), generator=generator).tolist()
     things = torch.randperm(len(facts.things), generator=generator).tolist()
@@ -901,7 +902,7 @@ def with_questions(
 
 
 def with_copies(text: list[int], reach: int, generator: torch.Generator) -> list[int]:
-    """Stretches of the text, each twice, up to `reach` tokens long."""
+    """Passages of the text, each twice, up to `reach` tokens long."""
     made: list[int] = []
     at, length = 0, len(text)
     while len(made) < length:
@@ -913,7 +914,7 @@ def with_copies(text: list[int], reach: int, generator: torch.Generator) -> list
 
 
 def _distance(most: int, generator: torch.Generator) -> int:
-    """Half of the time any distance is as likely as any other, half of the time any order of magnitude."""
+    """A random distance: half of the time uniform, half of the time log-uniform."""
     share = _share(generator)
     if _share(generator) < 0.5:
         return round(NEAREST + (most - NEAREST) * share)

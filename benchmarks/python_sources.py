@@ -2,7 +2,7 @@
 
     python benchmarks/python_sources.py sources.jsonl --megabytes 120
 
-Real text in an amount that short GPU runs do not learn by heart; the standard library alone has 10 MB.
+It is real text, large enough that short GPU runs do not memorise it; the standard library alone has 10 MB.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How much of softmax a converted model gets back by training, and whether its tail is what does it.
+"""How much a converted model recovers by training, and whether its tail is the reason.
 
     python benchmarks/recovery.py MODEL --name NAME --data corpus.jsonl --text novel.txt
 
-Models are trained alike with `maclaurin convert`, side by side: with a window and a polynomial tail, with a
-window and kept keys, with the window alone, and with the original's own attention. The window alone shows
-what training does without either, the original what the training text teaches by itself. With --mix, recall
-and copying stand in the text. Measured on a text that none of them is trained on; results go to
+Four models are trained in the same way with `maclaurin convert`, in parallel: with a window and a polynomial
+tail, with a window and kept keys, with the window alone, and with the original's attention. The window alone
+shows the effect of training without tail and kept keys, the original that of the training text. With --mix,
+the text contains recall and copying. All are measured on a text that none is trained on; results go to
 benchmarks/results/recovery.json.
 """
 
@@ -73,7 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("model", help="as maclaurin convert takes it")
     parser.add_argument("--data", required=True, help="text to train on")
     parser.add_argument("--text", required=True, type=Path, help="text to measure on")
-    parser.add_argument("--name", required=True, help="under which the result is kept")
+    parser.add_argument("--name", required=True, help="name of the result")
     parser.add_argument("--about", default="", help="what these texts are, in words, kept with the result")
     parser.add_argument("--match-steps", type=int, default=200)
     parser.add_argument("--kl-steps", type=int, default=0)
@@ -95,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 
 def _start(arm: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    # the original has nothing to match, its own predictions least of all
+    # the original has nothing to match
     matched, distilled = (0, 0) if arm == "softmax" else (options.match_steps, options.kl_steps)
     arguments = {
         "attention": ARMS[arm], "out": options.out / arm, "text": options.text, "data": options.data,
@@ -116,7 +116,7 @@ def _start(arm: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def _found(folder: Path) -> dict[str, Any]:
-    """What the command measured, and how the training went."""
+    """The measurements of the command, and the records of the training."""
     written = json.loads((folder / "conversion.json").read_text())
     kept = {name: written.get(name) for name in ("attention", "memory", "perplexity", "recall")}
     kept["attention"] = sorted(set(written["attention"]))
@@ -135,7 +135,7 @@ def _training(run: Path) -> dict[str, Any]:
 
 
 def _gap_closed(arms: dict[str, Any], arm: str) -> dict[str, Any]:
-    """Of the way from window to softmax: untrained, trained, and among models trained alike."""
+    """Share of the gap from window to softmax that is closed: untrained, trained, among trained models."""
     return {kind: {at: _shares(arms, arm, kind, at) for at in arms[arm][kind]} for kind in KINDS}
 
 

@@ -1,10 +1,10 @@
-"""Does a fused program touch memory that is not its own? compute-sanitizer's memcheck on the small shapes.
+"""Do fused programs access memory out of bounds? Runs compute-sanitizer's memcheck on small shapes.
 
     python benchmarks/sanitize.py        (or: make gpu-sanitize)
 
-Each line of SMALL_SHAPES is one process of its own, side by side with the others: watched kernels are many
-times slower, and most of the time goes to compiling. Memory comes from the driver piece by piece, so that
-what lies behind a tensor is nobody's. Results go to benchmarks/results/sanitizer.json.
+Each line of SMALL_SHAPES is a process, and all run in parallel: sanitized kernels are many times slower, and
+most of the time is compilation. Each tensor is allocated from the driver, so that no other tensor lies
+behind it. Results go to benchmarks/results/sanitizer.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from machine import stamp
 
 RESULTS = Path(__file__).parent / "results" / "sanitizer.json"
-#: where the toolkit puts it, if it is not on the path
+#: its place in the toolkit, if it is not on the path
 TOOLKIT = "/usr/local/cuda/bin/compute-sanitizer"
 #: file of tests/kernels → which of its tests, as pytest -k takes it
 SMALL_SHAPES = [
@@ -49,7 +49,7 @@ def main() -> int:
     options = _options()
     tool = shutil.which("compute-sanitizer") or (TOOLKIT if Path(TOOLKIT).is_file() else None)
     if tool is None:
-        sys.exit("compute-sanitizer is not here: it comes with the CUDA toolkit (put it on the PATH)")
+        sys.exit("compute-sanitizer was not found: it comes with the CUDA toolkit (put it on the PATH)")
     with tempfile.TemporaryDirectory() as folder:
         running = [
             (tests, _start(tool, tests, options.seconds, Path(folder) / str(n)))
@@ -64,14 +64,14 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="compute-sanitizer on the tests of fused programs.")
-    parser.add_argument("--seconds", type=int, default=600, help="stop each process after so long")
+    parser.add_argument("--seconds", type=int, default=600, help="stop each process after this time")
     return parser.parse_args()
 
 
 def _start(
     tool: str, tests: tuple[str, str], seconds: int, log: Path
 ) -> tuple[subprocess.Popen[bytes], Path]:
-    """The tests under the sanitizer, and the file of all they say."""
+    """Start the tests under the sanitizer; returns the process and its log file."""
     file, chosen = tests
     command = [
         "timeout", str(seconds), tool, "--tool", "memcheck", sys.executable, "-m", "pytest",
@@ -85,7 +85,7 @@ def _start(
 
 
 def _found(tests: str, process: subprocess.Popen[bytes], log: Path) -> dict[str, Any]:
-    """How many tests passed and what the sanitizer saw; None where it did not come to its end."""
+    """How many tests passed and how many errors the sanitizer found; None if it did not finish."""
     process.wait()
     text = log.read_text(errors="replace")
     passed, failed = (_number(rf"(\d+) {word}", text) for word in ("passed", "failed"))

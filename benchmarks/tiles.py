@@ -1,9 +1,9 @@
-"""Which tiles the fused programs should use on this GPU: candidates are compiled side by side, then timed.
+"""Find the fastest tiles of the fused programs on this GPU: compile candidates in parallel, then time them.
 
     python benchmarks/tiles.py [quadratic exp linear …] [--out benchmarks/results/tiles.json]
 
-Candidates that spill registers are left out. Prints the fastest tiles of each pass beside those in use (the
-TILES of programs/triton/*.py), which is where a better one belongs.
+Candidates that spill registers are left out. Prints the fastest tiles of each pass beside the current ones.
+Enter better ones in TILES of programs/triton/*.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CANDIDATES = [
     Tile(64, 128, 4, 2), Tile(64, 128, 8, 2), Tile(64, 128, 8, 3),
     Tile(128, 64, 4, 2), Tile(128, 64, 4, 3), Tile(128, 64, 8, 2), Tile(128, 64, 8, 3),
 ]  # fmt: skip
-#: spills that a loop hides
+#: number of spills that does not slow down a loop
 SPILLS = 24
 TAYLOR = (1.0, 0.125, 1 / 128)
 
@@ -92,20 +92,20 @@ SETTINGS: dict[str, tuple[Callable[[str], Callable[[], object]], dict]] = {
 
 
 def use(tiles: dict, tile: Tile | None, in_use: dict) -> None:
-    """One tile for all passes, or those in use again."""
+    """Use one tile for all passes, or restore the current ones."""
     tiles.update(in_use if tile is None else dict.fromkeys(tiles, (tile, tile)))
     moments.HIGH = moments.HIGH if tile is None else (tile.keys, tile.warps, tile.stages)
 
 
 def compile_one(setting: str, tile: Tile | None) -> int | None:
-    """Registers spilled in loops; None where the tile cannot be compiled."""
+    """Registers spilled in loops; None if the tile cannot be compiled."""
     make, tiles = SETTINGS[setting]
     use(tiles, tile, {})
     try:
         with compiled_for(90) as found:
             make("cpu")()
-    except Exception:  # out of shared memory, or beyond what the compiler takes
-        if tile is None:  # what is in use must compile
+    except Exception:  # out of shared memory, or a limit of the compiler
+        if tile is None:  # the current tiles must compile
             raise
         return None
     return max(program.spills_in_loops for program in found)

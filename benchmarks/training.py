@@ -1,4 +1,4 @@
-"""Training speed on this CPU, as ratios within one run: against Llama, and of the loop over a bare one.
+"""Training speed on this CPU, as ratios within one run: against Llama, and of our loop to a minimal one.
 
     python benchmarks/training.py
 
@@ -43,7 +43,7 @@ def forward_backward(model: nn.Module, tokens: torch.Tensor) -> Callable[[], Non
 
 
 def seconds_in_turns(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, timed in turns so that the machine's moods hit all."""
+    """Median seconds of each, timed in turns so that changes of the machine affect all."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
@@ -75,10 +75,10 @@ def against_llama() -> dict[str, float]:
 
 
 def loop_overhead(steps: int = 30) -> float:
-    """Seconds a step of the whole trainer takes over those of a bare loop, same model, batches, optimizer.
+    """Seconds per step of the trainer relative to a minimal loop with the same model, batches and optimizer.
 
-    A run of 2n steps less a run of n steps leaves n steps of the loop with its records, checks and display,
-    without what a run does once (evaluation, checkpoint, the saved model), which a bare loop does not do.
+    The time of 2n steps minus that of n steps is n steps of the loop with its records, checks and display. It
+    excludes what a run does once (evaluation, checkpoint, saving the model): a minimal loop has none of it.
     """
     data = DataConfig("mqar:pairs=8,vocab=256", length=LENGTH)
     source = open_source(data)

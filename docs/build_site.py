@@ -1,4 +1,4 @@
-"""The site: docs/ and pages made from the code, through Zensical, with the explorer as its front.
+"""The site: docs/ and pages made from the code, built with Zensical, with the explorer as front page.
 
     python docs/build_site.py            writes build/site
     python docs/build_site.py --serve    and shows it at http://127.0.0.1:8000
@@ -79,14 +79,14 @@ def build(folder: Path) -> Path:
 
 
 def complete_report(page: Path, source: Path) -> None:
-    """The files that a report names beside it: its tables as they are; its runs are not kept in docs/."""
+    """Files that a report refers to: its tables unchanged; its runs are not stored in docs/."""
     shutil.copyfile(source / "tables.md", page.with_name("tables.md"))
     text = page.read_text("utf-8")
     page.write_text(text.replace('<a href="runs.csv">runs.csv</a>, ', ""), "utf-8")
 
 
 def zensical(folder: Path) -> None:
-    """Run it with mkdocs.yml for this folder; its output is shown only where it fails."""
+    """Run Zensical with mkdocs.yml for this folder; its output is printed only if it fails."""
     if importlib.util.find_spec("zensical") is None:
         sys.exit("the site needs zensical: pip install -c constraints.txt '.[site]', or run make site.")
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
@@ -114,7 +114,7 @@ def serve(site: Path, port: int) -> None:
 
 
 class Formulas:
-    """LaTeX taken out of Markdown before it is read, and put back as MathML."""
+    """Removes LaTeX before Markdown is parsed, and inserts it as MathML afterwards."""
 
     mark = "xFORMULAx"
     _written = re.compile(
@@ -126,7 +126,7 @@ class Formulas:
         self.found: list[tuple[str, str]] = []
 
     def taken_out(self, text: str) -> str:
-        """Marks in the place of formulas; code stays as it is."""
+        """Replace formulas by marks; code is unchanged."""
         pieces, at = [], 0
         for code in self._code.finditer(text):
             pieces += [self._written.sub(self._take, text[at : code.start()]), code[0]]
@@ -134,11 +134,11 @@ class Formulas:
         return "".join([*pieces, self._written.sub(self._take, text[at:])])
 
     def put_back(self, page: str) -> str:
-        """The page with MathML in the place of the marks."""
+        """The page with marks replaced by MathML."""
         return re.sub(rf"{self.mark}(\d+)x", lambda m: self._mathml(int(m[1])), page)
 
     def as_text(self, index: str) -> str:
-        """A search index with LaTeX in the place of the marks."""
+        """A search index with marks replaced by LaTeX."""
         return re.sub(rf"{self.mark}(\d+)x", lambda m: json.dumps(self.found[int(m[1])][0])[1:-1], index)
 
     def _take(self, match: re.Match[str]) -> str:
@@ -158,7 +158,7 @@ class Formulas:
 
 
 def linked_files(page: Path, text: str, sources: Path) -> str:
-    """Copy files outside docs/ that the page links to, and let the links lead to the copies."""
+    """Copy files outside docs/ that the page links to, and point the links to the copies."""
 
     def moved(match: re.Match[str]) -> str:
         target = ((DOCS / page).parent / match[1]).resolve()
@@ -174,7 +174,7 @@ def linked_files(page: Path, text: str, sources: Path) -> str:
 
 
 def linked_laws(page: Path, text: str) -> str:
-    """Names of laws lead to their text."""
+    """Link the names of laws to their text."""
     if page == Path("reference/laws.md"):
         return text
 
@@ -214,7 +214,7 @@ class _Links(HTMLParser):
 
 
 def dead_links(site: Path) -> Iterator[str]:
-    """Links of the pages to files or anchors that are not there; links to other sites are not followed."""
+    """Links of the pages to missing files or anchors; links to other sites are not checked."""
     pages: dict[Path, _Links] = {}
     for page in sorted(site.rglob("*.html")):
         pages[page] = _Links()
@@ -346,7 +346,7 @@ def _help(command: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """Help without the marks of the terminal."""
+    """Help text without terminal markup."""
     text = re.sub(r"(?<!\\)\[/?(?:dim|bold|italic|cyan)?\]", "", text)
     return text.replace("\\[", "[").replace("\b", "")
 

@@ -2,10 +2,10 @@
 
 Numbers are copied, never computed. Four things change on the way:
 
-- runs are stored once under a key, and labels refer to them; keys are made anew, with numerics version 0;
-- the length of a row is that of the task where the task has one of its own, as in configs of today;
-- a loss by position of exactly 0.0 is a position that nothing was scored at, and becomes null;
-- claims are those of the study.py beside the file, which have margins and published numbers.
+- runs are stored once under a key, and labels refer to them; keys are new, with numerics version 0;
+- the length of a row is the task's own length if it has one, as in current configs;
+- a loss by position of exactly 0.0 means that nothing was scored there, and becomes null;
+- claims are taken from the study.py beside the file, which have margins and published numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run_record(old: dict[str, Any]) -> RunRecord:
 
 
 def _resolved(config: dict[str, Any]) -> dict[str, Any]:
-    """A task's own length=… decides, and is what newer configs say."""
+    """The config with the task's own length=…, as in newer configs."""
     found = re.search(r"\blength=(\d+)", config["data"])
     return {**config, "length": int(found[1])} if found else config
 

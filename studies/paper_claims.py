@@ -1,4 +1,4 @@
-"""What arXiv 2507.23632 claims, as claims about the cells of an experiment.
+"""The claims of arXiv 2507.23632, as claims about the cells of an experiment.
 
 The paper plots the logarithm of the cross-entropy (ln CE); its numbers are read off the plots. Reports show
 them as cross-entropy in nats, like our own.
@@ -8,7 +8,7 @@ from maclaurin.study import Alike, Behind, Claim, Ordered, Published
 
 PAPER = "arXiv 2507.23632"
 LINEAR = {"linear elu": "linear-elu", "linear relu": "linear-relu", "linear cosine": "linear-cosine"}
-"""Linear attention as the paper runs it: cell → catalogue name."""
+"""The linear attentions of the paper: cell → catalogue name."""
 
 #: in nats per token
 MARGIN = 0.02

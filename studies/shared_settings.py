@@ -2,9 +2,9 @@
 
 from maclaurin.study import Tune
 
-#: learning rates to begin a search with
+#: first learning rates of a search
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3))
-#: the same from two rates: each cell ends with a rate tried on either side of its best
+#: a search from two rates: in the end each cell has tried a rate on either side of its best
 SHORT_SEARCH = Tune(rates=(4e-3, 8e-3))
 
 #: text at pico size: 300 steps of 16 × 128 tokens, about twenty seconds on one core
@@ -21,7 +21,7 @@ PICO_TEXT = {
 }
 PICO_TEXT_TITLE = "Next token of Python's standard library, 0.6M tokens of training"
 
-#: recall at pico size: from torch's initialisation it is learned many times sooner (docs/LOG.md)
+#: recall at pico size; with torch's initialisation it is learned in far fewer steps (docs/LOG.md)
 PICO_RECALL = {
     "size": "pico",
     "initialization": "torch",

@@ -1,21 +1,21 @@
-"""The parts that lie between linear attention and softmax, and the ways over them.
+"""The parts between linear attention and softmax, and the ways from one to the other.
 
 A cell is a set of parts. Order 1 under a row sum is always expanded about the mean, as its row sum about zero
-can vanish. An expansion about the mean drops a factor of its row, which 1/t would see. The feature map and
-exp are no expansions: the point changes nothing there.
+can vanish. An expansion about the mean drops a factor of its row, so it cannot be combined with 1/t. The
+feature map and exp are not expansions, so the centre changes nothing there.
 """
 
 from maclaurin.study import Cell, Waterfall, waterfall
 
 NO_MAP, ORDER_2, ORDERS_3_4, ALL_ORDERS = "no feature map", "order 2", "orders 3 and 4", "all orders"
 ROW_SUM, L2, MEAN, GATE = "row sum", "L2 norm", "about the mean", "gate"
-#: each kernel has one part more than the one before
+#: each kernel has one more part than the one before
 CHAIN = (NO_MAP, ORDER_2, ORDERS_3_4, ALL_ORDERS)
 KERNELS = ("linear(elu1)", "taylor(1)", "taylor(2)", "taylor(4)", "exp")
 
 
 def notation(on: frozenset[str]) -> str | None:
-    """The attention with these parts, or None where they have no meaning together."""
+    """The attention with these parts, or None if their combination has no meaning."""
     count = sum(part in on for part in CHAIN)
     if not on.issuperset(CHAIN[:count]):
         return None
@@ -40,7 +40,7 @@ def name(text: str) -> str:
 
 
 def way(title: str, begin: tuple[str, ...], parts: tuple[str, ...]) -> Waterfall:
-    """From the parts of `begin` over the others, one by one."""
+    """The way from the parts of `begin` to all parts, one by one."""
 
     def cell(on: frozenset[str]) -> str | None:
         text = notation(on | set(begin))

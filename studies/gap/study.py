@@ -1,8 +1,9 @@
 """Why is softmax ahead of linear attention? The way from one to the other, part by part.
 
-Every combination of parts that has a meaning is trained, at its own learning rate, and every layer is as loud
-at the start as softmax's (`equal_start`). The trained models are then asked ends of held-out lines of source:
-their accuracy there and the log-odds of the right answer have waterfalls of their own, from the same runs.
+Every combination of parts that has a meaning is trained, at its own learning rate, and every layer starts
+with the output scale of softmax (`equal_start`). The trained models are then tested on ends of held-out
+lines of source: the accuracy and the log-odds of the right answer have their own waterfalls, from the same
+runs.
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ study = Study(
     name="gap",
     title="Why softmax is ahead of linear attention",
     question=(
-        "From linear attention to softmax in single parts: what does each bring, averaged over the orders "
-        "in which the parts can be added, and which of them need each other?"
+        "From linear attention to softmax in single parts: what does each contribute, averaged over the "
+        "orders in which the parts can be added, and which of them need each other?"
     ),
     budget="about 50 minutes on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(

@@ -12,7 +12,7 @@ AXES = {
 
 
 def notation(pieces: dict[str, str]) -> str:
-    """Order 1 has a row sum that cannot vanish about the mean alone."""
+    """The notation of a cell; order 1 is about the mean under a row sum, which could vanish about zero."""
     text = "".join(pieces.values())
     return text.replace("taylor(1)/sum", "taylor(1,about=mean)/sum")
 
@@ -21,8 +21,8 @@ study = Study(
     name="interactions",
     title="How the parts of attention interact",
     question=(
-        "Kernel, denominator and gate in all 16 combinations, each layer as loud at the start as softmax's: "
-        "how much of the loss does each explain, and where does the effect of one depend on another?"
+        "Kernel, denominator and gate in all 16 combinations, each layer with softmax's output scale at the "
+        "start: how much of the loss does each explain, and where does the effect of one depend on another?"
     ),
     budget="about 40 minutes on 2 CPU cores with the search for learning rates; shares runs with gap",
     experiments=(

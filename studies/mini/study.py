@@ -1,7 +1,7 @@
 """Which parts of softmax attention matter? The paper's questions in minutes on two cores.
 
-0.16M-parameter models: enough for the gaps between the variants to show, far from enough for good text. Each
-variant trains at its own learning rate, from the search kept in tuned.json.
+Models of 0.16M parameters show the gaps between the variants, but do not write good text. Each variant trains
+at its own learning rate, from the search recorded in tuned.json.
 """
 
 from paper_claims import (

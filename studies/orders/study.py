@@ -1,4 +1,4 @@
-"""How many orders of the series does softmax need, and does it matter about which point it is expanded?"""
+"""How many orders of the series does softmax need, and does the centre of the expansion matter?"""
 
 from paper_claims import orders_approach_softmax
 from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
@@ -21,8 +21,8 @@ def cell(order: int, about: str, denominator: str) -> Cell:
 def cells() -> tuple[Cell, ...]:
     """Even orders under a row sum, about zero and the mean; orders 1 to 5 under L2.
 
-    The row sum of an odd order can vanish, that of order 1 about the mean cannot. Order 0 is the same about
-    any point.
+    The row sum of an odd order can vanish, except that of order 1 about the mean. Order 0 does not depend on
+    the centre.
     """
     even = range(2, HIGHEST + 1, 2)
     return (

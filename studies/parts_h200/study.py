@@ -20,8 +20,8 @@ study = Study(
     title="Which parts matter at 17M parameters",
     question=(
         "Norms, gates, 1/t, linear attention and Taylor orders on English prose and documentation, every "
-        "variant tuned and every layer as loud at the start as softmax's: what is behind softmax, and by "
-        "how much?"
+        "variant tuned and every layer with softmax's output scale at the start: what is behind softmax, "
+        "and by how much?"
     ),
     budget="about 20 minutes on one H200, six to eight runs at a time",
     experiments=(

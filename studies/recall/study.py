@@ -1,4 +1,4 @@
-"""What do the orders remember, and what do the parts on the way to softmax bring?"""
+"""What do the orders remember, and what does each part contribute on the way to softmax?"""
 
 from shared_settings import PICO_RECALL, SHORT_SEARCH
 from ways_to_softmax import FROM_LINEAR, TO_NORM, TO_SOFTMAX, cells
@@ -18,7 +18,7 @@ study = Study(
     title="What the orders remember",
     question=(
         "Multi-query associative recall: how accurate are the orders, gates and windows beside softmax, what "
-        "does it cost in bytes of state, and which parts on the way from linear attention bring it?"
+        "does it cost in bytes of state, and which parts on the way from linear attention add to it?"
     ),
     budget="about 25 minutes on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(

@@ -1,7 +1,7 @@
-"""Is it the part, or its scale at the start? Norms, gates and 1/t with every layer as loud as softmax's.
+"""Is it the part, or its scale at the start? Norms, gates and 1/t, all with the output scale of softmax.
 
-RMS norm is L2 norm times √e and nothing else; weights over 1/t grow with the scores. Here output projections
-are scaled so that each attention adds as much at the start as softmax would (`equal_start`), and each variant
+RMS norm is exactly √e times L2 norm; weights over 1/t grow with the scores. Here output projections are
+scaled so that each attention starts with the same output scale as softmax (`equal_start`), and each variant
 trains at its own learning rate.
 """
 
@@ -14,8 +14,8 @@ study = Study(
     name="scale",
     title="Is it the part, or its scale at the start?",
     question=(
-        "RMS norm differs from L2 norm by a constant factor alone, and yet trains far worse. How much of "
-        "what separates norms, gates and denominators is the scale of a layer's output at the start?"
+        "RMS norm differs from L2 norm only by a constant factor, and yet trains far worse. How much of the "
+        "gaps between norms, gates and denominators comes from the scale of a layer's output at the start?"
     ),
     budget="about 20 minutes on 2 CPU cores with the search for learning rates",
     experiments=(

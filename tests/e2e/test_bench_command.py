@@ -113,7 +113,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--case", "exp/l3"], "no case is called 'exp/l3'"),
+        (["--case", "exp/l3"], "no case has 'exp/l3' in its name or group"),
         (["--device", "cuda"], "--device cuda cannot be used here"),
         (["--device", "meta"], "--device is cpu, cuda, cuda:1 …, not 'meta'"),
         (["--table", "nothing.json"], "there is no benchmark at nothing.json"),

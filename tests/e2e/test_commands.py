@@ -139,7 +139,7 @@ def test_check_on_tensors_of_ones_own(tmp_path):
         (["--plot", "no/such/folder/x.svg"], "there is no folder"),
         (["--plot", "/proc/x.svg"], "--plot: /proc cannot be written"),
         (["--plot", "x.gif"], "png, svg or pdf"),
-        (["--dtype", "float8"], "known are float64"),
+        (["--dtype", "float8"], "use one of float64"),
         (["--inputs", "nothing.safetensors"], "there is no file"),
         (["--inputs", "text.txt"], "text.txt is not a safetensors file"),
         (["--inputs", "."], "is a folder; name a file"),

@@ -32,7 +32,7 @@ def test_a_run_is_converted_and_trained_back(folder):
         "--recall=64", "--questions=4",
     )  # fmt: skip
     result = maclaurin(*arguments, cwd=folder)
-    assert "1 of 2 layers swapped" in result.stdout
+    assert "1 of 2 layers converted" in result.stdout
     found = json.loads((folder / "converted" / "conversion.json").read_text())
     assert found["attention"] == ["exp/sum", TAIL]
     for kind in ("perplexity", "recall"):
@@ -94,7 +94,7 @@ def test_a_memory_is_chosen_for_a_budget(folder):
     assert "taken" in shown.stdout
     assert "how much each key-value head remembers" in shown.stdout
     result = maclaurin("convert", "run", "--memory=40%", "--out=small", *probes, cwd=folder)
-    assert "what the bytes buy" in result.stdout
+    assert "plans, measured on calibration text" in result.stdout
     found = json.loads((folder / "small" / "conversion.json").read_text())
     assert found["chosen"]["plan"]["bytes"] <= found["chosen"]["budget"]["bytes"]
     wrong = {

@@ -114,7 +114,7 @@ def test_a_chat_reads_each_turn_once_in_the_models_template(run, tmp_path, monke
     assert bytes(read[-1][0].tolist()).decode() == told[1]
     with pytest.raises(InputError, match="no chat template"):
         generate(run, *options, "-p", "x")
-    with pytest.raises(InputError, match="--system is for --chat"):
+    with pytest.raises(InputError, match="--system sets the system message"):
         generate(run, "-p", "x", "--system", "S")
 
 

@@ -63,5 +63,5 @@ def test_wandb_gets_config_and_losses(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_is_unknown_leaves_no_folder_behind(tmp_path):
-    assert "known are tensorboard" in train_here(tmp_path / "c", trackers="paper", expect=2).stderr
+    assert "trackers are tensorboard" in train_here(tmp_path / "c", trackers="paper", expect=2).stderr
     assert not (tmp_path / "c").exists()

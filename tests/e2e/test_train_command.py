@@ -163,7 +163,7 @@ def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path, monkeypa
     monkeypatch.setattr(training, "SMALL", options)
     lines = train_here(tmp_path, command="sweep").stdout.splitlines()
     assert ["0.01" in line for line in lines if "best" in line and "│" in line] == [True]
-    assert any("on the edge of what was tried: try 0.02 too" in line for line in lines)
+    assert any("at the edge of those that were tried: try 0.02 too" in line for line in lines)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lr-*/summary.json")}
     train_here(tmp_path, command="sweep")
     assert {file: file.stat().st_mtime_ns for file in before} == before

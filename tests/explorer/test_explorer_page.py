@@ -320,7 +320,7 @@ def test_links_to_panels_keep_the_setting(visit):
 @needs_browser
 def test_bad_input_says_what_is_possible_and_keeps_what_was_there(visit, tmp_path):
     page = visit("#order=40&colour=red&step=three")
-    for words in ("a whole number from 0 to 16", "“colour”, which is no setting", "“three” is not"):
+    for words in ("a whole number from 0 to 16", "“colour”, which is not a setting", "“three” is not"):
         assert words in text(page, "#message")
     page.fill("#order-number", "17")
     page.keyboard.press("Tab")
@@ -334,7 +334,7 @@ def test_bad_input_says_what_is_possible_and_keeps_what_was_there(visit, tmp_pat
     tokens = text(page, "#tokens")
     for name, content, words in (
         ("a.json", "not json", "is not JSON"),
-        ("b.json", "{}", "no capture"),
+        ("b.json", "{}", "not a capture"),
         ("c.json", '{"kind":"maclaurin-capture","version":7,"tokens":[],"heads":[]}', "version 7"),
         ("d.json", '{"kind":"maclaurin-capture","version":1,"tokens":["a","b"],"heads":[{}]}', "damaged"),
     ):

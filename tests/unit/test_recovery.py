@@ -144,7 +144,7 @@ def test_a_recovery_that_was_cut_off_goes_on(tmp_path):
 def test_settings_that_contradict_each_other_are_errors(tmp_path, teacher):
     with pytest.raises(InputError, match="takes its attention from there"):
         config_from({**SETTINGS, "start": teacher, "attention": "exp/l2"})
-    with pytest.raises(InputError, match="name it with start"):
+    with pytest.raises(InputError, match="set start to its folder"):
         config_from({**SETTINGS, "lora": 4})
     with pytest.raises(InputError, match="needs a teacher"):
         train(config_from({**SETTINGS, "start": teacher, "objective": "match-attention"}), tmp_path / "a")

@@ -27,7 +27,7 @@ Status = Literal["measured", "wrong", "failed"]
 class Size:
     """B sequences of T tokens, H heads with keys of size d and values of size e.
 
-    `key_heads` of them have keys and values of their own; 0 stands for all.
+    There are `key_heads` heads of keys and values; 0 means as many as query heads.
     """
 
     batch: int
@@ -66,10 +66,10 @@ class Size:
 @final
 @dataclass(frozen=True)
 class Figures:
-    """What one program took for one call; None is what was not measured, and `note` says why."""
+    """The cost of one call of one program; None if not measured, and `note` says why."""
 
     name: str
-    #: largest relative error against float64, and of which tensor; None where there is nothing to check
+    #: largest relative error against float64, and its tensor; None if there is nothing to check
     error: float | None = None
     worst: str = ""
     first_call_s: float | None = None
@@ -78,9 +78,9 @@ class Figures:
     #: half the distance between the quartiles over the median, for forward and backward
     spread: float | None = None
     samples: int = 0
-    #: beyond inputs and outputs, forward and backward
+    #: peak memory beyond inputs and outputs, forward and backward
     peak_bytes: int | None = None
-    #: of a step replayed as a CUDA graph
+    #: milliseconds of a step replayed as a CUDA graph
     graph_ms: float | None = None
     #: CPU time of a forward call on a GPU, from the call until it returns, in microseconds
     issue_us: float | None = None
@@ -117,10 +117,10 @@ class CaseRecord:
     backend: str = ""
     peers: dict[str, Figures] = dataclasses.field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
-    #: operations a pass must do and bytes it must move at least, forward
+    #: operations and bytes that a forward pass needs at least
     flops: float | None = None
     moved_bytes: float | None = None
-    #: bytes of state read and written by one step, and its rate over that of a device copy in the same run
+    #: bytes of state read and written by one step, and this rate relative to a device copy in the same run
     state_traffic: int | None = None
     share_of_copy: float | None = None
     date: str = ""
@@ -138,7 +138,7 @@ class CaseRecord:
 @final
 @dataclass(frozen=True)
 class Roofs:
-    """What the machine can do at most, measured in the same run."""
+    """The limits of the machine, measured in the same run."""
 
     copy_bytes_per_s: float
     matmul_flops_per_s: float
@@ -162,12 +162,12 @@ class BenchRecord:
         return next((case for case in self.cases if case.name == name), None)
 
     def with_case(self, case: CaseRecord) -> BenchRecord:
-        """The same with one case added, in place of an older record of it."""
+        """The record with one case added; it replaces an older record of the case."""
         kept = tuple(known for known in self.cases if known.name != case.name)
         return dataclasses.replace(self, cases=(*kept, case))
 
     def is_of(self, other: BenchRecord) -> bool:
-        """Whether both come from one machine, code and choice of shapes, and can be combined."""
+        """Whether both have the same machine, code and shapes, and can be combined."""
         return (self.device, self.full_shapes) == (other.device, other.full_shapes) and _identity(
             self.made
         ) == _identity(other.made)
@@ -189,7 +189,7 @@ def write_bench(record: BenchRecord, path: Path) -> None:
 
 
 def read_bench(path: Path) -> BenchRecord:
-    """What write_bench wrote."""
+    """Read a file of write_bench."""
     if not path.is_file():
         raise InputError(f"there is no benchmark at {path}: make one with maclaurin bench --out {path}.")
     try:
@@ -198,7 +198,7 @@ def read_bench(path: Path) -> BenchRecord:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise InputError(f"{path} is not a benchmark of maclaurin.") from None
     if schema != SCHEMA:
-        raise InputError(f"{path} has schema {schema}, and this version of maclaurin reads schema {SCHEMA}.")
+        raise InputError(f"{path} has schema {schema}, but this version of maclaurin reads schema {SCHEMA}.")
     try:
         for case in data["cases"]:
             case.pop("reached", None)  # follows from the verdicts

@@ -1,4 +1,4 @@
-"""`BenchRun`: the chosen cases one after the other, each result on disk before the next begins."""
+"""`BenchRun`: measures the chosen cases one after the other and writes each result before the next."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class BenchRun:
                 found = measure_step(case, self._setting, roofs)
             else:
                 found = measure_call(case, self._setting)
-        except Exception as problem:  # any error of a case is recorded and stops no other case
+        except Exception as problem:  # any error of a case is recorded; the other cases still run
             found = failed(blank_record(case, self._setting), problem)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 4))
@@ -92,7 +92,7 @@ class BenchRun:
         write_bench(record, self._out)
 
     def _trouble_of_device(self) -> str:
-        """Why the device is unusable, or nothing: after an illegal access the next cases would fail too."""
+        """Why the device is unusable, or empty: after an illegal access the next cases would fail too."""
         try:
             free_memory(self._setting.device)
             self._setting.wait()
@@ -102,7 +102,7 @@ class BenchRun:
 
 
 def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
-    """The record to continue, and notes for the user: what the file has of this machine, code and shapes."""
+    """The record to continue (the file's if machine, code and shapes are the same), and notes for users."""
     fresh = BenchRecord(full_stamp(), setting.device.type, setting.full_shapes)
     notes = [] if setting.full_shapes else ["Small shapes: ratios are shown, targets are for the full ones."]
     if not out.is_file():
@@ -110,8 +110,8 @@ def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
     try:
         known = read_bench(out)
     except InputError as problem:
-        raise InputError(f"{problem} Name another file with --out, or remove it.") from None
+        raise InputError(f"{problem} Choose another file with --out, or remove it.") from None
     if known.is_of(fresh):
         return dataclasses.replace(fresh, cases=known.cases, roofs=known.roofs), notes
-    notes.append(f"{out} is of another machine, code or shape: it is replaced.")
+    notes.append(f"{out} is from another machine, code or shape: it is replaced.")
     return fresh, notes

@@ -18,9 +18,9 @@ Call = Callable[[], object]
 
 ROUNDS = 3
 MOST_SAMPLES_IN_A_ROUND = 60
-#: a call slower than this is timed once more and no further
+#: a call slower than this is timed only once more
 SLOW_MS = 1000.0
-#: calls whose CPU time is taken
+#: calls whose CPU time is measured
 ISSUED_CALLS = 30
 
 
@@ -36,9 +36,9 @@ class Timing:
 
 
 def timings(calls: Mapping[str, Call], device: torch.device, budget_ms: float) -> dict[str, Timing]:
-    """Each of them timed for about the budget, in turns, so that changes of the machine affect all alike.
+    """Time each call for about the budget, in turns, so that changes of the machine affect all equally.
 
-    Samples before the first round warm up and show how many fit the budget.
+    Samples before the first round warm up and determine how many fit the budget.
     """
     with _no_garbage_collection():
         repeats = {name: _repeats(_estimate(call, device), budget_ms) for name, call in calls.items()}
@@ -56,20 +56,20 @@ def samples(call: Call, device: torch.device, count: int) -> list[float]:
 
 
 def _estimate(call: Call, device: torch.device) -> float:
-    """Milliseconds of a second call; of the first, which may compile, only if it is slow."""
+    """Milliseconds of the second call, since the first may compile; of the first call if it is slow."""
     first = samples(call, device, 1)[0]
     return first if first > SLOW_MS else samples(call, device, 1)[0]
 
 
 def _repeats(estimate_ms: float, budget_ms: float) -> int:
-    """Samples in each round; 0 for a call so slow that one is enough."""
+    """Samples in each round; 0 for a call so slow that one sample is enough."""
     if estimate_ms > SLOW_MS:
         return 0
     return min(MOST_SAMPLES_IN_A_ROUND, max(1, math.ceil(budget_ms / ROUNDS / max(estimate_ms, 1e-6))))
 
 
 def _on_cuda(call: Call, device: torch.device, count: int) -> list[float]:
-    """Events are recorded without waiting, so launches run ahead of the work and do not count."""
+    """Times by CUDA events, recorded without waiting: launches run ahead of the work and do not count."""
     with torch.cuda.device(device):
         begun = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         ended = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -116,7 +116,7 @@ def issue_microseconds(call: Call, device: torch.device, count: int = ISSUED_CAL
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage in the middle of a sample."""
+    """Switch off garbage collection during a sample."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -127,9 +127,9 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def peak_bytes_beyond(call: Callable[[], Sequence[Tensor]], device: torch.device) -> int | None:
-    """The allocator's peak, less what was allocated before and less the outputs; None on a CPU.
+    """The allocator's peak, minus what was allocated before and minus the outputs; None on a CPU.
 
-    The outputs are held until the peak is read, so it is never below what they take.
+    The outputs are kept until the peak is read, so the peak is never below their size.
     """
     if device.type != "cuda":
         return None

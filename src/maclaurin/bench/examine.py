@@ -1,7 +1,7 @@
-"""Whether every program is right on this machine: each against the plain forms in float64, with gradients.
+"""Check every program on this machine against the plain forms in float64, with gradients.
 
-A compiler or a driver can make a right program wrong. So each program of the table (programs/plan.py) runs a
-few specs that it takes, at a length that fills no tile, in each dtype that it takes here.
+A compiler or a driver can make a correct program wrong. So each program of the table (programs/plan.py) runs
+a few specs that it supports, at a length that is not a multiple of a tile, in each dtype it supports here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from maclaurin.spec import AttentionSpec, parse
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
 
-#: what the programs are tried on: each takes the first few of these that it computes
+#: specs for the trials: each program runs the first few that it supports
 SPECS = (
     "exp/sum",
     "exp/l2",
@@ -47,7 +47,7 @@ SPECS = (
     "taylor(2,about=mean)+window(40,sinks=1)/sum",
 )
 SPECS_PER_PROGRAM = 3
-#: no multiple of a tile or a chunk
+#: not a multiple of a tile or a chunk
 SHAPE = Shape(batch=2, tokens=301, kv_heads=2, group=2, d=64, e=64)
 SMALL_SHAPE = Shape(batch=2, tokens=61, kv_heads=2, group=2, d=16, e=16)
 DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32,)}
@@ -63,7 +63,7 @@ class Finding:
     dtype: str
     limit: float
     output_error: float | None = None
-    gradient_error: float | None = None  # None where the program has no gradient
+    gradient_error: float | None = None  # None if the program has no gradient
     problem: str | None = None
 
     @property
@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def largest_error(self) -> float:
-        """Of output and gradients; infinite if it did not run."""
+        """The largest error of output and gradients; infinite if it did not run."""
         return (
             float("inf") if self.output_error is None else max(self.output_error, self.gradient_error or 0.0)
         )
@@ -82,7 +82,7 @@ class Finding:
 @final
 @dataclass(frozen=True)
 class Trial:
-    """A program, a spec that it takes, and a dtype."""
+    """A program, a spec that it supports, and a dtype."""
 
     program: Program
     spec: AttentionSpec
@@ -92,11 +92,11 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """The program and what it is tried on."""
+        """The program and the spec."""
         return f"{self.program.name}, {self.spec}"
 
     def run(self) -> Finding:
-        """Compare it with float64; an exception is a finding too."""
+        """Compare the program with float64; an exception becomes a finding."""
         named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."))
         limit = TOLERANCE_BEFORE_TIMING[self.dtype]
         try:
@@ -121,7 +121,7 @@ class Trial:
 
     @torch.no_grad()
     def _errors_of_step(self) -> tuple[float, None]:
-        """The last token of a text, from the state of the others."""
+        """Errors of a step: the last token of a text, from the state of the earlier ones."""
         case = self._case()
         before, token = (case.map(lambda u, part=part: u[:, part]) for part in (slice(-1), slice(-1, None)))
         q, k, v, *gates = before.tensors.values()
@@ -131,15 +131,15 @@ class Trial:
         return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1]), None
 
 
-#: processes on a GPU: most of the time goes to compiling, and each keeps half a gigabyte of its memory
+#: processes on a GPU: most of the time is compilation, and each process takes half a gigabyte of GPU memory
 MOST_PROCESSES = 12
-#: what torch says when a program has broken the GPU's context, and with it everything after it in a process,
-#: or when trials together need more memory than there is: such trials are repeated alone
+#: errors that another trial may have caused: a program that broke the GPU's context for the whole process, or
+#: too little memory for all trials together. Such trials are repeated alone
 NOT_ITS_FAULT = ("CUDA error", "OutOfMemoryError")
 
 
 def examine(device: torch.device, report: Callable[[float, str], None]) -> list[Finding]:
-    """Run all trials; on a GPU side by side, in processes that one bad program cannot spoil for others."""
+    """Run all trials; on a GPU in separate processes, so that one bad program cannot affect others."""
     planned = list(trials(device))
     if device.type != "cuda":
         found = []
@@ -172,7 +172,7 @@ def _side_by_side(planned: list[Trial], report: Callable[[float, str], None]) ->
 
 
 def trials(device: torch.device) -> Iterator[Trial]:
-    """What to try on a device, program by program."""
+    """The trials for a device, program by program."""
     for program in PROGRAMS:
         for dtype in DTYPES.get(device.type, DTYPES["cpu"]):
             taken = 0
@@ -184,7 +184,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
 
 
 def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> Trial | None:
-    """The program on the whole text or on one further token; None if it computes neither."""
+    """A trial on a whole text or on one further token; None if the program supports neither."""
     case = _case(program, spec, dtype, device).with_gradients()
     if program.refuses(_call(case)) is None:
         return Trial(program, spec, dtype, device, is_step=False)
@@ -198,7 +198,7 @@ def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: to
 
 
 def _case(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> TensorCase:
-    """Plain programs have no tiles, and states of order 4 of wide heads take gigabytes."""
+    """Inputs of a trial; small for plain programs, which have no tiles and can have huge states."""
     is_plain = program.backend == "torch"
     shape = SMALL_SHAPE if is_plain or device.type != "cuda" else SHAPE
     return random_tensors(spec, shape, 0, dtype, device=str(device))

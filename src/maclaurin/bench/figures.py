@@ -21,7 +21,7 @@ PARALLEL, CHUNKED = "taylor(2)/sum, all pairs", "taylor(2)/sum, linear time"
 
 
 def draw_figures(record: BenchRecord, folder: Path) -> tuple[list[Path], list[str]]:
-    """The files that were written, and what could not be drawn."""
+    """The files that were written, and messages about figures that could not be drawn."""
     folder.mkdir(parents=True, exist_ok=True)
     written, missing = [], []
     with matplotlib.rc_context(STYLE):
@@ -37,9 +37,9 @@ def draw_figures(record: BenchRecord, folder: Path) -> tuple[list[Path], list[st
 
 
 def crossing(quadratic: Curve, linear: Curve) -> float | None:
-    """The T from which on the linear curve stays below, between the lengths measured; None if it never does.
+    """The T from which on the linear curve stays below the quadratic one; None if it never does.
 
-    Both are powers of T between two neighbours, so they are straight lines in logarithms.
+    Between measured lengths, both are interpolated as powers of T: straight lines in logarithms.
     """
     lengths = sorted(set(quadratic) & set(linear))
     gaps = [(t, math.log(linear[t] / quadratic[t])) for t in lengths]
@@ -52,7 +52,7 @@ def crossing(quadratic: Curve, linear: Curve) -> float | None:
 
 
 def curves_of(record: BenchRecord, value: Callable[[Figures], float | None]) -> dict[str, Curve]:
-    """A curve against T for everything that was swept."""
+    """A curve against T for every case of the sweep."""
     curves: dict[str, Curve] = {}
     for case in record.cases:
         if not case.in_sweep:

@@ -1,7 +1,7 @@
 """Check a result against the plain forms in float64, which share no code with the fast programs.
 
-At the full shape a few rows of the output are computed again from their query and all keys they see; on a
-piece of it (a few heads, a few hundred tokens) the whole output and the gradient of every input.
+At the full shape, a few rows of the output are computed again from their query and all keys they see. On a
+part of the input (a few heads, a few hundred tokens), the whole output and all gradients are compared.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
 
 #: sequences and heads of the piece that is computed in full
 PIECE_ROWS = 2
-#: a gradient smaller than this share of the largest is held to that share of it
+#: errors of a gradient smaller than this share of the largest gradient are relative to that share
 SMALLEST_GRADIENT = 0.1
 
 
 @final
 @dataclass(frozen=True)
 class Errors:
-    """Relative errors by what was compared."""
+    """Relative errors by name of the tensor."""
 
     found: dict[str, float]
 
@@ -49,14 +49,14 @@ class Errors:
 
 
 def rows_to_check(tokens: int) -> list[int]:
-    """The first row, the last ones of a block and of the text, and one in between."""
+    """The first row, the last rows of a block and of the text, and one in between."""
     return sorted({0, min(127, tokens - 1), tokens // 2, tokens - 1})
 
 
 def error_of_rows(case: TensorCase, spec: AttentionSpec, y: Tensor, *, causal: bool = True) -> float:
-    """The largest of some rows of y [B, T, H, e], all heads together; infinite if any value is not finite.
+    """The largest error of some rows of y [B, T, H, e], over all heads; infinite if any value is not finite.
 
-    Each row by itself: the first of a text is many times larger than the last, and would hide it.
+    The error is relative to each row: the first row of a text is many times larger than the last.
     """
     if not all_finite([y]):
         return math.inf
@@ -78,7 +78,7 @@ def exact_row(case: TensorCase, spec: AttentionSpec, b: int, t: int, *, causal: 
 
 
 def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor], *, causal: bool = True) -> Tensor:
-    """The parallel form of plain torch in float64, whatever program the library would choose."""
+    """The plain parallel form in float64, independent of the program that the library would choose."""
     q, k, v = (tensors[name].double() for name in "qkv")
     inputs = Inputs(q, k, v, {name: tensors[name].double() for name in spec.gates})
     scale = spec.kernel.default_scale(inputs.q.shape[3])
@@ -96,7 +96,7 @@ def plain_output(spec: AttentionSpec, tensors: dict[str, Tensor], *, causal: boo
 
 
 def piece_of(tensor: Tensor, tokens: int, kv_heads: int) -> Tensor:
-    """The first tokens of a few key-value heads and their queries, in memory of its own."""
+    """A copy of the first tokens of a few key-value heads and their queries."""
     heads = PIECE_ROWS * tensor.shape[2] // kv_heads
     return tensor.detach()[:PIECE_ROWS, :tokens, :heads].clone()
 
@@ -108,7 +108,7 @@ def errors_of_piece(
     *,
     causal: bool = True,
 ) -> dict[str, float]:
-    """Of the output and of every gradient, for the output's gradient `direction`."""
+    """Errors of the output and of every gradient, for the output's gradient `direction`."""
     spec = piece.spec
     found = _with_gradients(piece, direction, output)
     wide = piece.map(torch.Tensor.double)

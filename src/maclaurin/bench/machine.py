@@ -1,4 +1,4 @@
-"""Where a benchmark runs: the machine and how fast it copies and multiplies, the device, the tensors."""
+"""The setting of a benchmark: the machine, its speed at copies and matrix products, device, tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stamp() -> dict[str, Any]:
 
 
 def full_stamp() -> dict[str, Any]:
-    """The same with a digest of the code, as a commit may be dirty, and versions of the peers."""
+    """The same with a digest of the code, as the checkout may be dirty, and versions of the peers."""
     versions = {name: _version(name) for name in PACKAGES}
     cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {**stamp(), "code": code_version(), "versions": {**versions, **cuda}}
@@ -62,13 +62,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-#: bytes of the tensor that is copied, and the side of the matrices
+#: bytes of the copied tensor, and the size of the square matrices
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 MATMUL_SIDE = {"cuda": 8192, "cpu": 512}
 
 
 def measure_roofs(device: torch.device, dtype: torch.dtype, budget_ms: float) -> Roofs:
-    """Bytes read and written per second, and operations per second on random numbers."""
+    """Bytes read and written per second by a copy, and operations per second of a matrix product."""
     source = torch.ones(COPY_BYTES[device.type] // 4, device=device)
     goal = torch.empty_like(source)
     side = MATMUL_SIDE[device.type]
@@ -81,7 +81,7 @@ def measure_roofs(device: torch.device, dtype: torch.dtype, budget_ms: float) ->
     )
 
 
-#: milliseconds each number is measured for
+#: milliseconds to measure each number
 BUDGET_MS = 150.0
 QUICK_BUDGET_MS = 20.0
 
@@ -89,7 +89,7 @@ QUICK_BUDGET_MS = 20.0
 @final
 @dataclass(frozen=True)
 class Setting:
-    """bf16 on a GPU, fp32 on a CPU; full shapes on a GPU unless it is to be quick."""
+    """bf16 on a GPU, fp32 on a CPU; full shapes on a GPU unless the run is quick."""
 
     device: torch.device
     dtype: torch.dtype

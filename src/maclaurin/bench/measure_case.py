@@ -1,8 +1,8 @@
 """One case: the first call, the check against float64, and for a correct result times and memory.
 
 Calls are timed forward and with their gradients. A recurrent step is timed on several states that together
-outgrow the cache, as the rest of a model would have emptied it between two tokens. On a GPU it is also
-replayed as a CUDA graph, which is how a server runs it and where launching does not count.
+are larger than the cache, since the rest of a model would evict them between two tokens. On a GPU it is also
+replayed as a CUDA graph, as a server would run it, where launches do not count.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from maclaurin.testing.cases import TensorCase
 from maclaurin.testing.tolerances import relative_error
 
 OWN_NAME = "maclaurin"
-#: lengths of the piece whose gradients are checked: the first that takes the same program as the whole
+#: lengths of the part whose gradients are checked: the first that runs on the same program as the full case
 PIECE_TOKENS = (512, 2048, 8192)
 
 
 class CannotCheck(MaclaurinError):
-    """No piece of a case takes the program that the case takes, so its gradients cannot be judged."""
+    """No part of a case runs on the program of the full case, so its gradients cannot be checked."""
 
 
-#: folders before the last part of an absolute path: records are shared, and machines differ
+#: folders of an absolute path, which are removed: records are shared between machines
 _ABSOLUTE = re.compile(r"(?<!\S)/(?:[^\s/]+/)+([^\s/]*)")
 
 
 def reason_of(problem: Exception) -> str:
-    """An error in one line, files by their names alone."""
+    """An error in one line, with file names instead of paths."""
     if isinstance(problem, torch.OutOfMemoryError):
         return "out of memory"
     first = _ABSOLUTE.sub(r"\1", (str(problem).strip().splitlines() or [""])[0])
@@ -112,7 +112,7 @@ def measure_call(case: Case, setting: Setting) -> CaseRecord:
     record = planned_record(case, setting, chosen, work)
     try:
         return _raced(record, race, chosen)
-    except Exception as problem:  # the plan is known already, so it is recorded
+    except Exception as problem:  # the plan is already known, so it is recorded
         return failed(record, problem)
 
 
@@ -134,7 +134,7 @@ def _raced(record: CaseRecord, race: _Race, chosen: Plan) -> CaseRecord:
 
 
 def _lengths_of_pieces(chosen: Plan) -> list[int]:
-    """Long enough for several chunks where there are chunks, so that states between them are checked too."""
+    """Lengths of several chunks if there are chunks, so that states between them are checked too."""
     least = 4 * (chosen.chunk_size or 0) if chosen.form is Form.CHUNKED else 0
     return [tokens for tokens in PIECE_TOKENS if tokens >= min(least, PIECE_TOKENS[-1])]
 
@@ -150,7 +150,7 @@ class _Race:
     setting: Setting
 
     def plan_of(self, inputs: TensorCase, form: str) -> Plan:
-        """What `attention` does with such tensors."""
+        """The plan of `attention` for these tensors."""
         q, k, v = (inputs.tensors[name] for name in "qkv")
         return plan(q, k, v, inputs.spec, form=form, causal=self.case.causal)
 
@@ -161,7 +161,7 @@ class _Race:
         return Contender(OWN_NAME, lambda: self.inputs.output(**options), leaves, self.inputs.spec)
 
     def examine(self, contender: Contender) -> tuple[float, Errors]:
-        """Seconds of the first call with its gradients, and errors of some rows of its output."""
+        """Seconds of the first call with gradients, and errors of some rows of its output."""
         begun = time.perf_counter()
         y, *gradients = contender.forward_backward(self.direction)
         self.setting.wait()
@@ -174,7 +174,7 @@ class _Race:
         return seconds, Errors(errors)
 
     def errors_of_piece(self, chosen: Plan) -> dict[str, float]:
-        """Of output and gradients, on a piece that takes the same form and program."""
+        """Errors of output and gradients, on a part of the case that has the same form and program."""
         form, causal, kv_heads = chosen.form.value, self.case.causal, self.case.size.kv_heads
         for tokens in _lengths_of_pieces(chosen):
             piece = self.inputs.map(lambda t, n=tokens: piece_of(t, n, kv_heads))
@@ -195,7 +195,7 @@ class _Race:
         try:
             contender = make_peer(key, self.inputs)
             seconds, errors = self.examine(contender)
-        except Exception as problem:  # any error of a peer is recorded and stops nothing else
+        except Exception as problem:  # any error of a peer is recorded; everything else continues
             blank = dataclasses.replace(blank, note=reason_of(problem))
             free_memory(self.setting.device)
             return None, blank
@@ -299,7 +299,7 @@ def _step(token: TensorCase, state: State, form: str) -> Step:
 
 
 def _error_of_last(text: TensorCase, y: Tensor) -> float:
-    """Of the last token's output in the first and the last sequence."""
+    """The error of the last token's output in the first and the last sequence."""
     if not all_finite([y]):
         return math.inf
     sequences, last = sorted({0, y.shape[0] - 1}), text.length - 1
@@ -309,8 +309,8 @@ def _error_of_last(text: TensorCase, y: Tensor) -> float:
 def _as_graph(run: Callable[[], list[Step]]) -> Callable[[], object]:
     """Capture the steps; their outputs live as long as the graph that writes to them.
 
-    A step that synchronises with the device cannot be captured, and an attempt would break the process: it is
-    refused before.
+    A step that synchronises with the device cannot be captured, and an attempt would break the process: this
+    is an error before the attempt.
     """
     before = torch.cuda.current_stream()
     side = torch.cuda.Stream()

@@ -1,6 +1,6 @@
 """The programs we are compared with, each imported when it is needed.
 
-A peer declares what it computes, and is checked for that before it is timed.
+A peer declares what it computes; this is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class PeerMissing(MaclaurinError):
 @final
 @dataclass(frozen=True)
 class Contender:
-    """`call` gives y [B, T, H, e]; `leaves` are the tensors it is differentiated by.
+    """`call` returns y [B, T, H, e]; `leaves` are the tensors whose gradients are computed.
 
-    `means` is the spec its output must equal, None for a program that computes something of its own.
+    `means` is the spec that its output must equal; None for a program that computes a different function.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Contender:
     means: AttentionSpec | None
 
     def forward(self) -> Tensor:
-        """As in training: what the backward pass needs is kept."""
+        """The output, as in training: what the backward pass needs is kept."""
         return self.call()
 
     def forward_backward(self, direction: Tensor) -> list[Tensor]:
@@ -51,15 +51,15 @@ class Contender:
 
 
 def compiled_flex(case: TensorCase) -> Contender:
-    """FlexAttention compiled, as it is meant to be used."""
+    """Compiled FlexAttention, its intended use."""
     if case.tensors["q"].device.type != "cuda":
         raise PeerMissing("fused on GPUs only")
-    torch.compiler.reset()  # or compilations for earlier cases would count towards the limit on this one
+    torch.compiler.reset()  # else compilations of earlier cases would count towards the limit
     return flex_contender(case, torch.compile(flex_attention_of(case.spec), dynamic=False, fullgraph=True))
 
 
 def flex_contender(case: TensorCase, attend: Callable[..., Tensor]) -> Contender:
-    """On the tensors of a case, the forget gate among the leaves where there is one."""
+    """FlexAttention on the tensors of a case, with the forget gate among the leaves if there is one."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     q, k, v = (case.tensors[name].transpose(1, 2) for name in "qkv")
@@ -96,7 +96,7 @@ def _kernel_function(spec: AttentionSpec) -> str | None:
 def flex_attention_of(spec: AttentionSpec) -> Callable[..., Tensor]:
     """(q, k, v [B, H, T, ·], mask, L and a copy of it if it forgets) → softmax over its scores, times v.
 
-    A copy, since FlexAttention differentiates by a tensor only where it is indexed once.
+    The copy is needed because FlexAttention differentiates only a tensor that is indexed once.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -174,7 +174,7 @@ def _fused_chunk_based(case: TensorCase) -> Contender:
 
 
 def _power_retention(case: TensorCase) -> Contender:
-    """The second power alone, without the orders below: less work than ours, and another answer."""
+    """Only the second power, without the lower orders: less work than ours, and a different result."""
     attend = _function("retention", "power_retention")
     q, k, v = (case.tensors[name] for name in "qkv")
     scale = q.shape[3] ** -0.5
@@ -204,7 +204,7 @@ def _own_parallel(case: TensorCase) -> Contender:
 
 
 def _own(key: str, notation: str) -> Callable[[TensorCase], Contender]:
-    """Another spec of ours on the same queries, keys and values, causal."""
+    """Another of our specs on the same queries, keys and values, causal."""
 
     def make(case: TensorCase) -> Contender:
         q, k, v = (case.tensors[name] for name in "qkv")

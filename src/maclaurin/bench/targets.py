@@ -1,7 +1,7 @@
 """Targets of a case: a factor of a peer's time or memory, bytes, or a rate.
 
-Targets are for the full shapes on a GPU; elsewhere the same values are shown without a verdict. One in
-milliseconds is for an H200.
+Targets are for the full shapes on a GPU; elsewhere the same values are shown without a verdict. Targets in
+milliseconds are for an H200.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PEER_TITLES = {
 @final
 @dataclass(frozen=True)
 class Measured:
-    """The figures a verdict is made from."""
+    """The figures that a verdict depends on."""
 
     own: Figures
     peers: Mapping[str, Figures]
@@ -87,7 +87,7 @@ class Target(ABC):
         """The value to compare with the limit."""
 
     def judge(self, measured: Measured) -> Verdict:
-        """A case without a figure has missed its target; without the peer's figure there is no verdict."""
+        """The verdict: a case without a figure misses its target; without the peer's figure there is none."""
         reading = self.read(measured)
         reached = None
         if measured.is_comparable and reading.comparable:
@@ -103,8 +103,8 @@ class Target(ABC):
 class TimeAgainst(Target):
     """time ≤ factor × the peer's, in one run.
 
-    `earlier_ms` is what the peer took at this shape on an H200 before: it is used on an H200 that does not
-    have the peer, and the verdict says so.
+    `earlier_ms` is an earlier time of the peer at this shape on an H200. It is used on an H200 without the
+    peer, and the verdict says so.
     """
 
     factor: float
@@ -139,7 +139,7 @@ class TimeAgainst(Target):
 @final
 @dataclass(frozen=True)
 class TimeAtMost(Target):
-    """So many milliseconds on an H200, forward and backward together."""
+    """A limit in milliseconds on an H200, for forward and backward together."""
 
     most_ms: float
 
@@ -215,7 +215,7 @@ class MemoryAtMost(Target):
 @final
 @dataclass(frozen=True)
 class ShareOfCopy(Target):
-    """State bytes read and written per second over those of a device copy."""
+    """State bytes read and written per second, relative to a device copy."""
 
     is_least = True
     least: float

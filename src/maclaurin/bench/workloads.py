@@ -27,7 +27,7 @@ STATE_ITEM_BYTES = 4
 @final
 @dataclass(frozen=True)
 class Work:
-    """Of one forward pass."""
+    """Operations and bytes of one forward pass."""
 
     flops: float
     moved_bytes: float
@@ -39,7 +39,7 @@ class Work:
 
 
 def work_of_call(spec: AttentionSpec, form: str, size: Size, item_bytes: int) -> Work:
-    """The form decides between all pairs and a state."""
+    """The work of a call, over all pairs or through a state, depending on the form."""
     rows = size.batch * size.heads
     is_linear = spec.has_finite_state and form in ("chunked", "recurrent")
     flops = 2.0 * rows * _pairs(spec, size.tokens, is_linear) * (size.d + size.e)
@@ -134,7 +134,9 @@ def chosen_cases(cases: Iterable[Case], wanted: Iterable[str]) -> tuple[Case, ..
     cases, wanted = tuple(cases), tuple(wanted)
     for words in wanted:
         if not any(_matches(case, words) for case in cases):
-            raise InputError(f"no case is called {words!r}: maclaurin bench --list shows them all.")
+            raise InputError(
+                f"no case has {words!r} in its name or group: maclaurin bench --list lists all cases."
+            )
     return tuple(case for case in cases if not wanted or any(_matches(case, words) for words in wanted))
 
 
@@ -143,7 +145,7 @@ def _matches(case: Case, words: str) -> bool:
 
 
 def _times(factor: float, peer: str) -> tuple[Target, ...]:
-    """In each pass."""
+    """One target for each pass."""
     return tuple(TimeAgainst(factor, peer, which) for which in BOTH_PASSES)
 
 
@@ -163,7 +165,7 @@ def _exp_family() -> Iterable[Case]:
 
 
 def _score_mods(window: int) -> Iterable[Case]:
-    """exp over a window alone is written with a tail of weight zero."""
+    """exp with score_mods; a window alone is written with a tail of weight zero."""
     targets = (*_times(1.0, "flex"), FIRST_CALL)
     windowed = f"poly(0)+window({window})/sum"
     for size in _SHAPES:
@@ -185,7 +187,7 @@ def _quadratic() -> Iterable[Case]:
 
 
 def _order_one() -> Iterable[Case]:
-    """Every feature map under every denominator beside fla's program without either."""
+    """Every feature map under every denominator, beside fla's program, which has neither."""
     fla, group = "chunk_linear_attn", "order one"
     specs = ("linear(elu1)/sum", "linear(relu)/sum", "linear(cosine)/l2", "linear(elu1)")
     for size in (_USUAL, _LONG, _LONGEST):
@@ -200,7 +202,7 @@ def _order_one() -> Iterable[Case]:
 
 
 def _about_the_mean() -> Iterable[Case]:
-    """Beside the same polynomial about zero."""
+    """Polynomials about the mean, beside the same polynomial about zero."""
     mean, group, peer = "taylor(2,about=mean)", "about the mean", "about_zero"
     for size in (_SHORT, _USUAL, _LONG, _LONGEST):
         targets = (TimeAgainst(1.4, peer, "forward+backward"), FIRST_CALL)

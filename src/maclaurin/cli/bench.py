@@ -1,4 +1,4 @@
-"""`maclaurin bench`: speed and memory beside peers, of results that were checked first."""
+"""`maclaurin bench`: speed and memory beside peers; each result is checked before it is timed."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def bench(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Skip cases the file has of this machine and this code.")
+        bool, typer.Option("--resume", help="Skip cases the file already has for this machine and code.")
     ] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Begin no further case after so many minutes.")
+        float | None, typer.Option(min=0.0, help="Begin no further case after this many minutes.")
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Folder for figures (SVG) and table.md, made from the results.")
@@ -67,8 +67,8 @@ def bench(
 ) -> None:
     """Time and memory of every form beside its peers, in one run.
 
-    Each result is compared with float64 first; a wrong one gets no number. Results are on disk after every
-    case. Ends with 1 if a result was wrong or a case failed.
+    Each result is compared with float64 first; a wrong one is not timed. Results are written after every
+    case. Exits with 1 if a result was wrong or a case failed.
 
     [bold]Examples[/]
 
@@ -97,11 +97,11 @@ def bench(
 
 
 def _add_peers(folder: Path) -> None:
-    """Put a folder of unpacked wheels, and what wheels keep in their data folders, on the import path."""
+    """Put a folder of unpacked wheels, and their data folders, on the import path."""
     if not folder.is_dir():
         raise InputError(
-            f"--peers: {folder} is no folder. Download wheels with `pip download --no-deps` and unpack them "
-            "into one folder."
+            f"--peers: {folder} is not a folder. Download wheels with `pip download --no-deps` and unpack "
+            "them into one folder."
         )
     sys.path += [str(folder), *map(str, folder.glob("*.data/purelib"))]
 
@@ -170,15 +170,15 @@ def _end(ending: Ending, asked: set[str]) -> None:
     """Exit with 1 unless every chosen case was measured."""
     if ending.trouble:
         raise InputError(
-            f"the GPU cannot be used any more after the last case ({ending.trouble}); results so far are "
-            "kept. Run it again with --resume to continue with the next case."
+            f"the last case broke the GPU's context ({ending.trouble}), so no further case can run; "
+            "results so far are kept. Run the command again with --resume to continue with the next case."
         )
     if any(case.status != "measured" for case in ending.record.cases if case.name in asked):
         raise typer.Exit(1)
 
 
 def _default_file(setting: Setting) -> Path:
-    """A quick run on a GPU has a file of its own, so that it does not replace the full one."""
+    """A quick run on a GPU has its own file, so that it does not replace the full one."""
     if setting.device.type == "cpu":
         return RESULTS / "cpu_bench.json"
     return RESULTS / ("gpu_bench.json" if setting.full_shapes else "gpu_quick_bench.json")
@@ -213,7 +213,7 @@ def _draw(record: BenchRecord, folder: Path) -> None:
 
 
 def _require_plots(folder: Path) -> None:
-    """Raise before the work if nothing can be drawn."""
+    """Raise before any work if figures cannot be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
     require_writable_folder(folder, "--plots")

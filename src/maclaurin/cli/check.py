@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from maclaurin.testing.agreement import Agreement, ConvergencePoint
     from maclaurin.testing.cases import TensorCase
 
-#: states with more features are too large to be checked in seconds
+#: states with more features take too long to check
 MOST_FEATURES = 1100
-#: specs named in a note
+#: most specs named in a note
 MOST_NAMED = 4
 
 
@@ -40,13 +40,13 @@ def check(
     score_size: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Typical size of the scores. The series of exp needs higher orders for more."
+            min=0.0, help="Typical size of the scores. Larger scores need higher orders of the series."
         ),
     ] = 0.25,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random inputs.")] = 0,
     inputs: Annotated[
         Path | None,
-        typer.Option(help="A safetensors file with q, k, v (and gates) to check on instead of random ones."),
+        typer.Option(help="A safetensors file with q, k, v (and gates) to use instead of random ones."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The results as JSON.")] = False,
     plot: Annotated[
@@ -99,7 +99,7 @@ def _dtype(name: str) -> Any:
 
     known = {str(kind).removeprefix("torch."): kind for kind in TOLERANCE}
     if name not in known:
-        raise InputError(f"there is no dtype {name!r} here; known are {', '.join(known)}.")
+        raise InputError(f"unknown dtype {name!r}; use one of {', '.join(known)}.")
     return known[name]
 
 
@@ -110,7 +110,7 @@ def _tolerance(kind: Any) -> float:
 
 
 def _catalogue_specs(d: int) -> list[AttentionSpec]:
-    """All of them whose state stays small at this key size."""
+    """All entries whose state stays small at this key size."""
     specs = [entry.spec for entry in catalogue]
     return [s for s in specs if not s.has_finite_state or s.features(d) <= MOST_FEATURES]
 
@@ -191,7 +191,7 @@ def _print_tables(
         console.print(_series_table(points))
         console.print("A dash: no bound yet, since the row sum could vanish at this order.\n")
     if plot is not None:
-        console.print(f"drawn to {plot}", markup=False)
+        console.print(f"figure written to {plot}", markup=False)
     disagreeing = [row for row in rows if row.holds is False]
     compared = sum(row.holds is not None for row in rows)
     if disagreeing:
@@ -230,7 +230,7 @@ def _series_table(points: list[ConvergencePoint]) -> Table:
 
 
 def _notes(rows: list[Agreement]) -> dict[str, list[str]]:
-    """Note → the specs it is about."""
+    """Note → the specs that have it."""
     notes: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
@@ -239,7 +239,7 @@ def _notes(rows: list[Agreement]) -> dict[str, list[str]]:
 
 
 def _plain(note: str) -> str:
-    """What a note means for the user."""
+    """The note in words for the user."""
     if note.startswith("none: no finite state"):
         return "no recurrent form, since no finite state computes the kernel"
     return f"{note}; try a smaller --score-size" if note.startswith("no order") else note
@@ -256,13 +256,15 @@ def _number(value: float | None) -> str:
 
 
 def _require_plot(path: Path) -> None:
-    """Raise before the work if the figure cannot be drawn."""
+    """Raise before any work if the figure cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MaclaurinError("--plot needs matplotlib: pip install 'maclaurin[plot]'.") from None
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an ending'!r}.")
+        raise InputError(
+            f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an extension'!r}."
+        )
     require_writable_file(path, "--plot")
 
 

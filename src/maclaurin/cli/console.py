@@ -1,4 +1,4 @@
-"""What commands share: consoles for wide tables, a message while something loads, the device by its name."""
+"""Helpers of all commands: consoles for wide tables, a message while something loads, the device by name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.console import Console
 
 from maclaurin.errors import InputError
 
-#: shorter waits are not mentioned at the end
+#: the duration of shorter waits is not printed
 SECONDS = 2.0
 
 
 def table_console(width: int = 140) -> Console:
-    """The standard output; in a file or a pipe it is this wide, so that tables are not broken."""
+    """Standard output; in a file or a pipe it has this width, so that tables are not broken."""
     is_narrow = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=width if is_narrow else None)
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Print `text` on the standard error at once, and at the end how long it took."""
-    # bound to the present stream: loading a GGUF file redirects sys.stderr for a while
+    """Print `text` to standard error at once, and the duration at the end."""
+    # bound to the current stream: loading a GGUF file redirects sys.stderr for a while
     console = Console(file=sys.stderr, highlight=False)
     start = time.monotonic()
     if console.is_terminal:
@@ -40,7 +40,7 @@ def status(text: str) -> Iterator[None]:
 
 
 def device_named(name: str) -> str:
-    """The device, or an error that says why it cannot be used; auto is a GPU if there is one."""
+    """The device; raises if it cannot be used. auto is a GPU if there is one."""
     import torch
 
     if name == "auto":

@@ -33,41 +33,42 @@ def convert(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="Choose an attention for so many bytes: 25% of the original's, or 64MB."),
+        typer.Option(help="Choose an attention that fits these bytes: 25% of the original's, or 64MB."),
     ] = None,
     constant: Annotated[
-        str | None, typer.Option(help="The same for a memory that does not grow with the text: 32MB.")
+        str | None, typer.Option(help="The same, for a memory that does not grow with the text: 32MB.")
     ] = None,
-    at: Annotated[int, typer.Option(min=2, help="Length of the text that --memory is counted for.")] = 4096,
-    probe: Annotated[str, typer.Option(help="Measure heads by facts from so many tokens ago.")] = "256,1024",
-    probe_questions: Annotated[int, typer.Option(min=1, help="How many at each distance.")] = 12,
+    at: Annotated[int, typer.Option(min=2, help="Length of text at which --memory is counted.")] = 4096,
+    probe: Annotated[str, typer.Option(help="Measure heads on facts this many tokens back.")] = "256,1024",
+    probe_questions: Annotated[int, typer.Option(min=1, help="Questions at each distance.")] = 12,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what each memory would buy, and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the plans and what each costs; write nothing.")
     ] = False,
     attention: Annotated[
-        str | None, typer.Option("--attention", "-a", help="Name it yourself: notation or catalogue name.")
+        str | None,
+        typer.Option("--attention", "-a", help="Use this attention: a notation or catalogue name."),
     ] = None,
     layers: Annotated[str | None, typer.Option(help="Only these layers: 0-4,7 or -1.")] = None,
     keep_sharp: Annotated[
         Path | None,
-        typer.Option(help="inspection.json of 'maclaurin inspect': its sharpest layers stay as they are."),
+        typer.Option(help="inspection.json of 'maclaurin inspect': the sharpest layers stay unchanged."),
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="With --keep-sharp: how many layers count as sharp.")] = 4,
     sharp_attention: Annotated[
-        str | None, typer.Option(help="What sharp layers get instead, such as a longer window.")
+        str | None, typer.Option(help="Attention for the sharp layers, such as a longer window.")
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Sample text to calibrate and measure on; by default what stdlib runs test on."),
+        typer.Option(help="Text to calibrate and measure on; by default the test documents of stdlib."),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Measure perplexity at these lengths.")] = "1024",
     sample_tokens: Annotated[
-        int, typer.Option(min=2, help="Measure perplexity on about so many tokens at each length.")
+        int, typer.Option(min=2, help="Approximate number of tokens for perplexity at each length.")
     ] = 2048,
     recall: Annotated[
-        str | None, typer.Option(help="Also ask for facts from so many tokens ago: 256,1024.")
+        str | None, typer.Option(help="Also measure recall of facts this many tokens back: 256,1024.")
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: how many.")] = 200,
+    questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: number of questions.")] = 200,
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
     kl_steps: Annotated[
         int, typer.Option(min=0, help="Recovery: steps of matching the original's predictions (KL).")
@@ -86,9 +87,9 @@ def convert(
         bool, typer.Option("--resume", help="Continue a conversion or recovery that was stopped.")
     ] = False,
 ) -> None:
-    """Give a pretrained model a smaller memory, or another attention; train it back if asked to.
+    """Give a pretrained model a smaller memory or another attention, and optionally train it to recover.
 
-    With --memory or --constant every key-value head is measured; those that remember keep more.
+    With --memory or --constant every key-value head is measured; heads that remember keep more.
 
     The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
@@ -106,10 +107,10 @@ def convert(
     if sum(given is not None for given in (attention, memory, constant)) != 1:
         raise InputError("give one of --memory (25%, 64MB), --constant (32MB) and --attention (a notation).")
     if out is None and not dry_run:
-        raise InputError("--out names the folder to write; leave it out with --dry-run alone.")
+        raise InputError("--out is missing: give the folder to write. Only --dry-run needs none.")
     if dry_run and attention is not None:
         raise InputError(
-            "--dry-run shows what --memory or --constant would buy; --attention decides by itself."
+            "--dry-run prints the plans of --memory or --constant; --attention leaves nothing to choose."
         )
     with requires_extra("models", "transformers", "safetensors"):
         from maclaurin.conversion.recover import Recovery
@@ -173,10 +174,10 @@ def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, r
 
 
 def _print_plans(chosen: Chosen) -> None:
-    """Every plan with what it takes and costs; the one taken first."""
+    """Every plan with its bytes and its cost; the chosen one first."""
     console, decision = Console(highlight=False), chosen.decision
     console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
-    table = Table(title="what the bytes buy, on calibration text and questions", title_justify="left")
+    table = Table(title="plans, measured on calibration text and questions", title_justify="left")
     for column in ("", "bytes", "share", "perplexity", "log-odds"):
         table.add_column(column, justify="right")
     table.add_column("heads and their memory")
@@ -201,7 +202,7 @@ def _print_plans(chosen: Chosen) -> None:
 
 
 def _print_heads(chosen: Chosen) -> None:
-    """How much each head remembers, and which keep more than the others."""
+    """How much each head remembers, and which heads keep more keys."""
     plan, score = chosen.decision.best.plan, chosen.heads.score
     top = set(chosen.heads.ranking[: plan.top])
     console, table = Console(highlight=False), Table()
@@ -247,7 +248,7 @@ def _convert(
 
 
 def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
-    """What the conversion in this folder was measured on; None where it does not say."""
+    """The sample that the conversion in this folder was measured on; None if not recorded."""
     file = out / "conversion.json"
     if not file.is_file():
         raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
@@ -277,7 +278,7 @@ def _inspected(file: Path) -> Inspection:
 
 
 def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
-    """The sharpest layers; the inspection must be of this model."""
+    """The sharpest layers; raises if the inspection is of another model."""
     from maclaurin.inspection import layers_to_keep
     from maclaurin.models.cache import weights_fingerprint
 
@@ -325,13 +326,16 @@ def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
     Console().print(table)
 
 
-_TITLES = {"perplexity": "perplexity on sample text", "recall": "facts recalled from so many tokens ago"}
+_TITLES = {
+    "perplexity": "perplexity on sample text",
+    "recall": "share of facts recalled, by distance in tokens",
+}
 
 
 def _print(conversion: Conversion, out: Path) -> None:
     console = Console(highlight=False)
     changed = len(conversion.choice.changed)
-    console.print(f"{changed} of {len(conversion.choice.attention)} layers swapped; {out}", markup=False)
+    console.print(f"{changed} of {len(conversion.choice.attention)} layers converted; {out}", markup=False)
     console.print(_memory(conversion.memory), soft_wrap=True)
     for kind, gaps in conversion.gaps.items():
         table = Table(title=_TITLES[kind], title_justify="left")
@@ -344,7 +348,7 @@ def _print(conversion: Conversion, out: Path) -> None:
 
 
 def _memory(memory: Memory) -> str:
-    """What the caches take, in one line."""
+    """The size of the caches, in one line."""
     end = f"; smaller from {memory.even_at:,} tokens on" if memory.even_at else ""
     return (
         f"cache: {_bytes(memory.state_bytes, memory.bytes_per_token)}; the original's: "
@@ -373,5 +377,5 @@ def _numbers(option: str, text: str | None) -> list[int]:
             f"{option} takes whole numbers between commas, such as 1024,4096; got {text!r}."
         ) from None
     if values and min(values) < 2:
-        raise InputError(f"{option} takes numbers of tokens, two at least; got {min(values)}.")
+        raise InputError(f"{option} takes numbers of tokens, at least 2; got {min(values)}.")
     return values

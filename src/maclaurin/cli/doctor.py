@@ -1,4 +1,4 @@
-"""`maclaurin doctor`: what this machine offers, and whether every program is right on it."""
+"""`maclaurin doctor`: versions, devices, and whether every program computes correctly on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doctor(
 ) -> None:
     """Show versions and the device, then check every program against float64, gradients included.
 
-    It takes less than two minutes. Exits with 1 if a program is wrong here.
+    It takes less than two minutes. Exits with 1 if a program is wrong on this machine.
 
     [bold]Examples[/]
 
@@ -109,23 +109,23 @@ def _cell(finding: Finding | None) -> str:
 
 
 def _advice(findings: list[Finding], device: torch.device) -> list[str]:
-    """One line if all is well; else what to do about each program."""
+    """One line if all checks pass; else what to do about each program."""
     wrong: dict[str, list[Finding]] = {}
     for finding in findings:
         if not finding.is_right:
             wrong.setdefault(finding.program, []).append(finding)
     if not wrong:
-        return [f"[bold green]all {len(findings)} checks are right on {device}[/]"]
+        return [f"[bold green]all {len(findings)} checks pass on {device}[/]"]
     lines = []
     for program, found in wrong.items():
         problems = {f.problem for f in found if f.problem}
-        what = "; ".join(sorted(problems)) or "computes wrongly"
+        what = "; ".join(sorted(problems)) or "gives wrong results"
         where = ", ".join(f"{f.spec} in {f.dtype}{_amount(f)}" for f in found)
         lines.append(f"[bold red]{program}[/] {what} ({where}).")
     names = ",".join(wrong)
     lines += [
         "Errors above the limit mean that outputs or gradients of training are wrong on this machine.",
-        f'Leave these programs out, with MACLAURIN_WITHOUT="{names}" in the environment, or install another '
+        f'Disable these programs with MACLAURIN_WITHOUT="{names}" in the environment, or install another '
         "version of triton; then run maclaurin doctor again. Please report it with this output.",
     ]
     return lines

@@ -1,4 +1,4 @@
-"""`maclaurin eval`: ask a model tasks of our own, or of lm-evaluation-harness."""
+"""`maclaurin eval`: run our own tasks, or those of lm-evaluation-harness, on a model."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def eval_(
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", "-t", help="Names of tasks or groups, with commas or repeated; see --list."),
+        typer.Option("--tasks", "-t", help="Tasks or groups, separated by commas or repeated; see --list."),
     ] = None,
     attention: Annotated[
         list[str] | None,
-        typer.Option(help="Notation to run the model with instead of its own; repeat for one per layer."),
+        typer.Option(help="Replace the model's attention by this notation; repeat for one per layer."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -44,14 +44,15 @@ def eval_(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Text file whose sentences our tasks hide facts in; part of a novel by default."),
+        typer.Option(help="Text file in which our tasks hide facts; part of a novel by default."),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Items of each task; by default 200 of ours, all of the harness's."),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens the model reads at most; as its config says by default.")
+        int | None,
+        typer.Option(min=2, help="Maximum number of tokens the model reads; by default as in its config."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "auto",
     seed: Annotated[
@@ -63,16 +64,16 @@ def eval_(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Replace --out.")] = False,
     harness: Annotated[
-        bool, typer.Option("--harness", help="Ask our own tasks through lm-evaluation-harness.")
+        bool, typer.Option("--harness", help="Run our own tasks through lm-evaluation-harness.")
     ] = False,
     include_path: Annotated[
         list[Path] | None,
-        typer.Option(help="Harness: folder with task files (YAML) of your own; may be repeated."),
+        typer.Option(help="Harness: folder with your own task files (YAML); may be repeated."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Harness: texts at once.")] = 4,
     list_tasks: Annotated[bool, typer.Option("--list", help="Only list our tasks and local ones.")] = False,
 ) -> None:
-    """Downstream tasks: recall and needles at any length, cloze, perplexity, and those of the harness.
+    """Run downstream tasks: recall and needles at any length, cloze, perplexity, and tasks of the harness.
 
     Our tasks are named maclaurin_… and need neither network nor harness.
 
@@ -126,18 +127,18 @@ def eval_(
 
 
 def _require_harness(others: list[str]) -> None:
-    """Raise before any work if the harness is missing; it is not loaded yet."""
+    """Raise before any work if the harness is missing; this does not load it."""
     from maclaurin.evaluation.eval_task import PREFIX, members
 
     for name in others:
         if name.startswith(PREFIX):
-            members(name)  # raises with names close to it
+            members(name)  # raises and suggests similar names
     with requires_extra("eval", *_HARNESS):
         for module in _HARNESS:
             if importlib.util.find_spec(module) is None:
                 raise ModuleNotFoundError(name=module)
     if others and not hub_is_reachable():
-        # before its libraries are imported: they would try the hub six times for each file
+        # set before its libraries are imported: else they try the hub six times for each file
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
@@ -167,7 +168,7 @@ def _print_list(folders: list[Path]) -> None:
     console.print(table)
     console.print(
         "N is a number of tokens (of words for induction). With _exact at the end, as in\n"
-        "maclaurin_recall_256_exact, the answer is written instead of chosen. Groups:\n"
+        "maclaurin_recall_256_exact, the model writes the answer instead of choosing it. Groups:\n"
     )
     for name, tasks in groups().items():
         console.print(f"[bold]{name}[/]: {_short(tasks)}", soft_wrap=True)
@@ -204,7 +205,7 @@ def _print_results(results: Results) -> None:
 
 
 def _table(results: Results) -> Table:
-    """Without the columns that are empty."""
+    """The table without empty columns."""
     titles = ("task", "items", "metric", "value \\[95 %]", "chance", "distance")
     rows = [row for result in results.tasks.values() for row in _rows(result)]
     for name, metrics in results.groups.items():
@@ -243,7 +244,7 @@ def _print_warnings(console: Console, result: TaskResult, max_length: int) -> No
         )
     if result.broken:
         console.print(
-            f"{result.task}: the model's output is not a number for {result.broken} questions; they count as "
+            f"{result.task}: the model's output is not finite for {result.broken} questions; they count as "
             "wrong.",
             soft_wrap=True,
         )

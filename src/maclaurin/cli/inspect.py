@@ -30,13 +30,13 @@ def inspect(
         ),
     ],
     text: Annotated[Path, typer.Option(help="Text file for the model to read, UTF-8.", show_default=False)],
-    tokens: Annotated[int, typer.Option(min=0, help="Tokens of it to read; 0 for all.")] = 512,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens of the text to read; 0 for all.")] = 512,
     context: Annotated[
         int | None,
         typer.Option(min=2, help="Tokens read at a time [dim]\\[the model's length, at most 1024][/]."),
     ] = None,
     orders: Annotated[str, typer.Option(help="Orders to try on the whole model.")] = "1,2,4,6,8,12,16,24,32",
-    windows: Annotated[str, typer.Option(help="Windows to try on it, or none.")] = "32,64,128",
+    windows: Annotated[str, typer.Option(help="Windows to try on the whole model, or none.")] = "32,64,128",
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay exact beside a window.")] = 1,
     tolerance: Annotated[float, typer.Option(help="Error of a head's output that counts as small.")] = 0.01,
     weights: Annotated[
@@ -45,7 +45,7 @@ def inspect(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Instead of the model's own or its run's: a folder, a tokenizer.json, a name, or bytes."
+            help="A folder, a tokenizer.json, a name, or bytes; by default the model's own or its run's."
         ),
     ] = None,
     out: Annotated[
@@ -57,8 +57,8 @@ def inspect(
 ) -> None:
     """Look inside a pretrained model: scores, orders, sinks and ranks of every head.
 
-    Also perplexity with exp cut off at each order, with and without a window. Writes inspection.json and
-    index.html (works offline). An interrupted inspection continues when the command is run again.
+    Also measures perplexity with exp truncated at each order, with and without a window. Writes
+    inspection.json and index.html (works offline). Run again to continue an interrupted inspection.
 
     [bold]Examples[/]
 

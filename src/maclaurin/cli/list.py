@@ -21,9 +21,9 @@ def list_entries(
         list[str] | None,
         typer.Argument(help="Only entries with these words in name, notation or source."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything about them as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the full entries as JSON.")] = False,
 ) -> None:
-    """Every published variant under its short name, with its notation and source.
+    """List the published variants: short name, notation and source.
 
     [bold]Examples[/]
 
@@ -58,7 +58,7 @@ _COLUMNS = (
 
 
 def _table(entries: list[Entry], width: int) -> Table:
-    """Names and notations are never broken; what a narrow terminal has no space for is left out."""
+    """Names and notations are never broken; columns that do not fit a narrow terminal are left out."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     shown = [place for place, (_, narrowest) in enumerate(_COLUMNS) if width >= narrowest]
     for place in shown:

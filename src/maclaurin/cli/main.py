@@ -30,7 +30,7 @@ from maclaurin.extensions import load_entry_points, load_named
 
 
 class _ImportAnywhere(TyperGroup):
-    """`--import NAME` may stand before or after the command."""
+    """Accepts `--import NAME` before or after the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -91,8 +91,8 @@ def _main(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Module or .py file that defines parts of your own; before or after the command, also "
-            "several times.",
+            help="Module or .py file that defines your own parts; before or after the command, may be "
+            "repeated.",
         ),
     ] = None,
 ) -> None:
@@ -101,7 +101,7 @@ def _main(
 
 
 def main() -> None:
-    """Run a command; an error of ours is one message and exit code 2, not a traceback."""
+    """Run a command; a MaclaurinError prints one message and exits with 2, without a traceback."""
     try:
         app()
     except MaclaurinError as problem:
@@ -109,6 +109,6 @@ def main() -> None:
         console.print("[bold red]error:[/] ", end="")
         console.print(str(problem), markup=False, soft_wrap=True)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output, such as head, has left
+    except BrokenPipeError:  # the reader of our output, such as head, has exited
         sys.stderr.close()
         sys.exit(141)

@@ -1,4 +1,4 @@
-"""`maclaurin report RUNS…`: what the runs of a study say."""
+"""`maclaurin report RUNS…`: the report of one or several studies."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def report(
             "--out", "-o", help="Folder for the report; 'report' beside the first study by default."
         ),
     ] = None,
-    pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Figures as PDF beside SVG.")] = True,
+    pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Write figures as PDF too.")] = True,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
 ) -> None:
-    """Tables, figures and one self-contained page from the records of studies.
+    """Write tables, figures and one self-contained page from the records of studies.
 
     Writes index.html (works offline), runs.csv, summary.csv, tables.md, and figures/ as SVG and PDF.
-    A study that is still running gives a page too. Claims are those of the study.py as it is now.
+    It also works while a study is running. Claims are read from the current study.py.
 
     [bold]Examples[/]
 

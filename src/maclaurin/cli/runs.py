@@ -1,4 +1,4 @@
-"""`maclaurin runs`: the training runs in folders, as a table; a few of them side by side."""
+"""`maclaurin runs`: a table of training runs, or a comparison of a few."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ MOST_COMPARED = 6
 
 def runs(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of runs, or folders that hold some; runs by default.")
+        list[Path] | None,
+        typer.Argument(help="Folders of runs, or folders that contain runs; runs/ by default."),
     ] = None,
     sort: Annotated[str, typer.Option(help="newest, or a number such as loss.")] = "newest",
 ) -> None:
-    """List training runs, of `maclaurin train`, of sweeps and of the pool of studies.
+    """List the training runs of `maclaurin train`, of sweeps and of the pool of studies.
 
-    Up to six folders of single runs are compared: the settings that differ, and the numbers of each.
+    Up to six single runs are compared: the settings that differ, and the numbers of each run.
 
     [bold]Examples[/]
 

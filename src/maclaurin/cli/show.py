@@ -20,7 +20,7 @@ def show(
     spec: Annotated[str, typer.Argument(help="A notation such as 'taylor(2)/sum', or a name such as based.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """One spec: its formula, its recurrence, its state, its forms, and what cancels in it.
+    """Show one spec: its formula, recurrence, state and forms, and the parts that cancel.
 
     [bold]Examples[/]
 
@@ -55,7 +55,7 @@ def _paragraphs(spec: AttentionSpec, entries: list[Entry]) -> list[tuple[str, st
     ]
     if spec.denominator is not None:
         answer = (
-            "can vanish; a row where it does gives 0" if spec.denominator_can_vanish else "never vanishes"
+            "can vanish; the output of such a row is 0" if spec.denominator_can_vanish else "never vanishes"
         )
         paragraphs.append(("denominator", answer))
     if spec.cancelled_parts:

@@ -38,7 +38,7 @@ class _RunByDefault(TyperGroup):
 
 
 class _SeveralWords(TyperCommand):
-    """`--only a b c` takes all words up to the next option: none of them is read as the study's name."""
+    """`--only a b c` takes all words up to the next option; none of them is the study's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         read: list[str] = []
@@ -69,45 +69,48 @@ def run_study(
     name: Annotated[str, typer.Argument(help="A name, or the path of a study.py or its folder.")] = "mini",
     show_list: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only cells of this name or notation, and the baseline.")
+        list[str] | None, typer.Option(help="Only cells with this name or notation, and the baseline.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="Times the steps of every run: 0.5x, 2x.")] = "1x",
+    budget: Annotated[str, typer.Option(help="Factor for the steps of every run: 0.5x, 2x.")] = "1x",
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Seeds per cell: the study's own, then more. Adds to a finished one."),
+        typer.Option(min=1, help="Seeds per cell: the study's own, then more. Can extend a finished study."),
     ] = None,
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="Choose the learning rates again; keeps tuned.json beside study.py."),
+        typer.Option("--tune", help="Choose the learning rates again; writes tuned.json beside study.py."),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Folder of the study; runs/NAME by default, another for a part of it."
+            "--out", "-o", help="Folder of the study; runs/NAME by default, another for a partial study."
         ),
     ] = None,
     pool: Annotated[
         Path | None, typer.Option(help="Folder of runs shared between studies; OUT/../pool by default.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once; the cores on a CPU, one per GPU by default.")
+        int | None, typer.Option(min=1, help="Runs at once; by default one per core on a CPU, one per GPU.")
     ] = None,
     executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
-    ray_address: Annotated[str | None, typer.Option(help="Of a Ray cluster; else $RAY_ADDRESS.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; $RAY_ADDRESS by default.")
+    ] = None,
     slurm: Annotated[
         str | None, typer.Option(help='Options of submitit: "partition=gpu,timeout_min=600".')
     ] = None,
     torchrun: Annotated[
         str | None, typer.Option(help='Train each run through torchrun: "--nproc-per-node 8".')
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda, whatever the study says.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; overrides the study.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what the runs would take, and which are done.")
+        bool, typer.Option("--dry-run", help="Only print what the runs would cost, and which are done.")
     ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Every run for 5 steps at tiny width, to see that it starts.")
+        bool,
+        typer.Option("--smoke", help="Train every run for 5 steps at tiny width, to check that it starts."),
     ] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="Do diverged and crashed runs again.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run diverged and crashed runs again.")] = False,
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep weights and checkpoints of the runs.")
     ] = False,
@@ -230,7 +233,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
     console = table_console()
     console.print(table)
     for task in dict.fromkeys(task for record in found.plan.values() for task in record.run.tasks):
-        console.print(f"at the end models are asked {task.name}: {task.items} items, seed {task.seed}")
+        console.print(f"at the end of each run, the task {task.name}: {task.items} items, seed {task.seed}")
     console.print(
         f"left to do: {len(left)} runs, {sum(cost.tokens for cost in left):,} tokens, "
         f"{sum(cost.flops for cost in left):.2e} FLOP, about "
@@ -240,8 +243,8 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
     )
     if found.tuning_runs:
         console.print(
-            f"before that, at least {found.tuning_runs} runs to choose learning rates, which are not "
-            "known for all cells",
+            f"before that, at least {found.tuning_runs} runs to choose learning rates: some cells have "
+            "none yet",
             soft_wrap=True,
         )
     if torchrun is not None:
@@ -249,7 +252,7 @@ def _print_plan(found: Prepared, torchrun: str | None) -> None:
 
 
 def _done(plan: Plan, pool: Pool) -> dict[Any, str]:
-    """Label → status of the runs whose result is in the pool; fingerprints of data are not compared."""
+    """Label → status of runs with a result in the pool; fingerprints of data are not compared."""
     known = {}
     for entry in pool.entries():
         record = entry.record()
@@ -298,7 +301,7 @@ def _print_ending(ending: Ending) -> None:
 
 
 def _reason(message: str | None) -> str:
-    """The most useful line of a message: our own error, or how the process ended and its last line."""
+    """The most useful line of a message: our own error, or the exit of the process and its last line."""
     lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     if errors:
@@ -317,7 +320,7 @@ def _print_how_to_go_on(out: Path | None) -> None:
 
 
 def _write_report(out: Path) -> None:
-    """Write the page beside the records; without the extra, print how to install it."""
+    """Write the page beside the records; if the extra is missing, print how to install it."""
     console = Console(highlight=False)
     try:
         from maclaurin.report import write_report
@@ -336,7 +339,7 @@ def _write_report(out: Path) -> None:
 @study_app.command("diff")
 def diff_studies(
     before: Annotated[Path, typer.Argument(help="Folder or records.json of a study.")],
-    after: Annotated[Path, typer.Argument(help="Another, or the same study run again.")],
+    after: Annotated[Path, typer.Argument(help="Another study, or the same one run again.")],
 ) -> None:
     """Compare two studies cell by cell: means over seeds, and the settings that differ.
 
@@ -379,9 +382,9 @@ def clean_pool(
         bool, typer.Option("--models", help="Delete weights and checkpoints of runs that have a result.")
     ] = False,
     unused: Annotated[
-        bool, typer.Option("--unused", help="Delete runs that no study beside the pool refers to.")
+        bool, typer.Option("--unused", help="Delete runs that no study beside the pool uses.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Show what the pool holds and how much space it takes; delete what you choose.
 

@@ -1,4 +1,4 @@
-"""`maclaurin sweep`: the same short run at several learning rates."""
+"""`maclaurin sweep`: one short run at several learning rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maclaurin.files import write_json
 
 
 def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
-    """Find a learning rate: the same run at several, each resumable; the best has the least validation loss.
+    """Find a learning rate: train the same run at several rates and compare their validation losses.
 
     [bold]Examples[/]
 
@@ -45,7 +45,7 @@ def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
     console.print(table)
     if best is not None and len(values) > 1 and best in (min(values), max(values)):
         further = best / 2 if best == min(values) else best * 2
-        console.print(f"the best rate lies on the edge of what was tried: try {further:g} too.")
+        console.print(f"the best rate is at the edge of those that were tried: try {further:g} too.")
     write_json(out / "sweep.json", {"losses": {f"{k:g}": v for k, v in losses.items()}, "best": best})
 
 
@@ -53,14 +53,16 @@ def _rate(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InputError(f"--rates takes numbers between commas, such as 3e-4,1e-3; got {text!r}.") from None
+        raise InputError(
+            f"--rates takes numbers separated by commas, such as 3e-4,1e-3; got {text!r}."
+        ) from None
     if value <= 0:
         raise InputError(f"a learning rate must be positive, got {text}.")
     return value
 
 
 def _validation_loss(config: Any, folder: Path) -> float | str:
-    """The final validation loss of one run, trained now or before; 'diverged' is a result too."""
+    """The final validation loss of one run, trained now or earlier, or a text if it diverged."""
     with requires_extra("models", "transformers"):
         from maclaurin.training.optimizer_step import Diverged
         from maclaurin.training.trainer import train
@@ -80,6 +82,6 @@ def make_sweep() -> Any:
     """The command, with its options."""
     own = {
         "out": Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs.")],
-        "rates": Annotated[str, typer.Option(help="Learning rates between commas.")],
+        "rates": Annotated[str, typer.Option(help="Learning rates, separated by commas.")],
     }
     return with_config_options(_sweep, own, {"out": Path("runs/sweep"), "rates": "5e-4,1e-3,2e-3,4e-3"})

@@ -32,7 +32,7 @@ def _own_options() -> dict[str, Any]:
             typer.Option("--resume", help="Continue the run in --out from its last checkpoint."),
         ],
         "dry_run": Annotated[
-            bool, typer.Option("--dry-run", help="Print parameters, memory and time, and train nothing.")
+            bool, typer.Option("--dry-run", help="Print parameters, memory and time; train nothing.")
         ],
     }
 
@@ -64,7 +64,7 @@ def with_config_options(
 ) -> Callable[..., None]:
     """The command with one option for each setting of a run, made from the fields of TrainConfig.
 
-    Options that are not given stay None, so that those of a file or a preset hold.
+    Options that are not given stay None, so that those of a file or a preset apply.
     """
     from maclaurin.training.config import TrainConfig
 
@@ -99,7 +99,7 @@ def with_config_options(
 
 
 def _shown(default: Any) -> str:
-    """The default, for the end of a help text; nothing if there is none."""
+    """The default, for the end of a help text; empty if there is none."""
     if default is None or default == ():
         return ""
     if isinstance(default, bool):
@@ -114,7 +114,7 @@ def _train(
 ) -> None:
     """Train a language model with any attention spec.
 
-    The folder --out receives settings, a record of every step, checkpoints
+    The folder --out gets the settings, a record of every step, checkpoints
     and the trained model. A run that was stopped or killed continues with
     --resume, which takes its settings from that folder.
 
@@ -144,7 +144,7 @@ def _train(
 
 @contextmanager
 def _naming_imports(out: Path, resume: bool) -> Iterator[None]:
-    """A resumed run whose parts are not known here names the files that define them."""
+    """If a resumed run uses parts that are not registered, the error names the files that define them."""
     try:
         yield
     except SpecError as problem:
@@ -154,9 +154,7 @@ def _naming_imports(out: Path, resume: bool) -> Iterator[None]:
         if not imports:
             raise
         options = " ".join(f"--import {name}" for name in imports)
-        raise InputError(
-            f"{problem}\nThe run in {out} was begun with parts of your own: add {options}."
-        ) from None
+        raise InputError(f"{problem}\nThe run in {out} uses your own parts: add {options}.") from None
 
 
 def _settings_in(out: Path) -> Values | None:

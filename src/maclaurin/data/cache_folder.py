@@ -1,4 +1,4 @@
-"""The cache folder (tokens, trained tokenizers, notes about corpora), and the fingerprints it is keyed by."""
+"""The cache folder (tokens, trained tokenizers, notes about corpora), and the fingerprints for its keys."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Cache:
 
 
 REMEMBERED_FROM = 16 << 20
-"""Files of at least this many bytes are not read again while size, time and inode stay the same."""
+"""Files of at least this many bytes are not hashed again while size, time and inode stay the same."""
 
 
 def digest(plain: Any) -> str:
-    """sha256 of plain data (numbers, strings, lists, dicts) in one canonical spelling, in hex."""
+    """sha256 of plain data (numbers, strings, lists, dicts) in its canonical spelling, in hex."""
     spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(spelling.encode()).hexdigest()
 

@@ -1,6 +1,6 @@
 """A corpus: documents in a fixed order under a fingerprint, read one at a time.
 
-Python's standard library is one that every machine has.
+Python's standard library is a corpus that every machine has.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from maclaurin.errors import DataError
 
 
 class Document(NamedTuple):
-    """A text, and the share of the corpus that has been read with it (None: unknown)."""
+    """A text, and the share of the corpus read up to its end (None: unknown)."""
 
     text: str
     progress: float | None
 
     @classmethod
     def of(cls, text: str, progress: float | None) -> Document:
-        """A document that every tokenizer accepts: lone surrogates, which are no text, become '?'."""
+        """A document that every tokenizer accepts: lone surrogates, which are not valid text, become '?'."""
         return cls(text.encode("utf-8", "replace").decode("utf-8"), progress)
 
 
@@ -90,7 +90,7 @@ class StandardLibrary(Corpus):
     """
 
     with_tests: bool = False
-    folder: Path | None = None  # None: that of the running Python
+    folder: Path | None = None  # None: the library of the running Python
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ class StandardLibrary(Corpus):
         if not paths:
             raise DataError(
                 f"the standard library at {folder} has no .py files (is it an archive?). "
-                "Use text of your own: data=/path/to/files."
+                "Use your own text: data=/path/to/files."
             )
         return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 

@@ -1,4 +1,4 @@
-"""The configuration of a run's data, and the source it describes. What a user may write:
+"""The configuration of a run's data, and the source it describes. Accepted texts:
 
 stdlib | stdlib:tests | path[:field] | hf:NAME[:CONFIG][@SPLIT] | fineweb | slimpajama | pile
 mqar:pairs=8,vocab=256 | induction | copy | state | parity
@@ -39,10 +39,10 @@ class DataConfig:
     rows                 packed: documents one after the other, cut to length;
                          documents: one document per row, cut at length and padded (as in the paper)
     cross_documents      whether attention may cross documents of a row; False fills Batch.documents
-    validation_fraction  share of documents, by their hash, for evaluation during training and for choosing
-    test_fraction        share of documents, by their hash, for the final number only
+    validation_fraction  share of documents, by their hash, for evaluation during training and for choices
+    test_fraction        share of documents, by their hash, for the final evaluation only
     seed                 order of the training rows, content of tasks
-    limit_documents      only the first so many documents of the corpus
+    limit_documents      use only this many first documents of the corpus
     cache                folder for tokens and tokenizers; None: $MACLAURIN_CACHE or ~/.cache/maclaurin
     """
 
@@ -59,12 +59,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if not self.data:
-            raise DataError("data is empty; data=stdlib works on every machine.")
+            raise DataError("data is empty: name a source of data; data=stdlib works on every machine.")
         if self.length < 1:
             raise DataError(f"length={self.length} leaves no token in a row. Use length=1 or more.")
         if self.rows not in LAYOUTS:
             raise DataError(
-                f"rows={self.rows!r} is not a layout of rows; known are {' and '.join(LAYOUTS)}."
+                f"rows={self.rows!r} is not a layout of rows; layouts are {' and '.join(LAYOUTS)}."
                 f"{did_you_mean(self.rows, LAYOUTS)}"
             )
         if not self.validation_fraction > 0:

@@ -93,7 +93,7 @@ class HubDataset(Corpus):
                 f"the Hugging Face hub has no data set {self.path!r}, or you have no access to it. "
                 "Check the name; for a private or gated one, log in with `hf auth login`."
             ) from None
-        except Exception as problem:  # the client of the hub passes errors of several HTTP libraries on
+        except Exception as problem:  # the hub's client passes on errors of several HTTP libraries
             raise self._unreachable(problem) from problem
 
     def _stream(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Random orders and random numbers that are functions of an index: nothing is stored, any row comes first.
+"""Random orders and random numbers as functions of an index: nothing is stored, rows are read in any order.
 
 An order (`Permutation`): a Feistel network permutes the 4^h numbers (l, r) of 2h bits, whatever its round
 function F is:
@@ -9,7 +9,7 @@ Numbers that fall outside 0 … N−1 are sent through again until they fall ins
 which leaves a permutation of 0 … N−1. With 4^(h−1) < N ≤ 4^h, fewer than four passes are expected.
 
 Numbers (`Draws`): Philox turns a counter into random bits; row i of a stream owns the counters
-(·, ·, i, stream). So no row depends on another, and training shares no number with validation or test.
+(·, ·, i, stream). So no row depends on another, and training shares no random number with validation or test.
 Only raw 64-bit words are used, which numpy promises never to change.
 """
 
@@ -67,7 +67,7 @@ class Permutation:
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: every input bit reaches every output bit. Sums wrap at 2⁶⁴."""
+    """The finaliser of splitmix64: every input bit affects every output bit. Sums wrap at 2⁶⁴."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
@@ -97,7 +97,7 @@ class Draws:
     def distinct_weighted(self, weights: np.ndarray, count: int) -> np.ndarray:
         """Distinct indices, drawn one after the other in proportion to their weights.
 
-        The `count` earliest of exponential clocks with these rates.
+        These are the `count` earliest of exponential clocks with these rates.
         """
         clocks = -np.log1p(-self.uniform(len(weights))) / weights
         return np.argsort(clocks, kind="stable")[:count]

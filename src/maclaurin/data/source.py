@@ -1,4 +1,4 @@
-"""A source of batches: the batch of any step, on any rank, without computing those before it.
+"""A source of batches: the batch of any step, on any rank, without computing earlier batches.
 
 B rows, T positions
 """
@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def scored(self) -> int:
-        """Number of scored positions: the weight of this batch in a token-weighted mean."""
+        """Number of scored positions, the weight of this batch in a mean over tokens."""
         return int((self.targets != NOT_SCORED).sum())
 
     def to(self, device: str | object, *, non_blocking: bool = False) -> Batch:
@@ -66,7 +66,7 @@ class Batch:
 
 
 class Source(ABC):
-    """Training rows, in an order that is a function of seed and step alone; validation and test rows.
+    """Training rows, in an order that depends only on seed and step; validation and test rows.
 
     The global batch of a step is the same for every number of processes; rank r of w gets the r-th of
     w equal, consecutive shares.
@@ -136,13 +136,13 @@ class Source(ABC):
     def validation_batches(
         self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """For evaluation during training, and for all choosing."""
+        """Batches for evaluation during training, and for all choices."""
         return self.held_out_batches(VALIDATION, batch_size, limit, rank=rank, world=world)
 
     def test_batches(
         self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        """For the final number alone."""
+        """Batches for the final evaluation only."""
         return self.held_out_batches(TEST, batch_size, limit, rank=rank, world=world)
 
     def held_out_batches(
@@ -150,8 +150,8 @@ class Source(ABC):
     ) -> Iterator[Batch]:
         """The whole split once (or its first `limit` rows), always in the same order.
 
-        Every rank gets equally many batches of equal shapes, as collective calls need it: where the last
-        rows cannot be shared equally, unscored rows fill the gaps.
+        Every rank gets the same number of batches with the same shapes, as collective calls need: if the last
+        rows cannot be shared equally, unscored rows are added.
         """
         _check_rank(rank, world)
         if batch_size < 1 or batch_size % world:

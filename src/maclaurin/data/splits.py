@@ -31,7 +31,7 @@ _SHORTEST_BLOCK, _LONGEST_BLOCK = 64, 1 << 14  # characters
 
 
 def document_hash(text: str) -> bytes:
-    """128 bits that stand for the text."""
+    """A hash of 128 bits of the text."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
@@ -78,12 +78,12 @@ class Splitter(ABC):
         """A document as (split, text), in order; together the texts are the document."""
 
     def training_texts(self, text: str) -> Iterator[str]:
-        """What of a document is trained on."""
+        """The parts of a document that are trained on."""
         return (part for split, part in self.parts(text) if split == TRAIN)
 
     @property
     def identity(self) -> dict[str, float]:
-        """What the splits of a given corpus depend on."""
+        """The numbers that the splits of a given corpus depend on."""
         return {"validation": self.fractions.validation, "test": self.fractions.test}
 
 
@@ -102,7 +102,7 @@ class DocumentSplitter(Splitter):
 @final
 @dataclass(frozen=True)
 class BlockSplitter(Splitter):
-    """For one document or a few: contiguous blocks, of which those with the smallest hashes are held out.
+    """For one or a few documents: cuts them into blocks and holds out those with the smallest hashes.
 
     Every split gets at least one block, whatever the fractions. Neighbouring blocks of one split stay
     together. Blocks with the same text are in the same split.
@@ -145,14 +145,14 @@ class BlockSplitter(Splitter):
 class CorpusSplitter(Splitter):
     """By document if that fills every split of the corpus, else by block; looked up when first needed.
 
-    So a corpus whose tokens are in the cache is not read, and a hub is not asked.
+    So a corpus whose tokens are in the cache is not read, and the hub is not contacted.
     """
 
     corpus: Corpus
     fractions: Fractions
 
     def parts(self, text: str) -> Iterator[tuple[str, str]]:
-        """As the chosen splitter has it."""
+        """The parts by the chosen splitter."""
         return self._chosen.parts(text)
 
     @cached_property
@@ -161,7 +161,7 @@ class CorpusSplitter(Splitter):
 
 
 def split_corpus(corpus: Corpus, fractions: Fractions) -> Splitter:
-    """By document if that fills every split, else by block; reads only as far as needed to know."""
+    """By document if that fills every split, else by block; reads no more documents than needed."""
     found: set[str] = set()
     documents = characters = longest = 0
     for document in corpus.documents():
@@ -183,7 +183,7 @@ def split_corpus(corpus: Corpus, fractions: Fractions) -> Splitter:
 def _blocks(text: str, size: int) -> Iterator[str]:
     """Consecutive parts of at least `size` characters (the last may be shorter) that end at line ends.
 
-    A line longer than a block is cut where it is.
+    A line longer than a block is cut inside the line.
     """
     block: list[str] = []
     length = 0

@@ -56,7 +56,7 @@ class Task(ABC):
 @final
 @dataclass(frozen=True)
 class Recall(Task):
-    """k₁ v₁ k₂ v₂ … then noise in which keys return: the target at each is its value.
+    """k₁ v₁ k₂ v₂ … then noise in which keys occur again: the target at each is its value.
 
     Keys come from the lower half of the vocabulary, values from the upper, all distinct within a row.
     Query g of the slots 1, 2, … after the pairs (two tokens each) is drawn with p(g) ∝ g^(distance − 1):
@@ -68,7 +68,7 @@ class Recall(Task):
 
     pairs: int = 8
     vocab: int = 256
-    queries: int = 0  # 0: as many as pairs; a key is repeated only after all were used
+    queries: int = 0  # 0: as many as pairs; keys repeat only after all were used
     distance: float = 0.01
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Recall(Task):
 @final
 @dataclass(frozen=True)
 class Induction(Task):
-    """… 0 a … 0 → a: token 0 is somewhere and at the end, where the target is what followed it before."""
+    """… 0 a … 0 → a: token 0 occurs once and again at the end; the target is what followed it before."""
 
     notation = "induction"
 
@@ -126,7 +126,7 @@ class Induction(Task):
 
     def __post_init__(self) -> None:
         self._need(self.vocab >= 3, f"vocab={self.vocab} leaves no choice of answers. Use vocab=3 or more.")
-        self._need_length(3, "it must hold the token, its follower and the token again")
+        self._need_length(3, "it must hold the token, the token after it and the token again")
 
     @property
     def vocab_size(self) -> int:
@@ -149,7 +149,7 @@ BLANK, ASK = 0, 1
 @final
 @dataclass(frozen=True)
 class SelectiveCopy(Task):
-    """_ a _ _ b _ c ? ? ? → a b c: tokens are scattered among blanks, and are the targets in their order."""
+    """_ a _ _ b _ c ? ? ? → a b c: tokens are scattered among blanks; the targets are the tokens in order."""
 
     notation = "copy"
 
@@ -250,7 +250,7 @@ def _is_even(permutation: tuple[int, ...]) -> bool:
 
 
 STREAMS = {TRAIN: 0, TEST: 1, VALIDATION: 2}
-"""Each split draws from random numbers of its own."""
+"""The stream of random numbers of each split."""
 
 HELD_OUT_ROWS = 1024
 
@@ -258,10 +258,9 @@ HELD_OUT_ROWS = 1024
 @final
 @dataclass(frozen=True)
 class TaskSource(Source):
-    """Rows that never end for training, and 1024 each for validation and test, from other random numbers.
+    """Endless rows for training, and 1024 rows each for validation and test, from other random numbers.
 
-    Where a task has few possible rows at all (parity of a few bits), the same one can come up in several
-    splits.
+    If a task has few possible rows (parity of a few bits), the same row can occur in several splits.
     """
 
     written: str

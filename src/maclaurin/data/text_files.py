@@ -2,10 +2,10 @@
 
     .txt       one document, or several if the file is long
     .jsonl     a document per line, under the key `text` or the one named after a colon
-    .parquet   a document per row, likewise
+    .parquet   a document per row, in the column `text` or the one named after a colon
 
-.txt and .jsonl may be compressed (.gz, .xz, .zst). Only .parquet and .zst need a library. Each reader gives
-(text, share of the file read so far) and holds a small part of the file at a time.
+.txt and .jsonl may be compressed (.gz, .xz, .zst). Only .parquet and .zst need a library. Each reader yields
+(text, share of the file read so far) and holds only a small part of the file in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from maclaurin.errors import DataError, did_you_mean, load_extra
 Texts = Iterator[tuple[str, float]]
 
 PIECE = 1 << 14
-"""A long .txt file becomes documents of about this many characters, to be split and streamed."""
+"""A long .txt file is cut into documents of about this many characters."""
 
 _PARQUET_ROWS = 256
 COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -60,7 +60,7 @@ class Files(Corpus):
         return f"{self.root}" if self.field == "text" else f"{self.root}:{self.field}"
 
     def _identity(self) -> dict[str, Any]:
-        """The bytes and formats of the files in their order; their names do not matter."""
+        """The contents and formats of the files in order; their names do not matter."""
         hashes = file_hashes(self._paths, self.notes, progress=self.progress)
         files = [[format_of(path), value] for path, value in zip(self._paths, hashes, strict=True)]
         return {"kind": "files", "field": self.field, "piece": PIECE, "files": files}
@@ -111,7 +111,7 @@ def read_txt(path: Path, field: str) -> Texts:
             yield from ((piece, _share(raw, path)) for piece in _pieces(reader))
         except UnicodeDecodeError as problem:
             raise DataError(
-                f"{path} is not UTF-8 text: {problem.reason} at byte {problem.start} of what was being read. "
+                f"{path} is not UTF-8 text: {problem.reason} at byte {problem.start} of the part being read. "
                 "Convert it first, for example with iconv."
             ) from None
 
@@ -197,7 +197,7 @@ READABLE = (*READERS, *(kind + end for kind in (".txt", ".jsonl") for end in COM
 
 
 def format_of(path: Path) -> str | None:
-    """`.jsonl.gz` and the like if there is a reader for it."""
+    """The format, such as `.jsonl.gz`; None if there is no reader for it."""
     return next((kind for kind in sorted(READABLE, key=len, reverse=True) if path.name.endswith(kind)), None)
 
 

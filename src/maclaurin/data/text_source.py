@@ -43,7 +43,7 @@ class Rows(ABC):
         """One row."""
 
     def _row(self, start: int, stop: int, documents: np.ndarray | None) -> Row:
-        """Positions start … stop−1 predict start+1 … stop; separators that are not scored fill the row."""
+        """Positions start … stop−1 predict start+1 … stop; unscored separators fill the rest of the row."""
         read = self.documents.tokens[start : stop + 1].astype(np.int64)
         missing = self.length - (len(read) - 1)
         return Row(
@@ -71,7 +71,7 @@ class PackedRows(Rows):
         return self._row(start, stop, None if self.cross_documents else self._documents_of(start, stop))
 
     def _documents_of(self, start: int, stop: int) -> np.ndarray:
-        """The document of each position, counting from 0; each has at least one, its separator."""
+        """The document of each position, counting from 0; each has at least one token, its separator."""
         first = self.documents.at(start)
         starts = self.documents.starts[first : first + 1 + stop - start]
         return np.searchsorted(starts, np.arange(start, stop), side="right") - 1
@@ -100,7 +100,7 @@ class DocumentRows(Rows):
 
 
 def _next(documents: np.ndarray) -> int:
-    """Padding is a document of its own."""
+    """The number of the padding, which counts as a separate document."""
     return int(documents[-1]) + 1
 
 
@@ -110,10 +110,10 @@ LAYOUTS: dict[str, type[Rows]] = {"packed": PackedRows, "documents": DocumentRow
 @final
 @dataclass(frozen=True)
 class TextSource(Source):
-    """Rows of text. Each epoch visits every training row once, in an order of its own.
+    """Rows of text. Each epoch visits every training row once, in a different order.
 
-    Validation and test rows come in one shuffled order that no seed changes, so that the first few are a
-    fair sample and runs with different seeds are evaluated on the same rows.
+    Validation and test rows have one shuffled order that does not depend on the seed. So the first few are a
+    fair sample, and runs with different seeds are evaluated on the same rows.
     """
 
     corpus_name: str

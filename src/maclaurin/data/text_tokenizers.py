@@ -26,7 +26,7 @@ _LIBRARY = ("tokenizers", "a bpe tokenizer", "use tokenizer=bytes")
 
 
 class Tokenizer(ABC):
-    """Text to tokens and back, and a separator, a token that no text becomes."""
+    """Text to tokens and back, with a separator: a token that no text contains."""
 
     @property
     @abstractmethod
@@ -36,12 +36,12 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """All tokens, the separator too, are below this."""
+        """All tokens, including the separator, are below this."""
 
     @property
     @abstractmethod
     def separator(self) -> int:
-        """The token that stands before every document, and so also ends the one before it."""
+        """The token before every document, which also ends the previous one."""
 
     @property
     @abstractmethod
@@ -83,7 +83,7 @@ class Bytes(Tokenizer):
 
     @property
     def fingerprint(self) -> str:
-        """The same everywhere."""
+        """A constant, the same on every machine."""
         return digest({"kind": "bytes", "separator": self.separator})
 
     def encode(self, text: str) -> list[int]:
@@ -91,7 +91,7 @@ class Bytes(Tokenizer):
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """UTF-8, with � for invalid bytes (a model may generate any)."""
+        """UTF-8, with � for invalid bytes, which a model may generate."""
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
@@ -109,7 +109,7 @@ class BytePairs(Tokenizer):
 
     @property
     def name(self) -> str:
-        """`bpe:N` as the user wrote it; a small corpus may have fewer pairs."""
+        """`bpe:N` with the N of the user; a small corpus may give fewer pairs."""
         return f"bpe:{self._size}"
 
     @property
@@ -159,7 +159,7 @@ def open_byte_pairs(
 
 
 def _train_once(path: Path, size: int, corpus: Corpus, splitter: Splitter, progress: bool) -> str:
-    """Train it, unless another process did while this one waited."""
+    """Train the tokenizer, unless another process did so while this one waited."""
     with locked(path.with_name(f".{path.name}.lock"), f"bpe:{size}", progress=progress):
         serialized = _read(path)
         if serialized is None:
@@ -215,7 +215,7 @@ def _read(path: Path) -> str | None:
 # --------------------------------------------------------------------------------- published tokenizers
 
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|separator|>", "[SEP]")
-"""Special tokens that end a text, tried in this order where a tokenizer.json names none."""
+"""Special tokens that end a text, tried in this order if a tokenizer.json names none."""
 
 
 @final
@@ -254,7 +254,7 @@ class HubTokenizer(Tokenizer):
         return digest({"kind": kind, "tokenizer": hashed, "separator": self.separator})
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of the text only: special tokens written out in it are ordinary text."""
+        """The tokens of the text; special tokens spelled out in it are ordinary text."""
         return self.transformers_tokenizer.encode(
             text, add_special_tokens=False, split_special_tokens=True, verbose=False
         )
@@ -287,7 +287,7 @@ def open_hub_tokenizer(written: str) -> HubTokenizer:
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path) if path.is_dir() else written)
-    except Exception as problem:  # errors of the Rust library have no class of their own
+    except Exception as problem:  # the Rust library has no error class of its own
         raise DataError(
             f"the tokenizer hf:{written} cannot be opened ({_first_line(problem)}). "
             "Give the name of one on the hub that can be reached, a folder made by save_pretrained, "

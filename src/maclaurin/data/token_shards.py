@@ -3,7 +3,7 @@
     ⟨sep⟩ d₁ ⟨sep⟩ d₂ … ⟨sep⟩ d_n ⟨sep⟩     <split>-tokens.bin, two or four bytes a token
     where each document starts, and the end  <split>-starts.bin, eight bytes a number
 
-The separator opens every document, so that its first token can be predicted, and the next one closes it, so
+A separator precedes every document, so that its first token can be predicted, and another follows it, so
 that its end is predicted too. The manifest is written last, with the size and sha256 of every file. A folder
 whose files differ from its manifest is prepared again. Large files are hashed again only when they change.
 """
@@ -85,13 +85,13 @@ class Manifest:
     arrays: dict[str, ArrayFile]  # name of the file without its .bin
 
     def write(self, folder: Path) -> None:
-        """As the last file, so that a folder with a manifest is complete."""
+        """Write it as the last file, so that a folder with a manifest is complete."""
         plain = {"version": VERSION, **asdict(self)}
         write_json(folder / MANIFEST, {**plain, "digest": digest(plain)})
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """The manifest if it is there, undamaged and of this version."""
+        """The manifest; None if it is missing, damaged or of another version."""
         try:
             plain = json.loads((folder / MANIFEST).read_bytes())
             if plain.pop("digest") != digest(plain) or plain["version"] != VERSION:
@@ -138,12 +138,14 @@ def prepare_tokens(
     )
     manifest = Manifest.read(folder)
     if manifest is None:
-        raise DataError(f"the prepared tokens in {folder} vanished while they were opened. Run again.")
+        raise DataError(
+            f"the prepared tokens in {folder} disappeared while they were opened. Run the command again."
+        )
     return PreparedTokens(folder, manifest)
 
 
 def _is_complete_for(made_from: dict[str, Any], notes: Path, progress: bool) -> Callable[[Path], bool]:
-    """A test of folders: made from exactly this, with every file as it was written."""
+    """A predicate for folders: made from exactly this, with every file unchanged."""
 
     def is_complete(folder: Path) -> bool:
         manifest = Manifest.read(folder)
@@ -226,12 +228,12 @@ class _SplitWriter:
         self._starts = _ArrayWriter(_file(folder, f"{split}-starts"), "<i8", open_files)
 
     def append(self, tokens: list[int]) -> None:
-        """A separator and the document."""
+        """Write a separator and the document."""
         self._starts.append(np.array([self.tokens.items]))
         self.tokens.append(np.array([self._separator, *tokens]))
 
     def finish(self) -> dict[str, ArrayFile]:
-        """The last separator, and where a next document would start."""
+        """Write the last separator, and the start of a next document."""
         self._starts.append(np.array([self.tokens.items]))
         self.tokens.append(np.array([self._separator]))
         return {f"{self._split}-tokens": self.tokens.finish(), f"{self._split}-starts": self._starts.finish()}

@@ -16,11 +16,11 @@ from maclaurin.inspection.trials import attention_layers, check_layers, watched
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.models import MaclaurinForCausalLM
 
-#: what a file must say of itself to be read by the page
+#: kind and version of a file that the page accepts
 KIND, VERSION = "maclaurin-capture", 1
-#: tokens that the page can show
+#: largest number of tokens on the page
 LONGEST = 64
-#: values per key that are kept; a head with more keeps its first ones
+#: largest number of values per key; a head with more keeps only the first ones
 LARGEST_VALUE = 128
 
 
@@ -41,7 +41,7 @@ class HeadScores:
 
     @property
     def broadness(self) -> float:
-        """Entropy of the weights relative to that of equal weights, mean over the later half of the rows."""
+        """Entropy of the weights relative to equal weights, mean over the second half of the rows."""
         rows = self.weights[self._later]
         number = torch.arange(len(self.scores))[self._later] + 1
         return float((torch.special.entr(rows).sum(-1) / number.log()).mean())
@@ -89,7 +89,7 @@ class HeadScores:
         return slice(max(1, len(self.scores) // 2), None)
 
 
-#: title → what the head is the extreme of, among those not chosen yet
+#: title → the number whose largest value chooses the head, among those not chosen yet
 _CONTRASTS: tuple[tuple[str, Callable[[HeadScores], float]], ...] = (
     ("looks at everything", lambda head: head.broadness),
     ("looks at the first token", lambda head: head.on_first),
@@ -101,7 +101,7 @@ _CONTRASTS: tuple[tuple[str, Callable[[HeadScores], float]], ...] = (
 
 
 def contrasting(heads: list[HeadScores]) -> list[tuple[str, HeadScores]]:
-    """Up to six heads that differ as much as possible, each with what it is the extreme of."""
+    """Up to six heads that differ as much as possible, each with a title."""
     left, chosen = list(heads), []
     for title, measure in _CONTRASTS:
         if not left:
@@ -156,7 +156,7 @@ def capture(name: str, model: MaclaurinForCausalLM, contexts: Contexts, tokenize
 
 
 def _rounded(row: Tensor, digits: int) -> list[float]:
-    """Numbers with this many significant digits, which is all that is seen on the page."""
+    """Numbers with this many significant digits, enough for the page."""
     return [_significant(x, digits) for x in row.tolist()]
 
 

@@ -1,4 +1,4 @@
-"""The explorer as one page: modules, styles, scores, catalogue, laws and code inlined.
+"""The explorer as one page, with modules, styles, scores, catalogue, laws and code inlined.
 
 The modules are plain ES modules. `bundled` joins them in the order of their imports into one script; there
 is no build step and nothing to install (docs/adr/0015-the-explorer.md).
@@ -49,8 +49,8 @@ _TOP_LEVEL = re.compile(r"^(?:export )?(?:async )?(?:const|let|function|class) (
 def explorer_page(captured: Mapping[str, Any] | None = None, docs: str | None = None) -> str:
     """The page as HTML.
 
-    captured   scores to begin with (`capture`), before those of SmolLM2 that the page always has
-    docs       address of the documentation relative to the page; without it the page links to nothing outside
+    captured   scores to show first (`capture`), before those of SmolLM2, which the page always has
+    docs       address of the documentation relative to the page; without it the page has no outside links
     """
     shipped = json.loads((WEB / "smollm2.json").read_text("utf-8"))
     data = {
@@ -70,7 +70,7 @@ def explorer_page(captured: Mapping[str, Any] | None = None, docs: str | None = 
 
 
 def bundled(first: str) -> str:
-    """The modules that `first` needs as one script, each after those it imports."""
+    """The module `first` and all it imports as one script, each after the modules it imports."""
     modules: dict[str, str] = {}
     _collect(first, modules)
     owner: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _collect(name: str, modules: dict[str, str]) -> None:
 
 
 def _source(file: str, name: str) -> dict[str, str | None]:
-    """A law or a function with its text; laws under tests/ are not installed, and then have none."""
+    """A law or a function with its source; laws under tests/ are not installed and then have no source."""
     path = PACKAGE.parent / file if file.startswith("maclaurin/") else PACKAGE.parents[1] / file
     shown = f"src/{file}" if file.startswith("maclaurin/") else file
     text = _definition(path.read_text("utf-8"), name) if path.is_file() else None
@@ -101,7 +101,7 @@ def _source(file: str, name: str) -> dict[str, str | None]:
 
 
 def _definition(module: str, name: str) -> str:
-    """The function or class of that name, decorators included, moved to the left margin."""
+    """The source of the function or class of this name, with decorators, dedented."""
     for node in ast.walk(ast.parse(module)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])

@@ -1,7 +1,7 @@
 """From the records of studies to tables, figures and one page. Needs no torch, but the extra `report`.
 
-`page`, `figure` and `formatting` are what any page is made with, also that of an inspection or a memory: they
-need jinja2, altair with vl-convert, and nothing.
+Every page is made with `page`, `figure` and `formatting`, also those of inspections and memories. `page`
+needs jinja2, `figure` needs altair and vl-convert, and `formatting` needs no optional package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
         if problem.name is None or problem.name.split(".")[0] not in NEEDED:
             raise
         raise MaclaurinError(
-            f"a report needs {problem.name}: pip install 'maclaurin[report]'. Records are written and can "
-            "be read without it."
+            f"a report needs {problem.name}: pip install 'maclaurin[report]'. Records can be written "
+            "and read without it."
         ) from None
     return getattr(write, name)

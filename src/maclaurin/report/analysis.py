@@ -1,4 +1,4 @@
-"""Studies with everything a report says about them worked out once."""
+"""Studies with all results of a report, each computed once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from maclaurin.study.run_record import StudyRecord
 
 @final
 class Analysis:
-    """Outcomes by experiment, factorials where there are axes, waterfalls, a judgement per claim.
+    """Outcomes by experiment, factorials of experiments with axes, waterfalls, and a judgement per claim.
 
-    Made by `analyse`: claims are corrected over all studies of a page.
+    Created by `analyse`, which corrects claims over all studies of a page.
     """
 
     def __init__(self, study: StudyRecord, claims_from: str = "") -> None:
@@ -46,12 +46,12 @@ class Analysis:
 
     @functools.cached_property
     def waterfalls(self) -> dict[str, list[Contributions]]:
-        """Experiment → what each part brings, for every waterfall that has runs."""
+        """Experiment → contributions of the parts, for every waterfall that has runs."""
         return {name: found for name, outcome in self.outcomes.items() if (found := contributions(outcome))}
 
     @functools.cached_property
     def with_own_runs(self) -> tuple[Outcome, ...]:
-        """For what is about runs, not their metric: the first of the experiments that share all of theirs."""
+        """Outcomes with distinct runs: of experiments that share all runs, only the first."""
         first: dict[object, Outcome] = {}
         for outcome in self.outcomes.values():
             runs = frozenset(key for cell in outcome.experiment.cells for key in cell.runs.values())
@@ -81,7 +81,7 @@ class Analysis:
 
 
 def analyse(studies: Sequence[tuple[StudyRecord, str]]) -> list[Analysis]:
-    """The studies of one page, each with where its claims come from; Holm's correction is over all claims."""
+    """The studies of one page, each with the source of its claims; Holm's correction covers all claims."""
     analyses = [Analysis(study, origin) for study, origin in studies]
     claims = [(claim, analysis.outcomes) for analysis in analyses for claim in analysis.study.claims]
     found = iter(judge(claims))

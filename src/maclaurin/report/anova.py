@@ -1,16 +1,16 @@
-"""How much each part matters, and how much they matter together: analysis of variance of a factorial.
+"""Analysis of variance of a factorial: how much each part matters, alone and in combination.
 
     y = seed + Σ main effects + Σ two-way interactions (+ higher ones) + noise
 
 Sums of squares are of type II, by least squares: an effect is what it explains beyond all effects that do not
-contain it. In a complete design these are the textbook ones and the shares add up to one; where cells are
-missing the same definition still holds, and shares need not add up. Noise is what the block model (one mean
-per cell, one shift per seed) leaves over, one number for all cells; an effect's F is its mean square over
-that of the noise, and its p is corrected for the number of effects tested (Holm).
+contain it. In a complete design these are the textbook values and the shares add up to one; if cells are
+missing the definition is the same, but shares need not add up. Noise is the residual of the block model (one
+mean per cell, one shift per seed), pooled over all cells. An effect's F is its mean square over that of the
+noise, and its p is corrected for the number of effects tested (Holm).
 
-Contrasts that sentences are made of come with intervals at a level divided by their number (Bonferroni). With
-runs missing, a contrast means something only if it lies in the row space of the design, which
-`Fit.can_estimate` says; statsmodels gives a number for every contrast.
+Contrasts that are used in sentences have intervals at a level divided by their number (Bonferroni). If runs
+are missing, a contrast is meaningful only if it lies in the row space of the design, which
+`Fit.can_estimate` checks; statsmodels gives a number for every contrast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Vector = NDArray[np.float64]
 
 @final
 class Fit:
-    """y = Xβ + noise by least squares. Columns are indicators, so X has fewer ranks than columns."""
+    """y = Xβ + noise by least squares. Columns are indicators, so X does not have full column rank."""
 
     def __init__(self, x: Vector, y: Vector) -> None:
         inverse, rank = linalg.pinv(x, return_rank=True)
@@ -67,7 +67,7 @@ def indicators(labels: list[str], levels: tuple[str, ...]) -> Vector:
 @final
 @dataclass(frozen=True)
 class Effect:
-    """One line of the table. f and p are None where there is no noise to compare with; p is Holm's."""
+    """One line of the table. f and p are None if there is no noise to compare with; p is corrected (Holm)."""
 
     term: Term
     df: int
@@ -83,7 +83,7 @@ class Effect:
 
     @property
     def supported(self) -> bool:
-        """Whether noise alone would seldom look like it."""
+        """Whether it is significant: noise alone would rarely look like it."""
         return self.p is not None and self.p < 1 - CONFIDENCE
 
 
@@ -137,7 +137,7 @@ class Factorial:
 
     @functools.cached_property
     def spreads_differ(self) -> bool:
-        """Whether the cells vary too differently between seeds for one number (Bartlett's test at 5 %)."""
+        """Whether cells differ too much in spread over seeds to be pooled (Bartlett's test at 5 %)."""
         if self.noise_df < 1:
             return False
         residuals: dict[str, list[float]] = {}
@@ -163,7 +163,7 @@ class Factorial:
 
     @functools.cached_property
     def left_over(self) -> tuple[Effect, ...]:
-        """The lines that are no effects of parts: seed and noise."""
+        """The lines that are not effects of parts: seed and noise."""
         if not len(self._y) or self.total == 0:
             return ()
         seed = self._compare(("seed",), Fit(self._cell_columns, self._y), self._whole)
@@ -177,7 +177,7 @@ class Factorial:
         return tuple(" × ".join(term) for term in self._tested if term not in known)
 
     def marginal(self, axis: str) -> dict[str, float]:
-        """Level → least-squares mean of that level, the other axes averaged."""
+        """Level → its least-squares mean, averaged over the other axes."""
         fit = self._fit(*((a,) for a in self.axes))
         centre = float(np.mean([value for *_, value in self._points]))
         return {level: centre + fit.value(self._marginal_weights(axis, level)) for level in self.levels[axis]}
@@ -201,13 +201,13 @@ class Factorial:
         return self._contrast(self._fit(*self._tested), np.asarray(weights))
 
     def step(self, term: Term, rows: tuple[str, str], column: str) -> float | None:
-        """row₁ − row₀ at one column, the other axes averaged; None where it cannot be estimated."""
+        """row₁ − row₀ at one column, averaged over the other axes; None if it cannot be estimated."""
         fit = self._fit(*self._tested)
         weights = self._pair_weights(term, rows[1], column) - self._pair_weights(term, rows[0], column)
         return fit.value(weights) if fit.can_estimate(weights) else None
 
     def mean_at(self, levels: dict[str, str]) -> tuple[float | None, int, int]:
-        """Mean over the cells with these levels, how many of them have one, and how many were planned."""
+        """Mean over the cells with these levels, number of cells with a result, and number planned."""
         names = [
             name
             for place, name in self.combinations.items()
@@ -266,7 +266,7 @@ class Factorial:
         return Difference(fit.value(weights), error, self.noise_df, len(self._y))
 
     def _marginal_weights(self, axis: str, level: str) -> Vector:
-        """Of one level in the model of main effects: every other axis and the seed averaged."""
+        """Weights of one level in the model of main effects, averaged over all other axes and the seed."""
         parts = [_even(self._seed_columns.shape[1])]
         for other in self.axes:
             levels = self.levels[other]
@@ -274,7 +274,7 @@ class Factorial:
         return np.concatenate(parts)
 
     def _pair_weights(self, term: Term, row: str, column: str) -> Vector:
-        """Of two levels in the model of main effects and two-way interactions."""
+        """Weights of two levels in the model of main effects and two-way interactions."""
         fixed = dict(zip(term, (row, column), strict=True))
         parts = [_even(self._seed_columns.shape[1])]
         for effect in self._tested:

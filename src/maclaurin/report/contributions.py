@@ -1,8 +1,8 @@
 """What each part of a waterfall contributes, with its interval, and which parts need each other.
 
-A contribution is a weighted sum over cells (study/shapley.py), so it is taken once per seed, from that seed's
-runs in all of those cells, and the interval is that of Student's t over the seeds. A bootstrap is no
-alternative here: of four seeds it draws at most 35 different samples, and its intervals come out too narrow.
+A contribution is a weighted sum over cells (study/shapley.py). It is computed once per seed, from that seed's
+runs in all of these cells, and its interval is Student's t over the seeds. A bootstrap does not work here:
+from four seeds it draws at most 35 different samples, and its intervals are too narrow.
 
 Signs of contributions and of interactions are tested two-sided, each family corrected by Holm's method.
 """
@@ -22,7 +22,7 @@ from maclaurin.study.shapley import Interaction, Waterfall
 @final
 @dataclass(frozen=True)
 class Contribution:
-    """What one switch brings, on the scale of differences; p is Holm's, None with one seed."""
+    """Contribution of one switch, on the scale of differences; p is corrected (Holm), None with one seed."""
 
     switch: str
     size: Difference
@@ -37,7 +37,7 @@ class Contribution:
 @final
 @dataclass(frozen=True)
 class PairEffect:
-    """How much more the second switch brings beside the first than alone; p is Holm's."""
+    """How much more the second switch contributes beside the first than alone; p is corrected (Holm)."""
 
     pair: Interaction
     alone: Difference
@@ -60,7 +60,7 @@ class Contributions:
 
     @functools.cached_property
     def needed(self) -> tuple[str, ...]:
-        """The cells that the numbers are made of; a cell that no order leads over is not among them."""
+        """The cells that the numbers depend on; a cell on no admissible order is left out."""
         way = self.waterfall
         sums = [
             *way.contributions.values(),
@@ -76,7 +76,7 @@ class Contributions:
 
     @property
     def incomplete(self) -> dict[int, list[str]]:
-        """Seeds that are left out → the cells without a result there."""
+        """Seed that is left out → its cells without a result."""
         left_out = [seed for seed in self.outcome.experiment.seeds if seed not in self.seeds]
         return {
             seed: [cell for cell in self.needed if seed not in self.outcome.cells[cell].scaled]
@@ -94,7 +94,7 @@ class Contributions:
         return self._mean({self.waterfall.end: 1.0, self.waterfall.start: -1.0})
 
     def spread(self, cell: str) -> Spread | None:
-        """Mean and deviation of a cell over the same seeds, on the metric's own scale."""
+        """Mean and standard deviation of a cell over the same seeds, on the metric's own scale."""
         return Spread.of([self.outcome.cells[cell].values[seed] for seed in self.seeds])
 
     @functools.cached_property
@@ -127,7 +127,7 @@ def contributions(outcome: Outcome) -> list[Contributions]:
 
 
 def _corrected(differences: Sequence[Difference]) -> list[float | None]:
-    """Two-sided p of 'it is zero' for each, corrected for their number; None where nothing can be tested."""
+    """Two-sided p of each difference against zero, corrected for their number; None if untestable."""
     if not all(difference.is_tested for difference in differences):
         return [None] * len(differences)
     return list(holm([min(1.0, 2 * min(d.p_above(0.0), d.p_below(0.0))) for d in differences]))

@@ -1,8 +1,8 @@
-"""A chart is defined once with altair: the page draws it with Vega, and vl-convert as SVG and PDF.
+"""Charts, each defined once with altair: Vega draws it on the page, vl-convert writes it as SVG and PDF.
 
-Colours are parameters (ink, c0 … c6). In the page they are variables of its style sheet, so that one chart is
-drawn on light and on dark; in a file they are those of white paper. Altair and vl-convert are imported when a
-chart is made: pages can be made without charts, and figures drawn with matplotlib share the colours alone.
+Colours are parameters (ink, c0 … c6). On the page they are variables of the style sheet, so that one chart
+works on light and dark; in a file they are the colours for white paper. Altair and vl-convert are imported
+when a chart is made: pages work without charts, and figures drawn with matplotlib use only the colours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 View = Any  # altair's classes for single, layered and concatenated views share no useful base
 Row = dict[str, Any]
 
-#: Okabe and Ito's palette, darkened where white paper asks for it
+#: Okabe and Ito's palette, darkened for white paper where needed
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8579b", "#c88a00", "#3a9bd9", "#7a6a00")
 INK = "#1b1f24"
 
@@ -59,7 +59,7 @@ class Figure:
 
     @property
     def paper_spec(self) -> dict[str, Any]:
-        """On white paper, without the invisible points that only a pointer needs."""
+        """The specification for white paper, without the invisible points for tooltips."""
         params = [
             {**each, "value": _PAPER[each["name"]]} if each["name"] in _PARAMETERS else each
             for each in self.spec["params"]
@@ -69,7 +69,7 @@ class Figure:
 
     @functools.cached_property
     def svg(self) -> str:
-        """The chart on white paper, as it first looks."""
+        """The chart on white paper, in its initial state."""
         import vl_convert
 
         return vl_convert.vegalite_to_svg(self.paper_spec, vl_version=_version())
@@ -84,7 +84,7 @@ class Figure:
 
 @final
 class Sheet:
-    """The rows of a figure, by name. They lie beside the chart, where altair need not check each of them."""
+    """The rows of a figure, by name. They are stored beside the chart, so altair does not check each one."""
 
     def __init__(self) -> None:
         self._datasets: dict[str, list[Row]] = {}
@@ -112,19 +112,19 @@ def has_charts() -> bool:
 
 @functools.cache
 def vega_script() -> str:
-    """Vega, vega-lite and vega-embed in one script, for a page that loads nothing."""
+    """Vega, vega-lite and vega-embed in one script, so that the page loads nothing."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_version())
 
 
 def page_config() -> dict[str, Any]:
-    """How charts look in a page; the page adds its font."""
+    """The style of charts on a page; the page adds its font."""
     return _config(_PAGE)
 
 
 def _version() -> str:
-    """Of vega-lite, as vl-convert wants it."""
+    """The version of vega-lite, in the format of vl-convert."""
     import altair as alt
 
     return ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
@@ -149,12 +149,12 @@ def _config(colours: Mapping[str, str]) -> dict[str, Any]:
         "rule": {"color": ink},
         "view": {"stroke": None},
         "range": {"category": [colours[f"c{place}"] for place in range(len(PALETTE))]},
-        "scale": {"invalid": {"color": {"value": colours["c1"]}}},  # in place of what is no number
+        "scale": {"invalid": {"color": {"value": colours["c1"]}}},  # colour of values that are not finite
     }  # fmt: skip
 
 
 def _rounded(value: Any) -> Any:
-    """Five digits are enough to draw; what is not finite is null."""
+    """The value with five digits, enough to draw; null if it is not finite."""
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -171,7 +171,7 @@ def _without_hover(spec: Any) -> Any:
 
 
 def _is_for_pointer(layer: Any) -> bool:
-    """Invisible marks, which carry tooltips alone."""
+    """Whether these are invisible marks, which only have tooltips."""
     return (
         isinstance(layer, dict) and isinstance(layer.get("mark"), dict) and layer["mark"].get("aria") is False
     )

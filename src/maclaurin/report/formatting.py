@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them. Needs no optional package."""
+"""Numbers and tables in readable form. Needs no optional package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = "–"
 
 
 def plain(value: float | None, decimals: int = 3) -> str:
-    """2.345, −0.120; a dash for nothing."""
+    """2.345, −0.120; a dash for None."""
     if value is None or math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -30,7 +30,7 @@ def signed(value: float, decimals: int = 3) -> str:
 
 
 def interval(bounds: tuple[float, float] | None, decimals: int = 3) -> str:
-    """[low, high], or nothing where there is none."""
+    """[low, high], or an empty text for None."""
     if bounds is None:
         return ""
     return f"[{plain(bounds[0], decimals)}, {plain(bounds[1], decimals)}]"
@@ -44,7 +44,7 @@ def power(value: float | None) -> str:
 
 
 def chance(p: float) -> str:
-    """The p of a test, no more precise than it is."""
+    """The p of a test, with a sensible number of digits."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
@@ -94,7 +94,7 @@ def duration(seconds: float | None) -> str:
 
 
 def in_one_line(value: Any) -> str:
-    """Any fact as text."""
+    """Any value as one line of text."""
     if value is None or value == "":
         return NOTHING
     if isinstance(value, Mapping):
@@ -122,10 +122,10 @@ Tone = Literal["good", "bad", "unsure", "muted", ""]
 @final
 @dataclass(frozen=True)
 class Column:
-    """A heading and how the entries below it are set.
+    """A heading and the style of the entries below it.
 
-    Numbers to the right, code in its own type, prose may wrap; a named entry has code beside its text, and a
-    folded one shows its aside until it is opened.
+    Numbers are right-aligned, code is in a monospace font, prose may wrap. A named entry has code beside its
+    text, and a folded entry shows only its aside until it is opened.
     """
 
     title: str
@@ -136,7 +136,7 @@ class Column:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """One place of a table: its text, what it is sorted by, a quieter second part, its tone."""
+    """One cell of a table: its text, its sort key, a less prominent second text, its tone."""
 
     text: str
     value: float | str | None = None

@@ -1,6 +1,6 @@
-"""What became of an experiment: its cells, and how two of them compare.
+"""The outcome of an experiment: its cells, and how two of them compare.
 
-A run that diverged is the worst result there is, not a missing one: where one cell diverged and the other did
+A run that diverged counts as the worst result, not as a missing one: if one cell diverged and the other did
 not, the difference has no bound on the bad side.
 """
 
@@ -22,10 +22,10 @@ Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not 
 @final
 @dataclass(frozen=True)
 class CellOutcome:
-    """The runs of one cell by seed, their values, and the seeds that gave none.
+    """The runs of one cell by seed, their values, and the seeds without a value.
 
     values   on the metric's own scale
-    scaled   on the scale on which differences are taken
+    scaled   on the scale of differences
     """
 
     name: str
@@ -38,7 +38,7 @@ class CellOutcome:
 
     @property
     def first(self) -> RunRecord | None:
-        """Any of its runs: they differ in the seed alone."""
+        """Any of its runs, as they differ only in the seed; None if there is none."""
         return next(iter(self.records.values()), None)
 
     @property
@@ -48,7 +48,7 @@ class CellOutcome:
 
     @property
     def order(self) -> int | None:
-        """Highest power of the score its kernel holds."""
+        """Highest power of the score in its kernel."""
         return self.first.order if self.first else None
 
     @property
@@ -92,12 +92,12 @@ class Outcome:
 
     @property
     def metric(self) -> str:
-        """The metric's name for people."""
+        """The title of the metric."""
         return self.experiment.metric_title
 
     @property
     def difference_unit(self) -> str:
-        """What differences are measured in, where it is not the metric itself."""
+        """The unit of differences; empty if it is the unit of the metric."""
         return {"logit": "log-odds", "log": "ln"}.get(self.experiment.scale, "")
 
     @property
@@ -107,7 +107,7 @@ class Outcome:
 
     @property
     def most_seeds(self) -> int:
-        """Seeds of the cell that has most."""
+        """The largest number of seeds of a cell."""
         return max((len(cell.values) for cell in self.cells.values()), default=0)
 
     @functools.cached_property
@@ -116,7 +116,7 @@ class Outcome:
         return {name: self.compare(name, self.experiment.baseline) for name in self.cells}
 
     def compare(self, cell: str, other: str) -> Difference | None:
-        """Metric of cell − other, seed by seed; None where nothing is known."""
+        """Metric of cell − other, seed by seed; None if nothing is known."""
         a, b = self.cells[cell], self.cells[other]
         known = paired(a.scaled, b.scaled)
         if bool(a.diverged) == bool(b.diverged):
@@ -133,7 +133,7 @@ class Outcome:
         return Difference(known.value, known.error, known.df, known.n, side)
 
     def harm(self, difference: Difference) -> Difference:
-        """The same difference, counted so that more is worse."""
+        """The same difference, with the sign chosen so that more is worse."""
         return -difference if self.higher_is_better else difference
 
     def margin(self, reference: str, within: float) -> tuple[float, float]:
@@ -142,7 +142,7 @@ class Outcome:
         return margin_on_scale(spread.mean if spread else 0.5, within, self.experiment.scale)
 
     def standing(self, cell: str) -> Standing:
-        """Where a cell stands against the baseline."""
+        """How a cell compares with the baseline."""
         if not self.cells[cell].has_result:
             return "not run"
         if cell == self.experiment.baseline:
@@ -150,7 +150,7 @@ class Outcome:
         return self.standing_of(self.differences[cell])
 
     def standing_of(self, difference: Difference | None) -> Standing:
-        """What the 95 % interval of a difference says."""
+        """The standing that follows from the 95 % interval of a difference."""
         if difference is None:
             return "undecided"
         bounds = self.harm(difference).bounds
@@ -195,7 +195,7 @@ class Outcome:
 
 
 def answers_of(record: RunRecord, metric: str) -> float | None:
-    """How many answers a share of right ones is about, where the run recorded it."""
+    """The number of answers behind an accuracy; None if the run did not record it."""
     if (task := task_of(metric)) is not None:
         return record.provenance.get("tasks", {}).get(task, {}).get("questions")
     prefix = "validation_" if metric.startswith("validation_") else ""

@@ -1,6 +1,6 @@
-"""Pages in one file: what stands on a page is data, and one template makes HTML of it.
+"""Pages in one file: the content of a page is data, and one template turns it into HTML.
 
-A page is a row of articles; an article has sections, and a section blocks: text, tables, figures. Style,
+A page is a list of articles; an article has sections, and a section blocks: text, tables, figures. Style,
 scripts and data are inlined, so that a page loads nothing.
 """
 
@@ -80,7 +80,7 @@ class Formulas(Block):
 @final
 @dataclass(frozen=True)
 class Progress(Block):
-    """How much of the planned is done, in a bar and in words."""
+    """How much of the planned work is done, as a bar and in words."""
 
     kind = "progress"
     done: int
@@ -92,7 +92,7 @@ class Progress(Block):
 @final
 @dataclass(frozen=True)
 class Tabled(Block):
-    """A table with its caption; formulas are shown where a notation is pointed at."""
+    """A table with its caption; pointing at a notation shows its formula."""
 
     kind = "table"
     table: Table
@@ -107,7 +107,7 @@ class Drawn(Block):
     """A figure with its caption.
 
     anchor   its id in the page
-    file     where it lies beside the page as SVG, for readers without scripts; else the page holds its SVG
+    file     its SVG file beside the page, for readers without scripts; if empty, the page contains the SVG
     """
 
     kind = "figure"
@@ -142,7 +142,7 @@ class Claims(Block):
 @final
 @dataclass(frozen=True)
 class Fold(Block):
-    """Blocks that are hidden until they are asked for."""
+    """Blocks that are hidden until the reader opens them."""
 
     kind = "fold"
     summary: str
@@ -151,7 +151,7 @@ class Fold(Block):
     style: str = ""
 
 
-#: in place of figures, where they cannot be drawn
+#: shown instead of figures if they cannot be drawn
 NO_CHARTS = Text(
     "Charts need altair: pip install 'maclaurin[plot]', then run the same command again.", "note"
 )
@@ -160,7 +160,7 @@ NO_CHARTS = Text(
 @final
 @dataclass(frozen=True)
 class Section:
-    """A heading of the contents and what stands below it."""
+    """A heading in the contents and the blocks below it."""
 
     anchor: str
     title: str
@@ -170,10 +170,10 @@ class Section:
 @final
 @dataclass(frozen=True)
 class Article:
-    """What a page is about: a study, a model, a memory.
+    """The subject of a page: a study, a model, a memory.
 
-    kind, name   stand above the title, such as study mini
-    lead         below the question, before the findings
+    kind, name   shown above the title, such as study mini
+    lead         blocks below the question, before the findings
     """
 
     kind: str
@@ -188,7 +188,7 @@ class Article:
 
 @final
 class Numbering:
-    """Figure 1, Table 1, Figure 2: labels in the order in which they are asked for."""
+    """Figure 1, Table 1, Figure 2: numbers labels in the order of the calls."""
 
     def __init__(self) -> None:
         self._last = collections.Counter[str]()
@@ -200,7 +200,7 @@ class Numbering:
 
 
 def render(title: str, articles: Sequence[Article], foot: str, files: Sequence[str]) -> str:
-    """The page as HTML; the files lie beside it and hold its numbers."""
+    """The page as HTML; `files` are the files beside it with its numbers."""
     has_figures = next(figures_of(articles), None) is not None
     return _environment().get_template("page.html").render(
         title=title,
@@ -230,17 +230,17 @@ def _drawn(blocks: Sequence[Block]) -> Iterator[Drawn]:
 
 
 def slug(text: str) -> str:
-    """Text that can be an id and the name of a file."""
+    """The text as an id or file name."""
     return "-".join("".join(c if c.isalnum() and c.isascii() else " " for c in text.lower()).split()) or "x"
 
 
 def breakable(notation: str) -> Markup:
-    """A notation that may be broken between its parts."""
+    """A notation with possible line breaks between its parts."""
     return Markup(re.sub(r"(?<=.)([/*+])|(?<=,)", r"<wbr>\1", str(escape(notation))))
 
 
 def embedded(data: Any) -> Markup:
-    """JSON inside the page, where a script can read it and no text can end it."""
+    """JSON for a script element, escaped so that no text can end the element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
@@ -265,7 +265,7 @@ def _asset(name: str) -> str:
 
 
 def _inlined(text: str) -> Markup:
-    """A style sheet or script that goes into the page as it is."""
+    """A style sheet or script, inserted into the page unchanged."""
     if re.search(r"</(script|style)", text, flags=re.IGNORECASE):
-        raise ValueError("a script or style sheet would end its own element.")
+        raise ValueError("a script or style sheet contains the end tag of its own element.")
     return Markup(text)

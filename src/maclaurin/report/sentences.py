@@ -1,4 +1,4 @@
-"""What the numbers support, in words, and nothing they do not."""
+"""Sentences that state only what the numbers support."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _became(record: RunRecord) -> str:
 
 
 def _first_line(message: str) -> str:
-    """The line that says most: an error of ours where there is one, else the first."""
+    """The most useful line: an error of ours if there is one, else the first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
     return (errors or lines or [""])[0]
@@ -88,7 +88,7 @@ def headline(study: StudyRecord, judgements: list[Judgement]) -> str:
 
 
 def forms_finding(forms: FormsRecord) -> str:
-    """How well the forms agree, and how fast the series becomes softmax."""
+    """How well the forms agree, and how fast the series converges to softmax."""
     errors = [e for row in forms.agreement if (e := row.get("error")) is not None]
     text = f"The forms agree to {power(max(errors))}." if errors else ""
     series = sorted((r for r in forms.series if r.get("error") is not None), key=lambda r: r["order"])
@@ -153,7 +153,7 @@ def tuning_finding(outcome: Outcome) -> str:
 
 
 def factorial_finding(factorial: Factorial) -> str:
-    """Which effects the numbers support, largest first; nothing where no effect can be tested."""
+    """The significant effects, largest first; empty if no effect can be tested."""
     tested = [effect for effect in factorial.effects if effect.p is not None]
     if not tested:
         return ""
@@ -180,7 +180,7 @@ def _some(names: list[str], most: int = 6) -> list[str]:
 
 
 def _range(outcome: Outcome, names: list[str], standing: str) -> str:
-    """' by 0.12 to 0.45', where the standing is sure."""
+    """' by 0.12 to 0.45', if the standing is decided."""
     differences = [d.value for name in names if (d := outcome.differences[name]) is not None]
     sizes = sorted(abs(value) for value in differences if math.isfinite(value))
     if standing == "undecided" or not sizes:
@@ -193,7 +193,7 @@ def _range(outcome: Outcome, names: list[str], standing: str) -> str:
 
 
 def waterfall_finding(found: Contributions) -> str:
-    """The gap, and what brings most of it."""
+    """The gap, and the parts that contribute most to it."""
     way, outcome = found.waterfall, found.outcome
     unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
     first, last = found.spread(way.start), found.spread(way.end)
@@ -203,7 +203,7 @@ def waterfall_finding(found: Contributions) -> str:
         f"{signed(found.gap.value)} {interval(found.gap.bounds)}{unit}".rstrip()
     )
     if len(found.seeds) < 2:
-        return text + "; one seed only, so what the parts bring is no conclusion."
+        return text + "; one seed only, so nothing can be concluded about the parts."
     helps = -1 if not outcome.higher_is_better else 1
     ranked = sorted(found.parts, key=lambda part: -helps * part.size.value)
     sure = [part for part in ranked if part.supported]
@@ -211,17 +211,19 @@ def waterfall_finding(found: Contributions) -> str:
     if sure:
         text += ", of which " + listed([f"{part.switch} {signed(part.size.value)}" for part in sure])
     if rest:
-        text += f"; what {listed(rest)} {'brings' if len(rest) == 1 else 'bring'} is undecided"
+        text += f"; what {listed(rest)} {'contributes' if len(rest) == 1 else 'contribute'} is undecided"
     return text + f" (averaged over {counted(way.orders, 'order')} of adding them)."
 
 
 def interaction_sentences(found: Contributions, most: int = 4) -> list[str]:
-    """The pairs whose effect on each other is sure, the largest first."""
+    """The pairs with a significant interaction, the largest first."""
     if len(found.seeds) < 2 or not found.interactions:
         return []
     sure = [effect for effect in found.interactions if effect.supported]
     if not sure:
-        return ["Whether any two parts need or replace each other is undecided: no interaction is sure."]
+        return [
+            "Whether any two parts need or replace each other is undecided: no interaction is significant."
+        ]
     return [_pair_sentence(found, effect) for effect in sure[:most]]
 
 
@@ -231,8 +233,8 @@ def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
     word = "help each other" if better else "stand in for each other"
     p = "" if effect.p is None else f", {chance(effect.p)}"
     return (
-        f"{first[0].upper()}{first[1:]} and {second} {word}: {second} brings {signed(effect.alone.value)} "
-        f"without {first} and {signed(effect.beside.value)} with it "
+        f"{first[0].upper()}{first[1:]} and {second} {word}: {second} contributes "
+        f"{signed(effect.alone.value)} without {first} and {signed(effect.beside.value)} with it "
         f"(a difference of {signed(effect.twist.value)} {interval(effect.twist.bounds)}{p})."
     )
 
@@ -277,7 +279,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     head = f"{axis} makes a difference ({numbers})"
     last = apart[worst]
     if last is None or worst not in behind:
-        return f"{head}, though no two of its levels are surely apart."
+        return f"{head}, though no two of its levels differ significantly."
     with_best = [name for name in apart if name not in behind]
     if not with_best:
         lead = f"{best} is best"
@@ -306,7 +308,7 @@ def _interaction(factorial: Factorial, effect: Effect, numbers: str) -> str:
         if twist is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
             found.append((twist, bounds, row, column, [step or 0.0 for step in steps]))
     if not found:
-        return f"{head}, though no single pair of levels shows it surely."
+        return f"{head}, though no single pair of levels shows it significantly."
     twist, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
     return (
         f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "

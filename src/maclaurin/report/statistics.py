@@ -1,16 +1,16 @@
-"""Few seeds: what may be said of the difference between two cells.
+"""The difference between two cells, from few seeds.
 
-Every cell runs with the same seeds, and a seed moves all cells alike (the same data in the same order), so
-cells are compared seed by seed. From the n differences d of a pair:
+Every cell runs with the same seeds, and a seed affects all cells in the same way (the same data in the same
+order), so cells are compared seed by seed. From the n differences d of a pair:
 
     mean(d) ± t_{n−1} · sd(d)/√n
 
-This is the paired t-test. It uses the spread of that pair alone: spreads differ between cells, and a number
-pooled over all of them would be too small for the cells that jump about most (with three seeds, a pooled 95 %
-interval of a cell whose spread is twice the usual holds the truth in 80 % of cases only).
+This is the paired t-test. It uses only the spread of this pair: spreads differ between cells, and a pooled
+spread would be too small for the cells that vary most (with three seeds, a pooled 95 % interval of a cell
+whose spread is twice the usual contains the true value in only 80 % of cases).
 
-Differences are taken on the scale of the metric: as they are for losses, of log-odds for shares between 0 and
-1, of logarithms for sizes and speeds. One seed gives a number and no interval.
+Differences are taken on the scale of the metric: unchanged for losses, log-odds for shares between 0 and 1,
+logarithms for sizes and speeds. One seed gives a number and no interval.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from scipy import special, stats
 from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE = 0.95
-#: answers of a test set, where a run did not record how many there were
+#: assumed number of answers of a test set, if a run did not record it
 ASSUMED_ANSWERS = 1000
 
 
 def to_scale(value: float, scale: str, answers: float | None = None) -> float:
-    """A metric on the scale on which it is compared.
+    """A metric on its scale of comparison.
 
-    A share of 0 or 1 counts as half an answer away from it: its log-odds would be infinite.
+    A share of 0 or 1 is moved inwards by half an answer, as its log-odds would be infinite.
     """
     if scale == "logit":
         half = 0.5 / (answers or ASSUMED_ANSWERS)
@@ -42,7 +42,7 @@ def to_scale(value: float, scale: str, answers: float | None = None) -> float:
 
 
 def margin_on_scale(reference: float, within: float, scale: str) -> tuple[float, float]:
-    """How far below and above the reference ± `within` reaches, on the scale."""
+    """The ends of reference ± `within`, relative to the reference, on the scale."""
     if scale == "linear":
         return -within, within
     edge = 1 - 1e-9 if scale == "logit" else math.inf
@@ -56,9 +56,9 @@ def margin_on_scale(reference: float, within: float, scale: str) -> tuple[float,
 class Difference:
     """Mean of n paired differences, on the metric's scale.
 
-    error      standard error; None where n < 2
+    error      standard error; None if n < 2
     df         degrees of freedom of t
-    runaway    1 or −1 where a run of one of the two cells diverged: the difference has no bound that way
+    runaway    1 or −1 if a run of one of the two cells diverged: the difference has no bound on that side
     """
 
     value: float
@@ -69,16 +69,16 @@ class Difference:
 
     @property
     def is_tested(self) -> bool:
-        """Whether anything may be concluded from it."""
+        """Whether a conclusion is possible."""
         return self.error is not None
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The 95 % interval, where there is one."""
+        """The 95 % interval, if there is one."""
         return self.interval(CONFIDENCE)
 
     def interval(self, level: float) -> tuple[float, float] | None:
-        """The interval that holds the truth so often."""
+        """The confidence interval at this level."""
         if self.error is None:
             return None
         half = (
@@ -93,11 +93,11 @@ class Difference:
         )
 
     def p_above(self, bound: float) -> float:
-        """One-sided p of 'the difference is at most `bound`': small where it is surely above."""
+        """One-sided p of 'the difference is at most `bound`': small if it is significantly above."""
         return 1.0 if self.runaway < 0 else self._tail(self.value - bound)
 
     def p_below(self, bound: float) -> float:
-        """One-sided p of 'the difference is at least `bound`': small where it is surely below."""
+        """One-sided p of 'the difference is at least `bound`': small if it is significantly below."""
         return 1.0 if self.runaway > 0 else self._tail(bound - self.value)
 
     def _tail(self, distance: float) -> float:
@@ -112,7 +112,7 @@ class Difference:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
-    """first − second, seed by seed; None where they share no seed."""
+    """first − second, seed by seed; None if they share no seed."""
     shared = sorted(set(first) & set(second))
     if not shared:
         return None
@@ -122,13 +122,13 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Differenc
 
 
 def mean_of(values: Sequence[float]) -> Difference:
-    """The mean of a number that every seed gives once, such as a sum over cells."""
+    """The mean of one number per seed, such as a sum over cells."""
     sample = np.array(values)
     return _from_sample(sample, rounding=1e-9 * max(float(np.abs(sample).max()), 1e-6))
 
 
 def _from_sample(sample: np.ndarray, rounding: float) -> Difference:
-    """Runs that are equal by algebra differ by rounding, which is no evidence of a smaller noise."""
+    """Mean and error of a sample. The spread is at least rounding, by which even equal runs differ."""
     n = len(sample)
     mean = float(sample.mean())
     if n < 2:
@@ -147,7 +147,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None of nothing; no deviation of one value."""
+        """None without values; one value has no deviation."""
         if not values:
             return None
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -160,6 +160,6 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def spreads_differ(groups: Sequence[Sequence[float]]) -> float | None:
-    """p of Bartlett's test that the groups have one spread; None where it cannot be done."""
+    """p of Bartlett's test that the groups have the same spread; None if it cannot be done."""
     usable = [np.asarray(group) for group in groups if len(group) > 1 and np.std(group) > 0]
     return float(stats.bartlett(*usable).pvalue) if len(usable) > 1 else None

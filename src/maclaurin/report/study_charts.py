@@ -27,11 +27,11 @@ PANEL = 330
 HEIGHT = 230
 ROW_HEIGHT = 20
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
-#: share of the steps whose steep descent is left out of the axis
+#: share of the first steps that the axis leaves out because of their steep descent
 EARLY = 0.2
-#: a point that lies so many times the width of most others away is drawn at the edge of the axis
+#: a point further away than this many times the width of most others is drawn at the edge of the axis
 FAR = 3.0
-#: points of a training curve that are drawn
+#: largest number of drawn points of a training curve
 MOST_POINTS = 80
 
 
@@ -47,14 +47,14 @@ class Look:
     baseline: str | None = None
 
     def colour(self, *, legend: bool = True, symbol: str = "stroke") -> alt.Color:
-        """The first round of the palette, and again."""
+        """The colour of each name; the palette repeats."""
         places = {name: place % len(PALETTE) for place, name in enumerate(self._others)}
         wanted = [alt.ExprRef("ink" if n == self.baseline else f"c{places[n]}") for n in self.names]
         scale = alt.Scale(domain=list(self.names), range=wanted)
         return alt.Color("name:N", legend=self._legend(symbol) if legend else None, scale=scale)
 
     def dash(self) -> alt.StrokeDash:
-        """A second round of the palette is dashed."""
+        """The dash of each name; a repeated palette is dashed."""
         rounds = {name: place // len(PALETTE) for place, name in enumerate(self._others)}
         wanted = [DASHES[rounds.get(name, 0) % len(DASHES)] for name in self.names]
         scale = alt.Scale(domain=list(self.names), range=wanted)
@@ -65,7 +65,7 @@ class Look:
         return [name for name in self.names if name != self.baseline]
 
     def _legend(self, symbol: str) -> alt.Legend | None:
-        """Below the chart, where there is more than one name."""
+        """The legend below the chart, if there is more than one name."""
         if len(self.names) < 2:
             return None
         return alt.Legend(
@@ -75,18 +75,18 @@ class Look:
 
 
 def look_of(outcome: Outcome) -> Look:
-    """Of the cells of an experiment."""
+    """The look of the cells of an experiment."""
     return Look(tuple(outcome.cells), outcome.experiment.baseline)
 
 
 def _picked() -> tuple[alt.Parameter, Any]:
-    """Names in the legend can be clicked: the others fade."""
+    """Clicking a name in the legend fades the others."""
     pick = alt.selection_point(name="pick", fields=["name"], bind="legend")
     return pick, alt.when(pick)
 
 
 def _core(points: Sequence[float]) -> tuple[float, float]:
-    """The range of the points without those that lie far outside the middle two thirds of them."""
+    """The range of the points, without those far outside the middle two thirds."""
     known = sorted(point for point in points if math.isfinite(point))
     if not known:
         return 0.0, 1.0
@@ -97,7 +97,7 @@ def _core(points: Sequence[float]) -> tuple[float, float]:
 
 
 def _bar(low: float, high: float) -> Row:
-    """Ends of an error bar. One without length is left out: vl-convert cannot draw it as PDF."""
+    """Ends of an error bar. A bar of length zero is left out, as vl-convert cannot draw it as PDF."""
     return {"low": low, "high": high} if f"{low:.5g}" != f"{high:.5g}" else {"low": None, "high": None}
 
 
@@ -218,7 +218,7 @@ def _differences(sheet: Sheet, outcome: Outcome, names: list[str]) -> View | Non
 
 
 def _difference_row(outcome: Outcome, name: str, difference: Difference, domain: list[float]) -> Row:
-    """Cut off at the edges of the axis."""
+    """A row of the chart, clipped at the edges of the axis."""
     low, high = difference.bounds or (math.nan, math.nan)
     return {
         "name": name,
@@ -236,7 +236,7 @@ def _difference_row(outcome: Outcome, name: str, difference: Difference, domain:
 
 
 def curves(outcome: Outcome) -> Figure | None:
-    """Evaluations and training loss against the step: means, and seeds as thin lines beside them."""
+    """Evaluations and training loss against the step: means, with seeds as thin lines."""
     sheet, panels = Sheet(), []
     held_out = _held_out(outcome)
     if held_out is not None:
@@ -251,7 +251,7 @@ def curves(outcome: Outcome) -> Figure | None:
 
 
 def _held_out(outcome: Outcome) -> tuple[str, str] | None:
-    """(curve, title) of what was evaluated on the way: validation data where there are, else test data."""
+    """(curve, title) of the evaluations during training: on validation data if any, else on test data."""
     kind = "accuracy" if outcome.experiment.metric.endswith("accuracy") else "loss"
     names = {name for record in outcome.records for name in record.curves}
     for name, title in ((f"validation_{kind}", f"validation {kind}"), (kind, f"test {kind}")):
@@ -274,7 +274,7 @@ def _curve_panel(sheet: Sheet, outcome: Outcome, curve: str, title: str, *, firs
 
 
 def _some(points: Points) -> Points:
-    """At most MOST_POINTS of a curve: means of equal stretches."""
+    """At most MOST_POINTS points of a curve: means of equal parts."""
     length = math.ceil(len(points) / MOST_POINTS)
     parts = [points[i : i + length] for i in range(0, len(points), length or 1)]
     return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
@@ -301,7 +301,7 @@ def positions(outcome: Outcome) -> Figure | None:
 
 
 def compute(outcome: Outcome) -> Figure | None:
-    """Evaluations against the training FLOPs spent, where cells differ in what a step costs."""
+    """Evaluations against training FLOPs, if the cost of a step differs between cells."""
     held_out = _held_out(outcome)
     known = [cost for cell in outcome.cells.values() if (cost := cell.average("training_flops"))]
     if held_out is None or len(known) < 2 or max(known) / min(known) < 1.02:
@@ -340,9 +340,9 @@ def _lines(
     width: int = PANEL,
     first: bool = True,
 ) -> View:
-    """One line per cell; `late` fits the axis to what comes after the steep first fifth.
+    """One line per cell; `late` fits the axis to the steps after the steep first fifth.
 
-    Of several panels only the first defines what is picked in the legend.
+    Of several panels only the first defines the selection in the legend.
     """
     means: list[Row] = []
     single: list[Row] = []
@@ -374,7 +374,7 @@ def _lines(
 
 
 def _mean_curve(lines: Sequence[tuple[int, RunRecord, Points]]) -> Points:
-    """Where every finished run has a value; runs that broke off have no part in it."""
+    """The mean at steps where every finished run has a value; unfinished runs are left out."""
     there = [(record, dict(line)) for _, record, line in lines if line]
     whole = [line for record, line in there if record.status == "finished"] or [line for _, line in there]
     if not whole:
@@ -393,7 +393,7 @@ def _extent(rows: Sequence[Row]) -> list[float]:
 
 
 def _late_domain(points: Points) -> list[float]:
-    """The range of what lies after the first fifth of the steps."""
+    """The range of the values after the first fifth of the steps."""
     first, last = _range([x for x, _ in points])
     return _padded(*_range([y for x, y in points if x >= first + EARLY * (last - first)]))
 
@@ -411,7 +411,7 @@ class Family:
 
 
 def families(outcome: Outcome) -> list[Family]:
-    """The cells that hold a finite order, by what they share; empty where there are fewer than two orders."""
+    """Cells with a finite order, grouped by the rest of their notation; empty with fewer than two orders."""
     ordered = [cell for cell in outcome.cells.values() if cell.order is not None and cell.values]
     if len({cell.order for cell in ordered}) < 2:
         return []
@@ -423,7 +423,7 @@ def families(outcome: Outcome) -> list[Family]:
 
 
 def orders(outcome: Outcome) -> Figure | None:
-    """The metric against the order, and against the bytes of the state: at equal state, read upwards."""
+    """The metric against the order, and against the bytes of the state."""
     groups = families(outcome)
     if not groups:
         return None
@@ -509,7 +509,7 @@ def series_error(forms: FormsRecord) -> Figure | None:
 
 
 def learning_rates(outcome: Outcome) -> Figure | None:
-    """What tuning saw: the value against the learning rate, with the chosen rate filled."""
+    """The tuning runs: the value against the learning rate, with the chosen rate filled."""
     tuning = outcome.experiment.tuning
     if tuning is None:
         return None
@@ -583,7 +583,7 @@ def _heatmap(sheet: Sheet, factorial: Factorial, rows: str, columns: str) -> Vie
 
 
 def waterfall(found: Contributions) -> Figure:
-    """From the first cell to the last: each part a bar from where the one before ended, with its interval."""
+    """From the first cell to the last: a bar with its interval for each part, from where the last ended."""
     way, outcome = found.waterfall, found.outcome
     rows, at = [], found.start
     for part in found.parts:
@@ -640,7 +640,7 @@ def waterfall(found: Contributions) -> Figure:
     numbers = (
         texts.encode(alt.Y("name:N", sort=names, scale=alt.Scale(domain=names), axis=None), text="brings:N")
         .encode(x=alt.value(4))
-        .properties(width=170, height=alt.Step(ROW_HEIGHT + 4), title="brings, with its 95 % interval")
+        .properties(width=170, height=alt.Step(ROW_HEIGHT + 4), title="contribution, with its 95 % interval")
     )
     return sheet.figure(alt.hconcat(view, numbers, spacing=6))
 
@@ -651,7 +651,7 @@ def _end_text(found: Contributions, cell: str) -> str:
 
 
 def across(outcomes: Sequence[Outcome]) -> Figure | None:
-    """The same cells over several experiments, where a study has three or more of them."""
+    """The same cells over several experiments, if a study has three or more."""
     groups: dict[tuple[str, tuple[str, ...]], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.experiment.metric, tuple(outcome.cells)), []).append(outcome)

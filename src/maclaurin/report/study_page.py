@@ -1,4 +1,4 @@
-"""The page of studies: what to say of each, section by section."""
+"""The page of studies, section by section."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def study_page(articles: Sequence[Article]) -> str:
 
 @final
 class Composer:
-    """One study, section by section; its anchors and the files of its figures begin with the names given."""
+    """One study, section by section; its anchors and figure files start with the given names."""
 
     def __init__(self, analysis: Analysis, anchors: str, figures: str) -> None:
         self._analysis, self._anchors, self._figures = analysis, anchors, figures
@@ -107,7 +107,7 @@ class Composer:
         self._sources: list[Source] = []
 
     def article(self) -> Article:
-        """All of it. Sections without content do not appear."""
+        """The whole article. Sections without content are left out."""
         study = self._analysis.study
         sections = [
             ("form", "The form", self._form()),
@@ -154,7 +154,7 @@ class Composer:
     def _figure(
         self, name: str, title: str, figure: Figure | None, records: Sequence[RunRecord], note: str = ""
     ) -> list[Block]:
-        """Nothing where there is nothing to draw; `name` says what the file shows."""
+        """A list with the figure, or empty if there is nothing to draw; `name` becomes the file name."""
         if figure is None:
             return []
         file = f"{FIGURES}/{slug(f'{self._figures} {name}')}.svg"
@@ -227,7 +227,7 @@ class Composer:
                 charts.cells(outcome),
                 records,
                 f"Left: mean and standard deviation over seeds; the dashed line is {experiment.baseline}. "
-                "Right: difference seed by seed with its 95 % interval. An arrow marks what lies beyond "
+                "Right: difference seed by seed with its 95 % interval. An arrow marks values beyond "
                 "the axis.",
             ),
             *self._figure(
@@ -253,17 +253,17 @@ class Composer:
         if not ways:
             return []
         lead = (
-            "What a part brings depends on what is there already, so it is averaged over all orders of "
-            "adding the parts in which every combination on the way has a meaning (Shapley's value); the "
-            "parts add up to the whole gap. Each is taken seed by seed; intervals are those of Student's t "
-            "over the seeds."
+            "The contribution of a part depends on the parts that are already there, so it is averaged over "
+            "all orders of adding the parts in which every combination on the way has a meaning (the Shapley "
+            "value). The contributions add up to the whole gap. Each is computed seed by seed; intervals are "
+            "Student's t over the seeds."
         )
         return [Text(lead), *(block for way in ways for block in self._waterfall(way))]
 
     def _waterfall(self, found: Contributions) -> list[Block]:
         title, records = found.waterfall.title, self._records_of(found)
         left_out = [
-            f"Seed {seed} is left out: no result of {listed(cells)}."
+            f"Seed {seed} is left out: it has no result for {listed(cells)}."
             for seed, cells in found.incomplete.items()
         ]
         pairs = pairs_table(found)
@@ -276,11 +276,11 @@ class Composer:
                 title,
                 charts.waterfall(found),
                 records,
-                "Each bar begins where the one above ended; lines are 95 % intervals of what a part brings.",
+                "Each bar begins where the one above ended; lines are 95 % intervals of the contributions.",
             ),
-            self._table(contributions_table(found), f"What each part brings: {title}", records),
+            self._table(contributions_table(found), f"What each part contributes: {title}", records),
             *(
-                [Fold("What a part brings without another and with it", (Tabled(pairs),))]
+                [Fold("What a part contributes without another and with it", (Tabled(pairs),))]
                 if pairs.rows
                 else []
             ),
@@ -301,7 +301,7 @@ class Composer:
             self._heading(outcome, "tuning"),
             Text(tuning_finding(outcome)),
             Text(
-                f"{counted(len(trials), 'tuning run')} with seed {seeds}, {duration(cost)} in all; the "
+                f"{counted(len(trials), 'tuning run')} with seed {seeds}, {duration(cost)} in total; the "
                 "results above come from other seeds.",
                 "note",
             ),
@@ -317,7 +317,7 @@ class Composer:
 
     def _orders(self) -> list[Block]:
         blocks = self._each(self._order)
-        lead = "Order is the highest power of the score that a kernel holds; softmax holds all of them."
+        lead = "Order is the highest power of the score in a kernel; softmax has all of them."
         return [Text(lead), *blocks] if blocks else []
 
     def _order(self, outcome: Outcome) -> list[Block]:
@@ -338,7 +338,7 @@ class Composer:
         outcome = factorial.outcome
         sentences = [effect_sentence(factorial, effect) for effect in factorial.effects]
         sentences += [
-            f"{name}: cannot be separated from other effects with the runs there are."
+            f"{name}: the existing runs cannot separate it from other effects."
             for name in factorial.inestimable
         ]
         return [
@@ -349,11 +349,9 @@ class Composer:
                 f"Mean {outcome.metric} for each pair of parts",
                 charts.heatmaps(factorial),
                 outcome.records,
-                "Deeper is better; the other parts are averaged.",
+                "Darker is better; the mean is over the other parts.",
             ),
-            self._table(
-                effects_table(factorial), "Effects: main, two-way, and what is left", outcome.records
-            ),
+            self._table(effects_table(factorial), "Effects: main, two-way, and the rest", outcome.records),
             *(Text(note, "note") for note in _cautions(factorial)),
         ]
 
@@ -365,7 +363,7 @@ class Composer:
             "The same cells over all experiments",
             charts.across(outcomes),
             records,
-            "Each experiment has a task of its own; bars are standard deviations over seeds.",
+            "Each experiment has its own task; bars are standard deviations over seeds.",
         )
 
     def _claims(self) -> list[Block]:
@@ -381,7 +379,7 @@ class Composer:
             "“Undecided” means that the runs do not answer the question."
         )
         origin = self._analysis.claims_from
-        note = [Text(f"Claims as in {origin}.", "note")] if origin else []
+        note = [Text(f"Claims from {origin}.", "note")] if origin else []
         return [Text(lead), *note, Claims(tuple(_card(judgement) for judgement in judgements))]
 
     def _settings(self, outcome: Outcome) -> list[Block]:
@@ -405,7 +403,7 @@ class Composer:
 
     def _positions(self, outcome: Outcome) -> list[Block]:
         title = f"Test loss by position in the text: {outcome.experiment.title}"
-        note = "Means over seeds. Positions that nothing is scored at are left out."
+        note = "Means over seeds. Positions without a score are left out."
         return self._figure(
             f"{outcome.experiment.name} positions", title, charts.positions(outcome), outcome.records, note
         )
@@ -414,7 +412,7 @@ class Composer:
         study = self._analysis.study
         count = counted(len(list(study.labelled())), "run")
         return [
-            Text("Which runs each figure and table was made from, and where those were made."),
+            Text("The runs behind each figure and table, and where they were made."),
             Fold("By figure and table", (Tabled(figures_table(self._sources)),)),
             Fold(f"All {count}", (Tabled(runs_table(study)),)),
         ]
@@ -436,7 +434,7 @@ def _card(judgement: Judgement) -> ClaimCard:
 
 
 def _formulas(outcome: Outcome) -> dict[str, str]:
-    """Notation → formula, for those this version can read."""
+    """Notation → formula, for notations that this version can parse."""
     found = {}
     for text in dict.fromkeys(t for cell in outcome.cells.values() for t in cell.attention):
         try:
@@ -452,10 +450,12 @@ def _cautions(factorial: Factorial) -> Iterator[str]:
     if not factorial.is_balanced:
         text = "Not every combination has every seed, so shares need not add up to 100 %"
         if lost:
-            text += f"; effects speak of the finished runs only: {', '.join(lost)} diverged or did not finish"
+            text += (
+                f"; effects are about the finished runs only: {', '.join(lost)} diverged or did not finish"
+            )
         yield text + "."
     if factorial.spreads_differ:
         yield (
-            "The cells vary differently between seeds (Bartlett's test, p < 0.05), and these tests use one "
-            "noise for all: trust large effects more than small ones."
+            "The spread over seeds differs between cells (Bartlett's test, p < 0.05), but these tests "
+            "pool the noise over all cells: trust large effects more than small ones."
         )

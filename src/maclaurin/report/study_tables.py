@@ -72,7 +72,7 @@ def _parts_row(outcome: Outcome, cell: CellOutcome) -> tuple[Entry, ...]:
 
 
 def decimals_of(outcome: Outcome) -> int:
-    """Digits after the point that the noise leaves a meaning."""
+    """Digits after the point that are above the noise."""
     known = [
         c.spread.deviation for c in outcome.cells.values() if c.spread and c.spread.deviation is not None
     ]
@@ -101,7 +101,7 @@ def difference_entry(difference: Difference | None, decimals: int) -> Entry:
 
 
 def standing_entry(outcome: Outcome, cell: CellOutcome) -> Entry:
-    """Where a cell stands, and what became of runs that did not finish."""
+    """The standing of a cell, and the runs that did not finish."""
     standing = outcome.standing(cell.name)
     tones: dict[str, Tone] = {"behind": "bad", "ahead": "good", "undecided": "unsure"}
     words = {"one seed": "one seed: no conclusion", "not run": "no finished run"}
@@ -117,11 +117,11 @@ def standing_entry(outcome: Outcome, cell: CellOutcome) -> Entry:
 
 # ------------------------------------------------------------------------------ how it was trained
 
-#: config key → its name in the table; others are shown under their own
+#: config key → its name in the table; other keys keep their own name
 _NAMES = {"lr": "learning rate", "batch_size": "rows per step", "length": "tokens per row"}
-#: keys that are the run's identity, or say where and how it was computed
+#: keys that identify the run, or say where and how it was computed
 _HIDDEN = ("attention", "seed", "device", "keep", "trackers", "checkpoint_every", "log_every", "eval_every")
-#: keys that are worth a line even where they have their default
+#: keys that are shown even if they have their default
 _ALWAYS = (
     "size", "data", "tokenizer", "length", "steps", "batch_size", "lr", "schedule", "warmup", "final_lr",
     "weight_decay", "beta1", "beta2", "clip", "precision", "initialization",
@@ -207,7 +207,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
         ),
         Column("width", "number", "largest over smallest good rate"),
         Column("tried", "number"),
-        Column("time", "number", "of all its tuning runs"),
+        Column("time", "number", "all tuning runs of the cell"),
     )
     rows = []
     for name, cell in tuning.cells.items():
@@ -219,7 +219,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
         rows.append(
             (
                 Entry(name, name),
-                Entry(f"{cell.rate:g}", cell.rate, "on the edge of what was tried" if cell.on_edge else ""),
+                Entry(f"{cell.rate:g}", cell.rate, "at the edge of the rates tried" if cell.on_edge else ""),
                 Entry(plain(best), best),
                 Entry(f"{low:.2g} – {high:.2g}{' or more' if is_open else ''}", low),
                 Entry(NOTHING if width is None else f"× {width:.1f}", width),
@@ -231,7 +231,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
 
 
 def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds; infinite where a run diverged or crashed."""
+    """Rate → mean value over the tuning seeds; infinite if a run diverged or crashed."""
     found: dict[float, list[float]] = {}
     for trial in cell.trials:
         found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)
@@ -239,7 +239,7 @@ def trial_means(cell: CellTuning) -> dict[float, float]:
 
 
 def good_range(values: dict[float, float], best: float, sign: float) -> tuple[float, float, bool]:
-    """(smallest, largest good rate, whether a side never got bad), between the rates that were tried.
+    """(smallest good rate, largest good rate, whether a side has no bad rate), among the rates tried.
 
     Interpolated on the logarithm of the rate; a rate that diverged bounds the range at its neighbour.
     """
@@ -269,14 +269,14 @@ def good_range(values: dict[float, float], best: float, sign: float) -> tuple[fl
 
 
 def cost_table(outcome: Outcome) -> Table:
-    """What each cell takes: means over its finished runs."""
+    """The cost of each cell: means over its finished runs."""
     columns = (
         Column("cell"),
-        Column("tokens/s", "number", "of runs that had the machine to themselves"),
+        Column("tokens/s", "number", "of runs that did not share the machine"),
         Column("state", "number", "recurrent state of all layers in fp32"),
         Column("parameters", "number"),
         Column("training FLOPs", "number"),
-        Column("time of a run", "number", "evaluation included, beside the other runs"),
+        Column("time of a run", "number", "with evaluation, while other runs share the machine"),
         Column("peak GPU memory", "number"),
     )
     rows = []
@@ -309,7 +309,7 @@ def cost_table(outcome: Outcome) -> Table:
 
 
 def effects_table(factorial: Factorial) -> Table:
-    """Main effects and interactions, then what is left over."""
+    """Main effects and interactions, then seed and noise."""
     columns = (
         Column("effect"),
         Column("share of variance", "number"),
@@ -338,13 +338,15 @@ def effects_table(factorial: Factorial) -> Table:
 
 
 def contributions_table(found: Contributions) -> Table:
-    """What each part of a waterfall brings, and all of them together."""
+    """The contribution of each part of a waterfall, and of all parts together."""
     decimals, gap = decimals_of(found.outcome), found.gap
     unit = f", {found.outcome.difference_unit}" if found.outcome.difference_unit else ""
     columns = (
         Column("part"),
         Column(
-            f"brings{unit}", "number", "mean over the orders of adding the parts, 95 % interval over seeds"
+            f"contribution{unit}",
+            "number",
+            "mean over the orders of adding the parts, 95 % interval over seeds",
         ),
         Column("share of the gap", "number"),
         Column("p (Holm)", "number"),
@@ -365,12 +367,12 @@ def contributions_table(found: Contributions) -> Table:
 
 
 def pairs_table(found: Contributions) -> Table:
-    """What a part brings without another and with it, the largest difference first."""
+    """The contribution of a part without another and with it, the largest difference first."""
     decimals = decimals_of(found.outcome)
     columns = (
         Column("part"),
         Column("beside"),
-        Column("brings without it", "number"),
+        Column("contributes without it", "number"),
         Column("with it", "number"),
         Column("difference", "number", "95 % interval over seeds"),
         Column("p (Holm)", "number"),
@@ -420,7 +422,7 @@ def claims_table(judgements: list[Judgement]) -> Table:
 
 
 def published_text(judgement: Judgement) -> str:
-    """What was published, in our unit, with the source."""
+    """The published numbers, in our unit, with the source."""
     claim = judgement.claim
     parts = [_published(found) for found in claim.published]
     parts += [claim.note] if claim.note else []
@@ -443,7 +445,7 @@ def margin_text(judgement: Judgement) -> str:
 
 
 def forms_table(forms: FormsRecord) -> Table:
-    """The largest error of each form, and where."""
+    """The largest error of each form, and the spec it belongs to."""
     columns = (
         Column("form"),
         Column("largest error", "number"),
@@ -528,7 +530,7 @@ def _all(name: str, records: tuple[RunRecord, ...]) -> str:
 
 
 def runs_table(study: StudyRecord) -> Table:
-    """Every run with all that is known of where it came from."""
+    """Every run with its provenance."""
     columns = (
         Column("run", "code"),
         Column("experiment"),
@@ -559,7 +561,7 @@ def mixtures(outcome: Outcome) -> list[str]:
     """Sentences on finished runs of one experiment that differ in more than their cell and seed."""
     done = [record for record in outcome.records if record.status == "finished"]
     readers: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
-        ("versions of torch or of our numbers", lambda r: f"{r.run.torch} {r.run.numerics}"),
+        ("versions of torch or of our numerics", lambda r: f"{r.run.torch} {r.run.numerics}"),
         ("machines", lambda r: in_one_line(r.provenance.get("machine"))),
     )
     sentences = []
@@ -572,12 +574,12 @@ def mixtures(outcome: Outcome) -> list[str]:
         by_seed.setdefault(record.run.seed, set()).add(record.run.data)
     if any(len(found) > 1 for found in by_seed.values()):
         names = sorted({in_one_line(record.provenance.get("data")) for record in done})
-        sentences.append(f"Not all runs with one seed saw the same state of {', '.join(names)}.")
+        sentences.append(f"Runs with the same seed did not all see the same version of {', '.join(names)}.")
     return sentences
 
 
 def planned_runs(study: StudyRecord) -> int:
-    """Cells × seeds of all experiments, where runs that experiments share count once."""
+    """Cells × seeds of all experiments; runs shared by experiments count once."""
     planned = [
         cell.runs.get(seed, (e.name, cell.name, seed))
         for e in study.experiments

@@ -1,15 +1,15 @@
-"""Claims held against the runs.
+"""Claims tested on the runs.
 
-Each claim is about pairs of cells, and holds only if every pair does:
+Each claim is about pairs of cells, and holds only if it holds for every pair:
 
     alike     cell − first: the interval lies within ± the margin (an equivalence test, TOST)
-    behind    cell − first: surely worse
-    ordered   cell − the one before it: surely better
+    behind    cell − first: significantly worse
+    ordered   cell − the one before it: significantly better
 
-It is contradicted where one pair surely shows the opposite (corrected for the number of pairs). Holm's method
-corrects the p of a claim for the number of claims on the page. Claims that could not be tested count too, so
-that missing data never helps. What neither holds nor is contradicted at 95 % is undecided. A claim about
-cells that have no result was not run, unless the others contradict it already.
+It is contradicted if one pair significantly shows the opposite (corrected for the number of pairs). Holm's
+method corrects the p of a claim for the number of claims on the page. Claims that could not be tested count
+too, so that missing data never helps. A claim that neither holds nor is contradicted at 95 % is undecided. A
+claim about cells without a result is not run, unless the other cells already contradict it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LIMIT = 1 - CONFIDENCE
 @final
 @dataclass(frozen=True)
 class Pair:
-    """One comparison of a claim: how sure it is that it holds, and that it is contradicted (one-sided p)."""
+    """One comparison of a claim, with the one-sided p that it holds and that it is contradicted."""
 
     cell: str
     other: str
@@ -53,7 +53,7 @@ class Pair:
 class Judgement:
     """A claim, our numbers beside it, the verdict, and what a reader should know about it.
 
-    p   two-sided, after Holm's correction; None where the claim was not run
+    p   two-sided, after Holm's correction; None if the claim was not run
     """
 
     claim: AnyClaim

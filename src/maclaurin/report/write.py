@@ -68,7 +68,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, pdf: bool = 
 
 
 def read_studies(paths: Sequence[Path]) -> list[tuple[Path, StudyRecord]]:
-    """Every study once, with where it was found: parts of one study in several folders are put together."""
+    """Every study once, with its path; parts of one study in several folders are merged."""
     if not paths:
         raise InputError("a report needs the folder of at least one study, such as runs/mini.")
     found: list[tuple[Path, StudyRecord]] = []
@@ -84,7 +84,7 @@ def read_studies(paths: Sequence[Path]) -> list[tuple[Path, StudyRecord]]:
 
 def _read(path: Path) -> StudyRecord:
     if not path.exists():
-        raise InputError(f"there is no folder or file {path}: name the folder of a study, such as runs/mini.")
+        raise InputError(f"there is no folder or file {path}: give the folder of a study, such as runs/mini.")
     study = read_study(path)
     if not study.experiments or not study.runs:
         raise InputError(
@@ -94,10 +94,10 @@ def _read(path: Path) -> StudyRecord:
 
 
 def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
-    """The study with the claims and waterfalls of its study.py as it is now, and the name of that file.
+    """The study with the claims and waterfalls of its current study.py, and the name of that file.
 
-    The file beside the records counts, then the one the study was run from. Records without either, or whose
-    file is of another study by now, keep the claims they were written with.
+    This is the file beside the records, else the one the study was run from. Records without either, or whose
+    file now defines another study, keep the claims they were written with.
     """
     beside = (path if path.is_dir() else path.parent) / "study.py"
     file = beside if beside.is_file() else source_file(study.source)
@@ -163,7 +163,7 @@ def _joined(
 
 
 def _joined_cell(one: CellRecord, other: CellRecord, runs: Mapping[str, RunRecord]) -> CellRecord:
-    """Where both have a run with one seed, the better one: finished before anything else."""
+    """The cell with the runs of both; of two runs with the same seed, a finished one is preferred."""
     keys = dict(one.runs)
     for seed, key in other.runs.items():
         if seed not in keys or WORTH[runs[key].status] < WORTH[runs[keys[seed]].status]:
@@ -311,11 +311,11 @@ def write_figures(articles: Sequence[Article], folder: Path, *, pdf: bool) -> No
 
 @final
 class _replaced:
-    """A folder to write into; at the end its files take their places, the page last, and old figures go."""
+    """A temporary folder; at the end its files replace the report's, the page last, and old figures go."""
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise InputError(f"a report is a folder, and {folder} is a file: name another with --out.")
+            raise InputError(f"a report is a folder, but {folder} is a file: choose another --out.")
         self._folder = folder
 
     def __enter__(self) -> Path:

@@ -1,8 +1,8 @@
-"""A study: a question, a grid over parts of attention, seeds, and the claims to hold against it.
+"""A study: a question, a grid over parts of attention, seeds, and claims to test.
 
     maclaurin.study.run("mini")            # or a Study of your own
 
-Stating a study needs no torch; `run` imports it.
+Defining a study needs no torch; `run` imports it.
 """
 
 from __future__ import annotations

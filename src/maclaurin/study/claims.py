@@ -1,4 +1,4 @@
-"""What should be seen, as data: the report holds the runs against it."""
+"""Claims about the results of a study, as data; the report tests them on the runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, final
 
 from maclaurin.errors import InputError, did_you_mean
 
-#: unit → (the metric it is about, how to get that metric from it)
+#: unit → (its metric, how to convert a value to that metric)
 UNITS: dict[str, tuple[str, Callable[[float], float]]] = {
     "nats": ("loss", lambda value: value),
     "ln CE": ("loss", math.exp),
@@ -23,7 +23,7 @@ UNITS: dict[str, tuple[str, Callable[[float], float]]] = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Numbers that somebody published, in their unit.
+    """Published numbers, in their unit.
 
     where    the place and the setting: "300M on the Pile, 90k steps"
     unit     one of UNITS; "ln CE" is the logarithm of the cross-entropy
@@ -41,7 +41,7 @@ class Published:
 
     @property
     def metric(self) -> str:
-        """The metric these numbers are about."""
+        """The metric of these numbers."""
         return UNITS[self.unit][0]
 
     @property
@@ -58,9 +58,9 @@ class Claim:
     says         the claim
     experiment   the experiment whose runs decide
     cells        which of its cells; their meaning depends on the kind of claim
-    source       who says so, with the place; empty for a claim of your own
-    published    numbers published for it
-    note         what else was published, in words
+    source       who made the claim, and where; empty for your own claim
+    published    published numbers for it
+    note         other published findings, in words
     """
 
     kind: ClassVar[str]
@@ -99,7 +99,7 @@ class Alike(Claim):
         if not (math.isfinite(self.within) and self.within > 0):
             raise InputError(
                 f"within={self.within!r}: no finite number of runs can show that two cells differ by at most "
-                "that. Give the largest difference that does not matter, such as 0.05."
+                "this. Give the largest difference that does not matter, such as 0.05."
             )
         if not self.because.strip():
             raise InputError(f"the margin {self.within:g} of {self.says!r} needs a reason: because='…'.")

@@ -1,4 +1,4 @@
-"""Runs and studies beside each other: what a folder holds, what differs, what takes space. Needs no torch."""
+"""Compare runs and studies: what a folder holds, what differs, what takes space. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from maclaurin.study.run_record import FILE, RunRecord, StudyRecord, read_run, r
 @final
 @dataclass(frozen=True)
 class RunSummary:
-    """What the folder of one run says: of `maclaurin train`, of a sweep, or of a pool.
+    """A run as its folder describes it: of `maclaurin train`, of a sweep, or of a pool.
 
-    status   finished, running or stopped for a training folder; a study's own word for one of a pool
+    status   finished, running or stopped for a training folder; the status of its record in a pool
     """
 
     path: Path
@@ -35,12 +35,12 @@ class RunSummary:
 
     @property
     def attention(self) -> str:
-        """Its notation, or those of its layers."""
+        """The notation, or one per layer."""
         return ", ".join(self.config.get("attention", ())) or "–"
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunSummary]:
-    """Every run in these folders and below, newest first; a folder without any is an error."""
+    """Every run in these folders and below, newest first; a folder without runs is an error."""
     found: dict[Path, RunSummary] = {}
     for path in paths:
         if not path.exists():
@@ -49,14 +49,14 @@ def find_runs(paths: Sequence[Path]) -> list[RunSummary]:
         runs = {folder: run for folder in here if (run := read_summary(folder)) is not None}
         if not runs:
             raise InputError(
-                f"{path} holds no training run: a folder of one has config.json and records.jsonl."
+                f"{path} holds no training run: the folder of a run has config.json and records.jsonl."
             )
         found |= runs
     return sorted(found.values(), key=lambda run: -_changed(run.path))
 
 
 def read_summary(folder: Path) -> RunSummary | None:
-    """The run in a folder, if it is one."""
+    """The run in this folder; None if there is none."""
     config = _json(folder / "config.json")
     if config is None or "steps" not in config or "attention" not in config:
         return None

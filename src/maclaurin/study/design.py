@@ -1,4 +1,4 @@
-"""What is asked: a study has experiments, an experiment has cells and seeds, a cell is one point."""
+"""The design of a study: it has experiments, an experiment has cells and seeds, a cell is one config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGE = str(Path(__file__).parent)
 
 
 def _where() -> str:
-    """File and line of the code that is defining something, for messages that come later."""
+    """File and line of the calling code, for later error messages."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -52,10 +52,10 @@ class Cell:
 class Tune:
     """Each cell gets its own learning rate, chosen on validation data.
 
-    rates    the grid to begin with, each twice the one before; extended while the best lies on its edge
-    metric   what is chosen by
-    seeds    of the tuning runs; the final runs have others
-    most     rates tried at most, so that a cell without a best rate ends
+    rates    the first grid, each rate twice the one before; extended while the best rate is at its edge
+    metric   the number to choose by
+    seeds    seeds of the tuning runs; the final runs have others
+    most     limit on the rates tried, for cells without a best rate
     """
 
     rates: tuple[float, ...]
@@ -67,13 +67,13 @@ class Tune:
         if metric_named(self.metric).name.startswith(TASK):
             raise InputError(
                 f"tune cannot choose by {self.metric!r}: learning rates are chosen on validation data, and "
-                "tasks are asked of the final runs alone. Use validation_loss."
+                "only the final runs have tasks. Use validation_loss."
             )
         _check_seeds(self.seeds, "tune")
         if len(self.rates) < 2:
             raise InputError(
-                f"tune needs a grid of at least two learning rates, got {self.rates!r}: one rate leaves "
-                "nothing to choose. Set lr instead, or give rates=(1e-3, 2e-3, 4e-3)."
+                f"tune needs a grid of at least two learning rates, got {self.rates!r}: with one rate there "
+                "is nothing to choose. Set lr instead, or give rates=(1e-3, 2e-3, 4e-3)."
             )
         if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
             raise InputError(f"learning rates are positive numbers, got {self.rates!r}.")
@@ -89,11 +89,11 @@ class Tune:
 @final
 @dataclass(frozen=True)
 class Tasks:
-    """Offline tasks of `maclaurin eval` that the trained models of an experiment are asked.
+    """Offline tasks of `maclaurin eval` that the trained models of an experiment are tested on.
 
-    names   without the first word: lines_32, induction_16
-    items   of each task, at most
-    seed    of the items: the same ones for every cell and every seed of training
+    names   without the prefix maclaurin_: lines_32, induction_16
+    items   largest number of items of each task
+    seed    seed of the items, which are the same for every cell and every training seed
     """
 
     names: tuple[str, ...]
@@ -118,16 +118,16 @@ class Experiment:
 
     name       used in claims and files
     title      one line for the page
-    metric     a name from metrics.METRICS such as loss or accuracy, or a Metric of your own
+    metric     a name from metrics.METRICS such as loss or accuracy, or your own Metric
     common     keys of the training config that all cells share
     cells      what differs
     seeds      the same for every cell: differences are taken seed by seed
-    baseline   the cell others are compared with
-    axes       names of the factors of a factorial design, in order; empty where cells are a plain list
-    tune       how each cell gets its own learning rate; None: lr as the config has it
-    equal      what is the same for all cells: optimizer steps, or training FLOPs (steps follow)
+    baseline   the cell that others are compared with
+    axes       names of the factors of a factorial design, in order; empty if cells are a plain list
+    tune       how each cell gets its own learning rate; None: lr of the config
+    equal      what is the same for all cells: optimizer steps, or training FLOPs (which determine the steps)
     waterfalls ways from one cell to another, part by part; the page draws what each part contributes
-    tasks      what the trained models are asked; the metric task:lines_32 is the accuracy there
+    tasks      what the trained models are tested on; the metric task:lines_32 is the accuracy of one
     """
 
     name: str
@@ -165,12 +165,12 @@ class Experiment:
         return {**self.common, **cell.settings}
 
     def points(self) -> Iterator[tuple[Cell, int]]:
-        """Seed by seed, so that whole comparisons finish early."""
+        """Ordered seed by seed, so that complete comparisons finish early."""
         for seed, cell in itertools.product(self.seeds, self.cells):
             yield cell, seed
 
     def with_rates(self, rates: Mapping[str, float]) -> Experiment:
-        """The same with the learning rate of each cell set; nothing is left to tune."""
+        """The same experiment with the learning rate of each cell set and nothing to tune."""
         cells = tuple(
             dataclasses.replace(cell, settings={**cell.settings, "lr": rates[cell.name]})
             for cell in self.cells
@@ -181,8 +181,8 @@ class Experiment:
         task, asked = task_of(self.measure.name), self.tasks.names if self.tasks else ()
         if task is not None and task not in asked:
             raise InputError(
-                f"experiment {self.name!r} compares {self.measure.name!r} and asks "
-                f"{', '.join(asked) or 'no tasks'}: add tasks=Tasks(({task!r},))."
+                f"experiment {self.name!r} compares {self.measure.name!r}, but its "
+                f"tasks are {', '.join(asked) or 'none'}: add tasks=Tasks(({task!r},))."
             )
 
     def _check_cells(self) -> None:
@@ -192,7 +192,7 @@ class Experiment:
             raise InputError(f"experiment {self.name!r} has two cells called {', '.join(twice)}.")
         if self.baseline not in names:
             raise InputError(
-                f"experiment {self.name!r} compares with {self.baseline!r}, which is none of its cells: "
+                f"experiment {self.name!r} compares with {self.baseline!r}, which is not one of its cells: "
                 f"{', '.join(names)}."
             )
         for cell in self.cells:
@@ -203,8 +203,8 @@ class Experiment:
             unknown = sorted(set(way.cells) - set(names))
             if unknown:
                 raise InputError(
-                    f"waterfall {way.title!r} leads over {', '.join(unknown)}, and experiment {self.name!r} "
-                    f"has no such cell: {', '.join(names)}."
+                    f"waterfall {way.title!r} uses {', '.join(unknown)}, but experiment {self.name!r} "
+                    f"has no such cell; it has {', '.join(names)}."
                 )
         for key in KEYS_OF_A_TASK:
             found = {str(self.settings(cell).get(key)) for cell in self.cells}
@@ -225,7 +225,7 @@ class Experiment:
         if "lr" in self.common or fixed:
             place = f"cell {fixed[0]!r}" if fixed else "common"
             raise InputError(
-                f"experiment {self.name!r} tunes the learning rate, and {place} sets lr: leave one out."
+                f"experiment {self.name!r} tunes the learning rate, but {place} sets lr: remove one of them."
             )
 
 
@@ -234,10 +234,10 @@ class Experiment:
 class Study:
     """A question and the runs that answer it.
 
-    budget    what it takes, in words, as its README says
-    claims    what the paper (or you) say should be seen; the report puts the runs beside each
-    imports   modules, or files beside study.py, that define parts of your own; every worker loads them
-    file      where it was read from
+    budget    what it takes, in words, as in its README
+    claims    what the paper (or you) expect; the report tests each on the runs
+    imports   modules, or files beside study.py, that define your own parts; every worker loads them
+    file      the file that defines it
     """
 
     name: str
@@ -254,7 +254,9 @@ class Study:
             raise InputError(f"study {self.name!r} has no experiment.")
         names = [experiment.name for experiment in self.experiments]
         if len(set(names)) != len(names):
-            raise InputError(f"study {self.name!r} has two experiments of one name: {', '.join(names)}.")
+            raise InputError(
+                f"study {self.name!r} has two experiments with the same name: {', '.join(names)}."
+            )
         cells = {e.name: {cell.name for cell in e.cells} for e in self.experiments}
         for claim in self.claims:
             if claim.experiment not in cells:
@@ -265,13 +267,14 @@ class Study:
             unknown = sorted(set(claim.cells) - cells[claim.experiment])
             if unknown:
                 raise InputError(
-                    f"the claim {claim.says!r} is about {', '.join(unknown)}, and experiment "
-                    f"{claim.experiment!r} has no such cell: {', '.join(sorted(cells[claim.experiment]))}."
+                    f"the claim {claim.says!r} is about {', '.join(unknown)}, but experiment "
+                    f"{claim.experiment!r} has no such cell; it has "
+                    f"{', '.join(sorted(cells[claim.experiment]))}."
                 )
 
     @property
     def run_count(self) -> int:
-        """Different runs: experiments that differ in their metric alone share theirs."""
+        """Number of distinct runs: experiments that differ only in their metric share runs."""
         return len(
             {
                 repr((sorted(e.settings(cell).items()), seed, e.tune, e.equal, e.tasks))

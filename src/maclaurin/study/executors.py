@@ -1,6 +1,6 @@
-"""Where runs are trained: what a study needs of any such place, and the two on this machine.
+"""Where runs are trained: the interface of an executor, and the two executors for this machine.
 
-Ray and Slurm have files of their own.
+Ray and Slurm have their own files.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Executor(Protocol):
 
     @property
     def threads(self) -> int | None:
-        """Threads of torch for each run; None where something else decides."""
+        """Torch threads of each run; None if something else decides."""
         ...
 
     def free(self) -> int:
-        """How many more runs it takes now."""
+        """How many more runs it can take now."""
         ...
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
@@ -65,7 +65,7 @@ class Executor(Protocol):
         ...
 
     def poll(self, seconds: float) -> list[Result]:
-        """The runs that ended since the last call; waits for one, but no longer than this."""
+        """The runs that ended since the last call; waits at most this long for one."""
         ...
 
     def progress(self) -> dict[str, RunProgress]:
@@ -73,16 +73,16 @@ class Executor(Protocol):
         ...
 
     def stop(self, seconds: float) -> None:
-        """Ask all runs to save and end, wait so long for them, then end them."""
+        """Ask all runs to save and end, wait at most this long, then kill them."""
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Release resources; no more runs will be submitted."""
         ...
 
 
 def result_of_exit(entry: PoolEntry, code: int | None) -> Result:
-    """From the exit of a process: a record if there is one; else 0 means stopped, anything else a crash."""
+    """The result of a process that exited: its record, else stopped for code 0 and crashed for any other."""
     record = entry.record()
     if record is not None or code == 0:
         return Result(entry.path.name, record)
@@ -119,7 +119,7 @@ def available_cores() -> int:
 
 
 def threads_for(workers: int) -> int:
-    """A fair share of the cores, and no more than $OMP_NUM_THREADS where that is set."""
+    """An equal share of the cores, and no more than $OMP_NUM_THREADS if it is set."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, available_cores() // workers)
     return min(share, int(limit)) if limit.isdecimal() and int(limit) > 0 else share
@@ -141,7 +141,7 @@ class _Running:
 
 @final
 class LocalExecutor:
-    """So many processes at once; with several GPUs, each process has one of them."""
+    """Several processes at once; with several GPUs, each process uses one of them."""
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self._workers, self._gpus = workers, tuple(gpus)
@@ -175,7 +175,7 @@ class LocalExecutor:
         self._running[record.key] = _Running(process, entry, slot)
 
     def poll(self, seconds: float) -> list[Result]:
-        """Those whose process has ended."""
+        """The runs whose process has ended."""
         if not self._running:
             time.sleep(seconds)
             return []
@@ -224,7 +224,7 @@ def without_main_module() -> Iterator[None]:
 
 
 def torchrun_command(arguments: str, job_file: Path) -> list[str]:
-    """The line that trains a job over several processes."""
+    """The command line that trains a job with several processes."""
     try:
         given = shlex.split(arguments)
     except ValueError as problem:
@@ -233,7 +233,7 @@ def torchrun_command(arguments: str, job_file: Path) -> list[str]:
 
 
 def processes_of(arguments: str) -> int:
-    """How many processes torchrun would start in all."""
+    """How many processes torchrun would start in total."""
     given = torchrun_command(arguments, Path())[3:]
     counts = {"nproc-per-node": 1, "nnodes": 1}
     for place, word in enumerate(given):
@@ -254,7 +254,7 @@ class TorchrunExecutor:
 
     @property
     def workers(self) -> int:
-        """One run has the machine."""
+        """One: a run uses the whole machine."""
         return 1
 
     @property
@@ -304,7 +304,7 @@ class TorchrunExecutor:
         return {} if progress is None else {entry.path.name: progress}
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM to torchrun, which hands it on; then SIGKILL."""
+        """SIGTERM to torchrun, which passes it on; then SIGKILL."""
         if self._running is None:
             return
         process, _ = self._running
@@ -324,12 +324,12 @@ class TorchrunExecutor:
 
 
 def check_executor(kind: str, torchrun: str | None) -> None:
-    """Raise if there is no such executor, or none that can use torchrun."""
+    """Raise if the executor is unknown or cannot use torchrun."""
     if kind not in EXECUTORS:
         raise InputError(f"--executor is {', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}, not {kind!r}.")
     if torchrun is not None and kind != "local":
         raise InputError(
-            f"--torchrun starts processes on this machine, so it does not go with --executor {kind}."
+            f"--torchrun starts processes on this machine, so it cannot be combined with --executor {kind}."
         )
 
 
@@ -343,7 +343,7 @@ def choose_executor(
     torchrun: str | None = None,
     slurm: str | None = None,
 ) -> Executor:
-    """The executor asked for, or an error if it cannot work here."""
+    """The requested executor; raises if it cannot work here."""
     on_gpu = any(record.run.config["device"] == "cuda" for record in records)
     if kind == "ray":
         from maclaurin.study.ray_executor import RayExecutor

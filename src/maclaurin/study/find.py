@@ -1,4 +1,4 @@
-"""From a name or a path to a study, and to the code of one's own that its runs need."""
+"""Find a study by name or path, and the user code that its runs need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maclaurin.extensions import Extension, explained, load_extension
 from maclaurin.study.design import Study
 
 FILE = "study.py"
-#: begins the name of a study that comes with the package
+#: prefix of the name of a study that comes with the package
 PACKAGED = "maclaurin:"
 
 
@@ -22,7 +22,7 @@ def load_study(name_or_path: str | Path) -> Study:
 
 
 def find_study(name_or_path: str) -> Path:
-    """Its file: a path that exists, else by name."""
+    """The file of a study: an existing path, else found by name."""
     path = Path(name_or_path)
     if path.is_file():
         return path
@@ -40,7 +40,7 @@ def find_study(name_or_path: str) -> Path:
 
 
 def known_studies() -> dict[str, Path]:
-    """Folder name → file; a study of the current folder goes before one of the same name elsewhere."""
+    """Folder name → file; a study in the current folder hides one of the same name elsewhere."""
     found: dict[str, Path] = {}
     for root in _roots():
         for file in sorted(root.glob(f"*/{FILE}")):
@@ -49,7 +49,7 @@ def known_studies() -> dict[str, Path]:
 
 
 def read_study_file(file: Path) -> Study:
-    """Run the file; its `study` is what counts. It may import files beside it and in the folder above."""
+    """Run the file and return its `study`. It can import files from its folder and the folder above."""
     extension = study_extension(file)
     with explained(file):
         module = load_extension(extension)
@@ -66,18 +66,18 @@ def read_study_file(file: Path) -> Study:
 
 
 def _roots() -> list[Path]:
-    """Here, then those of the package."""
+    """The current folder, then the folders of the package."""
     return [root for root in (Path("studies"), *_package_roots()) if root.is_dir()]
 
 
 def _package_roots() -> tuple[Path, ...]:
-    """In a wheel, and in the repository of an editable install."""
+    """The folder in a wheel, and the one in the repository of an editable install."""
     package = Path(maclaurin.__file__).parent
     return package / "studies", package.parents[1] / "studies"
 
 
 def source_name(file: Path | None) -> str:
-    """How a study's file is remembered: relative to this folder, or as a study of the package."""
+    """The name under which a study's file is recorded: relative to this folder, or a study of the package."""
     if file is None:
         return ""
     here = file.resolve()
@@ -113,7 +113,7 @@ def imports_of(study: Study) -> tuple[Extension, ...]:
         file = folder / name
         if file.suffix == ".py":
             if not file.is_file():
-                raise InputError(f"imports names {name!r}, and there is no such file in {folder}.")
+                raise InputError(f"imports names {name!r}, but there is no such file in {folder}.")
             found.append(Extension.of_file(file))
         else:
             found.append(Extension(name=name, path=str(folder / FILE)))

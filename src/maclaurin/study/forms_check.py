@@ -1,4 +1,4 @@
-"""How well the forms agree, measured once per version of the code, in a process beside the runs."""
+"""How well the forms agree, measured once per version of the code, in a separate process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def measure_forms() -> FormsRecord:
 
 
 def read_forms(path: Path) -> FormsRecord | None:
-    """What was measured with this version of the code; None if nothing was."""
+    """The measurement of this version of the code; None if there is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["code"] != code_version():
@@ -61,14 +61,14 @@ def read_forms(path: Path) -> FormsRecord | None:
 
 @final
 class FormsCheck:
-    """The measurement in a process of its own."""
+    """The measurement in a separate process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._process: BaseProcess | None = None
 
     def start(self) -> None:
-        """Begin, unless it was done before."""
+        """Start, unless the result exists already."""
         if read_forms(self._path) is None:
             context = multiprocessing.get_context("forkserver")
             self._process = context.Process(target=_measure_to, args=(str(self._path),), daemon=True)
@@ -76,17 +76,17 @@ class FormsCheck:
                 self._process.start()
 
     def result(self) -> FormsRecord | None:
-        """What was measured, once it is there."""
+        """The result; None while it is not there."""
         return read_forms(self._path)
 
     def wait(self, seconds: float) -> FormsRecord | None:
-        """The result, waiting for it a while."""
+        """The result, after waiting at most this long."""
         if self._process is not None:
             self._process.join(seconds)
         return self.result()
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process if it still runs."""
         if self._process is not None and self._process.is_alive():
             self._process.kill()
             self._process.join()

@@ -1,4 +1,4 @@
-"""The numbers of a run that cells can be compared by."""
+"""The metrics by which cells can be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Metric:
     name               as in the record of a run
     title              as on a page
     higher_is_better   the direction
-    scale              on which differences are tested: logit for shares between 0 and 1, log for sizes
+    scale              scale on which differences are tested: logit for shares between 0 and 1, log for sizes
     """
 
     name: str
@@ -27,7 +27,7 @@ class Metric:
     scale: Scale = "linear"
 
 
-#: what the trainer records of every run
+#: the numbers that the trainer records for every run
 METRICS = {
     metric.name: metric
     for metric in (
@@ -47,11 +47,11 @@ METRICS = {
 }
 
 
-#: begins the name of what a task of `maclaurin eval` gives: task:NAME, or task:NAME:NUMBER for another number
+#: prefix of the metrics of a task of `maclaurin eval`: task:NAME, or task:NAME:NUMBER for another number
 TASK = "task:"
-#: the share of right answers, which task:NAME stands for
+#: the share of right answers, the meaning of task:NAME
 RIGHT_ANSWERS = ("acc", "exact_match")
-#: other numbers of tasks, as they are called on a page
+#: other numbers of tasks, with their titles on a page
 _TASK_NUMBERS = {
     "log_odds": Metric("log_odds", "log-odds of the right answer", higher_is_better=True),
     "log_odds_gain": Metric("log_odds_gain", "gain in log-odds", higher_is_better=True),
@@ -62,12 +62,12 @@ _TASK_NUMBERS = {
 
 
 def task_number(task: str, number: str) -> str:
-    """The name of a number that a task gives, among the metrics of a run."""
+    """The name of a task's number among the metrics of a run."""
     return f"{TASK}{task}" if number in RIGHT_ANSWERS else f"{TASK}{task}:{number}"
 
 
 def task_of(metric: str) -> str | None:
-    """The task that a metric is about, if it is about one."""
+    """The task of a metric; None if it is not about a task."""
     return metric.removeprefix(TASK).partition(":")[0] if metric.startswith(TASK) else None
 
 
@@ -77,7 +77,7 @@ def _task_metric(name: str) -> Metric:
         return Metric(name, f"accuracy in {task}", higher_is_better=True, scale="logit")
     if number not in _TASK_NUMBERS:
         raise InputError(
-            f"metric={name!r}: {number!r} is no number of a task; {TASK}{task} is the share of right "
+            f"metric={name!r}: {number!r} is not a number of a task; {TASK}{task} is the share of right "
             f"answers, and {TASK}{task}:NUMBER takes {', '.join(_TASK_NUMBERS)}."
             f"{did_you_mean(number, _TASK_NUMBERS)}"
         )

@@ -30,7 +30,7 @@ from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
 from maclaurin.training.model import row_length
 
-#: of tokenizers that are only on the hub
+#: vocabulary size of tokenizers that are only on the hub
 ASSUMED_VOCABULARY = 32_000
 
 Plan = dict[Label, RunRecord]
@@ -44,9 +44,9 @@ def plan_study(
     device: str | None = None,
     adapt: Adapt = lambda config: config,
 ) -> Plan:
-    """Every run in the order it is started, as a record that waits; its data are not opened yet.
+    """Every run in starting order, as a waiting record; its data are not opened yet.
 
-    A config that cannot be is an error here, before any run begins. `adapt` changes each config last.
+    An invalid config is an error here, before any run begins. `adapt` is applied last to each config.
     """
     plan: Plan = {}
     for experiment in study.experiments:
@@ -61,7 +61,7 @@ def plan_study(
 
 
 class _at:
-    """An error inside names the cell and the line it is defined in."""
+    """Adds the cell and the line that defines it to an error inside."""
 
     def __init__(self, cell: Cell, experiment: Experiment) -> None:
         self._cell, self._experiment = cell, experiment
@@ -78,7 +78,7 @@ class _at:
 
 
 def waiting(config: TrainConfig, tasks: tuple[TaskItems, ...] = ()) -> RunRecord:
-    """The run of a resolved config before anything has happened to it."""
+    """The waiting run of a resolved config."""
     version = ".".join(torch.__version__.split(".")[:2])
     parts = source_digest([spec for text in config.attention for spec in specs_in(text)])
     run = Run(
@@ -92,7 +92,7 @@ def waiting(config: TrainConfig, tasks: tuple[TaskItems, ...] = ()) -> RunRecord
 
 
 def resolved(keys: Mapping[str, Any], *, scale: float = 1.0, device: str | None = None) -> TrainConfig:
-    """A checked config with every default written out that depends on something else."""
+    """A checked config in which defaults that depend on other settings are filled in."""
     config = scaled(config_from(keys), scale)
     attention = tuple(canonical_attention(text) for text in config.attention)
     length, place = row_length(config), device_of(device or config.device)
@@ -107,10 +107,10 @@ def resolved(keys: Mapping[str, Any], *, scale: float = 1.0, device: str | None 
 
 
 def canonical_attention(text: str, *, strict: bool = True) -> str:
-    """One spelling of one attention, so that two studies that write it differently share the run.
+    """The canonical spelling of an attention, so that studies that write it differently share the run.
 
-    The notation; the catalogue's name where that also stands for a convolution or other extras. A text
-    without meaning is an error, or itself where the caller is not strict.
+    This is the notation, or the catalogue's name if the entry also has a convolution or other extras. An
+    invalid text is an error, or is returned unchanged if not `strict`.
     """
     name = text.strip()
     if ":" in name:
@@ -142,7 +142,7 @@ def read_scale(text: str) -> float:
 
 
 def scaled(config: TrainConfig, scale: float) -> TrainConfig:
-    """The run with so many times the steps; warm-up and schedule keep their shape."""
+    """The config with its steps multiplied by `scale`; warm-up and schedule keep their shape."""
     if scale == 1.0:
         return config
 
@@ -157,7 +157,7 @@ def scaled(config: TrainConfig, scale: float) -> TrainConfig:
 
 
 def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """With equal="flops": the steps with which each cell takes the FLOPs of the baseline."""
+    """With equal="flops": the steps of each cell that cost the FLOPs of the baseline."""
     if experiment.equal == "steps":
         return {}
     configs, costs = {}, {}
@@ -177,7 +177,7 @@ def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 def _tasks_of(experiment: Experiment) -> tuple[TaskItems, ...]:
-    """What the runs of an experiment are asked; unknown tasks and numbers they do not give are errors."""
+    """The tasks of an experiment's runs; unknown tasks, and metrics that no task has, are errors."""
     wanted = experiment.tasks
     if wanted is None:
         return ()
@@ -190,8 +190,8 @@ def _tasks_of(experiment: Experiment) -> tuple[TaskItems, ...]:
     given = [task_number(name, number) for name, found in numbers.items() for number in found]
     if task_of(metric) is not None and metric not in given:
         raise InputError(
-            f"{place}experiment {experiment.name!r} compares {metric!r}, which its tasks do not give: "
-            f"they give {', '.join(given)}."
+            f"{place}experiment {experiment.name!r} compares {metric!r}, which its tasks do not have: "
+            f"they have {', '.join(given)}."
         )
     return tuple(
         TaskItems(
@@ -207,22 +207,22 @@ def _tasks_of(experiment: Experiment) -> tuple[TaskItems, ...]:
 def _require_text(config: TrainConfig, tasks: tuple[TaskItems, ...]) -> None:
     if tasks and is_task(config.data):
         raise InputError(
-            f"a model trained on {config.data} knows no text, so it cannot be asked {tasks[0].name}: train "
-            "it on text, or leave out tasks."
+            f"a model trained on {config.data} cannot read text, so {tasks[0].name} cannot be run on it: "
+            "train it on text, or leave out tasks."
         )
 
 
 def require_fit(run: Run, source: Source) -> None:
-    """Raise unless the model reads every text of its tasks whole."""
+    """Raise unless every text of the tasks fits the length of the model."""
     length = run.config["length"]
     for task in run.tasks:
         if not isinstance(source, TextSource):
-            raise InputError(f"{source.name} is no text, so its models cannot be asked {task.name}.")
+            raise InputError(f"{source.name} is not text, so {task.name} cannot be run on its models.")
         longest = _longest_text(task, source)
         if longest > length:
             raise InputError(
-                f"the task {task.name} has texts of up to {longest} tokens of {source.tokenizer.name}, and "
-                f"the model reads {length}: ask a shorter one, or train with a larger length."
+                f"the task {task.name} has texts of up to {longest} tokens of {source.tokenizer.name}, but "
+                f"the model reads {length}: use a shorter task, or train with a larger length."
             )
 
 
@@ -241,7 +241,7 @@ _LONGEST: dict[tuple[TaskItems, str], int] = {}
 
 
 def select(study: Study, only: Sequence[str]) -> Study:
-    """The cells called or written so, with the baselines they are compared with, and claims about them."""
+    """The cells with these names or notations, their baselines, and the claims about them."""
     if not only:
         return study
     _refuse_unmatched(study, only)
@@ -252,14 +252,14 @@ def select(study: Study, only: Sequence[str]) -> Study:
 
 
 def with_seeds(study: Study, count: int) -> Study:
-    """The study with so many seeds in each experiment: its own, then the next integers."""
+    """The study with `count` seeds in each experiment: its own, then the next integers."""
     experiments = []
     for experiment in study.experiments:
         seeds = list(experiment.seeds)
         if count < len(seeds):
             raise InputError(
                 f"--seeds {count} is fewer than the {len(seeds)} of experiment {experiment.name!r}: seeds "
-                "can be added, not taken away."
+                "can be added, not removed."
             )
         new = (seed for seed in range(10**6) if seed not in experiment.seeds)
         seeds += [next(new) for _ in range(count - len(seeds))]
@@ -309,7 +309,7 @@ def _refuse_unmatched(study: Study, only: Sequence[str]) -> None:
 
 @final
 class Sources:
-    """Opens data before the runs do, so that one process prepares them, once for all seeds."""
+    """Opens the data before the runs start, so that one process prepares them once for all seeds."""
 
     def __init__(self) -> None:
         self._opened: dict[DataConfig, Source] = {}
@@ -323,13 +323,13 @@ class Sources:
         return dataclasses.replace(self._opened[seedless], seed=wanted.seed)  # type: ignore[type-var]
 
     def complete(self, record: RunRecord) -> RunRecord:
-        """The waiting run with the fingerprint of its data, and so with its key."""
+        """The waiting run with the fingerprint of its data, which completes its key."""
         source = self.source(config_from(record.run.config))
         run = dataclasses.replace(record.run, data=source.fingerprint)
         return dataclasses.replace(record, run=run, provenance={"data": source.name})
 
     def require_tasks_fit(self, plan: Plan) -> None:
-        """Raise if a run is to be asked a task whose texts are longer than its model reads."""
+        """Raise if a run has a task whose texts are longer than its model reads."""
         for label, record in plan.items():
             if record.run.tasks:
                 try:
@@ -342,7 +342,7 @@ class Sources:
 
 
 def attention_facts(config: TrainConfig) -> tuple[int | None, int | None]:
-    """(order, bytes of state): the highest order and the sum over layers; None where a layer has none."""
+    """(highest order, bytes of state over all layers); both None if a layer has no finite state."""
     model = _model_config(config.attention, config.size, config.kv_heads, 2)
     size, layers = model.head_size, model.layer_attention()
     specs = [spec for layer in layers for spec in layer.specs]
@@ -382,7 +382,7 @@ def counted(config: TrainConfig) -> tuple[int, float]:
 
 
 def _vocabulary(config: TrainConfig, length: int) -> int:
-    """From what the data and the tokenizer are called."""
+    """The vocabulary size, from the names of data and tokenizer."""
     if is_task(config.data):
         return open_task(config.data, length).vocab_size
     kind, _, rest = config.tokenizer.partition(":")

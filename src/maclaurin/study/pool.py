@@ -33,7 +33,7 @@ SECONDS_TO_SAVE = 60.0
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds this lock now. The system releases it when the process ends, however."""
+    """Whether a process holds this lock now. The system releases it however the process ends."""
     if not path.exists():
         return False
     try:
@@ -64,13 +64,13 @@ class PoolEntry:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait for whoever trains this run, then be the only one."""
+        """Hold the lock of this run; waits for a process that trains it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with FileLock(self.lock):
             yield
 
     def is_busy(self) -> bool:
-        """Whether some process trains it now."""
+        """Whether a process trains it now."""
         return is_locked(self.lock)
 
     def drop_models(self) -> None:
@@ -79,7 +79,7 @@ class PoolEntry:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def forget(self) -> None:
-        """Drop the result, so that the run is done again: a crashed one resumes, another starts anew."""
+        """Delete the result, so that the run is repeated: a crashed run resumes, any other starts over."""
         record = self.record()
         self.record_file.unlink(missing_ok=True)
         if record is None or record.status != "crashed":
@@ -107,17 +107,17 @@ class Pool:
         self.root = root.absolute()
 
     def entry(self, key: str) -> PoolEntry:
-        """The run of that key, there or not."""
+        """The entry of this key, which may not exist yet."""
         return PoolEntry(self.root / key)
 
     def entries(self) -> list[PoolEntry]:
-        """Every run that is there."""
+        """Every existing run."""
         if not self.root.is_dir():
             return []
         return [PoolEntry(path) for path in sorted(self.root.iterdir()) if path.is_dir()]
 
     def marker(self) -> str:
-        """A random text in a file of the pool: a process that reads the same one sees the same disk."""
+        """A random text in a file of the pool: a process that reads the same text sees the same disk."""
         file = self.root / MARKER
         if not file.exists():
             write_file(file, uuid.uuid4().hex.encode())
@@ -135,12 +135,12 @@ class Workplace:
     """Where and how the runs of a study are trained; the same for all of them.
 
     pool           folder of the pool, absolute
-    marker         text of the pool's marker file, which shows a worker whether it sees the same disk
-    study_lock     file that is locked while the study lives; None where a run stands alone
-    threads        of torch; None: as they are
+    marker         text of the pool's marker file, by which a worker knows whether it sees the same disk
+    study_lock     file that is locked while the study runs; None for a run without a study
+    threads        torch threads; None leaves them unchanged
     runs_at_once   how many runs share the machine
     group          name of the study, for trackers
-    code           modules of one's own that a worker loads first
+    code           user modules that a worker loads first
     """
 
     pool: str
@@ -158,15 +158,15 @@ class Workplace:
 
 @contextmanager
 def living_study(path: Path) -> Iterator[None]:
-    """Hold the study's lock; another study at work in the same folder is an error."""
+    """Hold the study's lock; raises if another study is running in the same folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
-        # workers of a killed study test the lock for a moment each second, so one refusal is not enough
+        # workers of a killed study hold the lock briefly each second to test it, so one failure is not enough
         lock.acquire(timeout=5 * SECONDS_BETWEEN_CHECKS)
     except Timeout:
         raise InputError(
-            f"another study is at work in {path.parent}: wait for it, or choose another --out."
+            f"another study is running in {path.parent}: wait for it, or choose another --out."
         ) from None
     except OSError as problem:
         raise InputError(f"{path.parent} cannot be written: {problem.strerror}.") from None

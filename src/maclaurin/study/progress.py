@@ -1,4 +1,4 @@
-"""How far a run is, passed from its process to the study through a small file."""
+"""Progress of a run, passed from its process to the study through a small file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Self, final
 from maclaurin.errors import MaclaurinError
 
 SECONDS_BETWEEN_REPORTS = 1.0
-#: a run is given up when its loss stays this far above where it began, over so many reports in a row
+#: a run is stopped when its loss stays this far above its start for this many reports in a row
 NATS_ABOVE_START = 1.0
 REPORTS_ABOVE_START = 10
 
 
 class GivenUp(MaclaurinError):
-    """The loss left for good the region it began in: the run counts as diverged."""
+    """The loss stayed far above its start: the run counts as diverged."""
 
     def __init__(self, step: int, loss: float, start: float) -> None:
         self.step = step
@@ -34,7 +34,7 @@ class GivenUp(MaclaurinError):
 @final
 @dataclass(frozen=True)
 class RunProgress:
-    """The last report of a run; seconds are those of the whole run, also before it was interrupted."""
+    """The last report of a run; seconds include the time before an interruption."""
 
     step: int
     steps: int
@@ -45,9 +45,9 @@ class RunProgress:
 
 @final
 class RunReporter:
-    """The trainer's display in a study: passes progress on at most once a second, prints lines to the log.
+    """The trainer's display in a study: reports progress at most once a second, prints lines to the log.
 
-    It also stops a run that has diverged without reaching the trainer's bound on the loss.
+    It also stops a run that has diverged below the trainer's bound on the loss.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RunReporter:
         self._pass_on()
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
-        """So many steps are done."""
+        """`done` steps are done."""
         now = time.monotonic()
         self._first = self._first or (done, now)
         self._step, self._loss = done, loss
@@ -94,11 +94,11 @@ class RunReporter:
 
     @property
     def seconds(self) -> float:
-        """Of the whole run so far."""
+        """Seconds of the whole run so far."""
         return time.monotonic() - self._begun
 
     def _count_high_losses(self, loss: float) -> int:
-        """How many logged losses in a row lie far above the start, which is the median of the first three."""
+        """How many logged losses in a row are far above the start, the median of the first three."""
         if len(self._starts) < 3:
             self._starts.append(loss)
         else:
@@ -118,7 +118,7 @@ class RunReporter:
 
 
 def write_progress(path: Path, progress: RunProgress) -> None:
-    """Atomically, but without a flush to the disk: an old report is no loss."""
+    """Write atomically, but without a flush to the disk: losing a report does no harm."""
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(dataclasses.asdict(progress)))
     partial.replace(path)

@@ -1,7 +1,7 @@
 """Runs as tasks of a Ray cluster, on any node; a run whose node dies is run again elsewhere.
 
-Nodes need the same versions, and need not share a disk with the study: a worker that does not see the pool
-trains in a folder of its node, and the record travels back as data.
+Nodes need the same versions, but need not share a disk with the study: a worker that does not see the pool
+trains in a folder on its node and sends the record back.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from maclaurin.study.progress import RunProgress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
-#: how often a run is begun again after its node or process was lost
+#: how often a run is restarted after its node or process was lost
 RETRIES = 5
 SECONDS_TO_ANSWER = 10.0
 
 
 def require_ray() -> Any:
-    """The module, or how to get it."""
+    """The ray module; raises with the install command if it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -80,7 +80,7 @@ class RayExecutor:
         return self._threads
 
     def free(self) -> int:
-        """Places without a run."""
+        """Free places."""
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
@@ -89,7 +89,7 @@ class RayExecutor:
         self._running[self._task.remote(to_plain(job), self._board)] = (record.key, place.pool)
 
     def poll(self, seconds: float) -> list[Result]:
-        """Those whose task has ended; records from other disks are written to the pool here."""
+        """The runs whose task has ended; records from other disks are written to the pool here."""
         if not self._running:
             time.sleep(seconds)
             return []
@@ -97,7 +97,7 @@ class RayExecutor:
         return [self._result(reference) for reference in ready]
 
     def progress(self) -> dict[str, RunProgress]:
-        """As the tasks reported to the board."""
+        """The reports of the tasks on the board."""
         try:
             reports = self._ray.get(self._board.reports.remote(), timeout=2)
         except self._ray.exceptions.RayError:
@@ -106,7 +106,7 @@ class RayExecutor:
         return {key: RunProgress(**values) for key, values in reports.items() if key in running}
 
     def stop(self, seconds: float) -> None:
-        """Interrupt the tasks, which save and end; then end their processes."""
+        """Interrupt the tasks, which save and end; then kill their processes."""
         for reference in self._running:
             self._ray.cancel(reference, force=False)
         if self._running:
@@ -116,7 +116,7 @@ class RayExecutor:
                 self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """Leave the cluster; it ends what still runs there."""
+        """Leave the cluster, which ends the tasks that still run."""
         self._ray.shutdown()
 
     def _result(self, reference: Any) -> Result:
@@ -137,7 +137,7 @@ class RayExecutor:
 
 
 def _refuse_unreachable(address: str | None) -> None:
-    """Ray itself would try for minutes."""
+    """Raise at once if no cluster answers; Ray itself would try for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():  # auto, local, or none
         return
@@ -158,12 +158,12 @@ class Board:
         self._reports[key] = progress
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Of all runs."""
+        """The last reports of all runs."""
         return self._reports
 
 
 def train_task(values: dict[str, Any], board: Any) -> dict[str, Any]:
-    """What a node does: the record as data; neither record nor problem if it was stopped."""
+    """Train on a node and return the record as data; neither record nor problem if it was stopped."""
     job = from_plain(Job, values)
     if not Pool(Path(job.place.pool)).has_marker(job.place.marker):
         own = str(Path(tempfile.gettempdir()) / "maclaurin-pool")

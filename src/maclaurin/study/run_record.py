@@ -1,6 +1,6 @@
-"""One run: what to train (Run), what came of it (RunRecord), and a study as labels on such records.
+"""One run: what to train (Run), its result (RunRecord), and a study as labels on such records.
 
-records.json is all that a report reads. Curves are thinned, so a study of a hundred runs stays below a few
+A report reads only records.json. Curves are thinned, so a study of a hundred runs stays below a few
 megabytes. Nothing here needs torch.
 """
 
@@ -28,7 +28,7 @@ FILE = "records.json"
 FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
 
 Status = Literal["waiting", "running", "stopped", "finished", "diverged", "crashed"]
-#: a result: nothing is trained again unless it is asked for
+#: statuses that are results: such a run is not trained again unless --retry is given
 SETTLED: tuple[Status, ...] = ("finished", "diverged", "crashed")
 
 MOST_POINTS = 200
@@ -36,7 +36,7 @@ MOST_POSITIONS = 64
 
 
 class Label(NamedTuple):
-    """What a study calls a run."""
+    """The name of a run in a study."""
 
     experiment: str
     cell: str
@@ -49,10 +49,10 @@ class Label(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TaskItems:
-    """Items of an offline task that the trained model is asked.
+    """Items of an offline task for the trained model.
 
-    items         how many at most
-    fingerprint   of the items themselves: the number, the seed and the code that makes them all count in it
+    items         the most items
+    fingerprint   digest of the items, so it depends on their number, the seed and the code that makes them
     """
 
     name: str
@@ -64,14 +64,14 @@ class TaskItems:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What to train. Everything that can change a number is here, and nothing else.
+    """What to train: everything that can change a number, and nothing else.
 
     config     every key of the training config, resolved
     data       fingerprint of the data
     torch      major and minor version
     numerics   NUMERICS_VERSION of the code
-    parts      digest of the source of parts that are not maclaurin's own; None where there are none
-    tasks      what the trained model is asked; part of the key where there are any
+    parts      digest of the source of parts that are not maclaurin's own; None if there are none
+    tasks      tasks for the trained model; part of the key if there are any
     """
 
     config: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Run:
 
     @functools.cached_property
     def key(self) -> str:
-        """The name of the run: the same for everyone who asks for the same numbers."""
+        """The name of the run; runs with the same numbers have the same key."""
         decisive = {
             name: value for name, value in as_first_named(self.config).items() if name not in FREE_KEYS
         }
@@ -104,28 +104,28 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps it is to take."""
+        """Number of optimizer steps."""
         return self.config["steps"]
 
     @property
     def tokens(self) -> int:
-        """Tokens it is trained on."""
+        """Number of training tokens."""
         return self.config["steps"] * self.config["batch_size"] * self.config["length"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run and what came of it.
+    """A run and its result.
 
     status             finished, diverged and crashed are results; waiting, running and stopped are not yet
     step               steps taken
-    order              highest power of the score the kernel holds; None where it holds all (exp)
-    state_bytes        of the recurrent state of all layers in fp32; None where it grows with the text
+    order              highest power of the score in the kernel; None if it has all powers (exp)
+    state_bytes        size of the recurrent state of all layers in fp32; None if it grows with the text
     metrics            every number recorded at the end, by name (metrics.METRICS); loss is the test loss
     curves             name → (step, value): train_loss, and every number recorded at evaluations
-    loss_by_position   (first position, mean loss) of stretches of positions; None where nothing is scored
-    seconds            of the whole run, evaluation included, tasks left out
+    loss_by_position   (first position, mean loss) of ranges of positions; None where nothing is scored
+    seconds            duration of the whole run with evaluation, without tasks
     provenance         data name, commit, machine, versions, date, how many runs shared the machine
     """
 
@@ -147,7 +147,7 @@ class RunRecord:
         return self.run.key
 
     def value(self, metric: str) -> float | None:
-        """The number of that name, if the run recorded it."""
+        """The metric of this name; None if the run did not record it."""
         own = {"seconds": self.seconds, "state_bytes": self.state_bytes}
         found = self.metrics.get(metric, own.get(metric))
         return None if found is None else float(found)
@@ -156,7 +156,7 @@ class RunRecord:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One tuning run: the rate, the seed, and the value it was judged by; None where it diverged."""
+    """One tuning run: the rate, the seed, and the value it was judged by; None if it diverged."""
 
     rate: float
     seed: int
@@ -170,10 +170,10 @@ class Trial:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CellTuning:
-    """How a cell came by its learning rate.
+    """How the learning rate of a cell was chosen.
 
-    rate      the chosen one
-    on_edge   whether no larger or smaller rate was tried beside it, because the limit was reached
+    rate      the chosen rate
+    on_edge   whether it is the largest or smallest rate tried, because the limit was reached
     subject   digest of what was tuned: config without rate and seed, data, versions
     """
 
@@ -188,9 +188,9 @@ class CellTuning:
 class Tuning:
     """The learning rates of an experiment.
 
-    metric   what they were chosen by
+    metric   the metric they were chosen by
     source   where they come from: a file, or this study
-    cells    cell → how
+    cells    cell → how its rate was chosen
     """
 
     metric: str
@@ -211,7 +211,7 @@ class CellRecord:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ExperimentRecord:
-    """What a report must know of an experiment; see design.Experiment."""
+    """What a report needs to know about an experiment; see design.Experiment."""
 
     name: str
     title: str
@@ -232,7 +232,7 @@ class ExperimentRecord:
 @final
 @dataclass(frozen=True, kw_only=True)
 class FormsRecord:
-    """How well the forms agree, and how the series converges to softmax; as `maclaurin check` measures it.
+    """How well the forms agree and how the series converges to softmax, as measured by `maclaurin check`.
 
     agreement   {"spec", "form", "error"}: largest relative difference to the parallel form, float64
     series      {"order", "error"}: relative error of taylor(order)/sum against softmax, same inputs
@@ -245,11 +245,11 @@ class FormsRecord:
 @final
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A whole study as it stands, also half-way through.
+    """A whole study in its present state, finished or not.
 
-    source   the file that defines it, as it was named
-    scale    times the steps it was written with
-    runs     key → record; two cells that ask for the same run share one
+    source   the file that defines it, by its recorded name
+    scale    factor on the steps in its file
+    runs     key → record; two cells with the same run share one
     """
 
     name: str
@@ -264,7 +264,7 @@ class StudyRecord:
     forms: FormsRecord | None = None
 
     def labelled(self) -> Iterator[tuple[Label, RunRecord]]:
-        """Every run that is known, under each name the study has for it."""
+        """Every recorded run, under each label the study has for it."""
         for experiment in self.experiments:
             for cell in experiment.cells:
                 for seed, key in cell.runs.items():
@@ -277,19 +277,19 @@ class StudyRecord:
         return [pair for pair in reversed(first.values()) if pair[1].status in statuses]
 
 
-#: keys of the training config that came later, and the values under which a run is what it was before
+#: keys added to the training config later, and the values under which a run is unchanged
 LATER_KEYS = {"equal_start": False}
 
 
 def as_first_named(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without later keys that change nothing, so that runs keep the names they had before."""
+    """The config without later keys that change nothing, so that runs keep their earlier keys."""
     return {
         name: value for name, value in config.items() if name not in LATER_KEYS or value != LATER_KEYS[name]
     }
 
 
 def digest(plain: Any) -> str:
-    """A name for plain data: 32 hex digits of the SHA-256 of its one canonical spelling."""
+    """A name for plain data: 32 hex digits of the SHA-256 of its canonical spelling."""
     spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(spelling.encode()).hexdigest()[:32]
 
@@ -310,18 +310,20 @@ def read_study(path: Path) -> StudyRecord:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"{path} holds no records of a study: run one with 'maclaurin study mini --out {path}', or name "
+            f"{path} holds no records of a study: run one with 'maclaurin study mini --out {path}', or give "
             "the folder of one."
         ) from None
     except ValueError as problem:
-        raise InputError(f"{file} is not JSON ({problem}), so it is not what a study writes.") from None
+        raise InputError(
+            f"{file} is not JSON ({problem}), so it is not the records.json of a study."
+        ) from None
     except OSError as problem:
         raise InputError(f"{file} cannot be read: {problem.strerror}.") from None
     found = data.pop("schema", None) if isinstance(data, dict) else None
     if found != SCHEMA:
         older = " Convert it with studies/migrate_schema_1.py." if found == 1 else ""
         raise InputError(
-            f"{file} has schema {found}, and this version of maclaurin reads schema {SCHEMA}: it is not the "
+            f"{file} has schema {found}, but this version of maclaurin reads schema {SCHEMA}: it is not the "
             f"records.json of a study, or it was written by another version.{older}"
         )
     try:
@@ -339,7 +341,7 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 
 def read_run(path: Path) -> RunRecord | None:
-    """The record of one run; None where there is none, or a damaged or older one: the run is done again."""
+    """The record of one run; None if it is missing, damaged or of an older schema: the run is repeated."""
     try:
         return from_plain(RunRecord, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -350,15 +352,15 @@ def read_run(path: Path) -> RunRecord | None:
 
 
 def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> tuple[tuple[int, float], ...]:
-    """At most `most` points: the mean of each stretch of the curve, at its last step; finite values only."""
+    """At most `most` points: the mean of each part of the curve, at its last step; finite values only."""
     kept = [point for point in points if math.isfinite(point[1])]
     return tuple((part[-1][0], _rounded(sum(y for _, y in part) / len(part))) for part in _parts(kept, most))
 
 
 def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None], ...]:
-    """Loss by position, in at most 64 stretches named by their first position; None where nothing is scored.
+    """Loss by position, in at most 64 ranges named by their first position; None where nothing is scored.
 
-    The trainer writes 0.0 for a position that is never scored; the mean cross-entropy of a scored one is
+    Older records have 0.0 for a position that is never scored; the mean cross-entropy of a scored one is
     never exactly zero.
     """
     found = []
@@ -369,7 +371,7 @@ def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None
 
 
 def _parts(points: list[Any], most: int) -> list[list[Any]]:
-    """Consecutive parts, equally long but for one point."""
+    """Consecutive parts whose lengths differ by at most one point."""
     count = min(most, len(points))
     ends = [len(points) * (i + 1) // count for i in range(count)]
     return [points[start:end] for start, end in zip([0, *ends], ends, strict=False)]

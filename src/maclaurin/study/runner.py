@@ -1,4 +1,4 @@
-"""`run`: a study from its file to its records. What the pool has is not trained again."""
+"""`run`: a study from its file to its records. Runs with a result in the pool are not trained again."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def run(
     """Train the runs of a study that have no result yet, and write OUT/records.json.
 
     study        a Study, the name of one, or the path of a study.py
-    out          folder of the study; runs/NAME by default, and one of its own for a part of a study
+    out          folder of the study; runs/NAME by default, another for a part of a study
     pool         folder of runs shared between studies; OUT/../pool by default
     only         cells by name or notation; their baselines come along
-    scale        times the steps of every run
-    seeds        so many seeds per cell: the study's own, then more
-    tune         choose the learning rates again, and keep them beside study.py
-    smoke        every run for 5 steps at tiny width, in OUT/smoke
+    scale        factor on the steps of every run
+    seeds        number of seeds per cell: the study's own, then more
+    tune         choose the learning rates again, and store them beside study.py
+    smoke        train every run for 5 steps at tiny width, in OUT/smoke
     executor     local, ray or slurm
     torchrun     arguments of torchrun, such as "--nproc-per-node 8": each run over several processes
     slurm        options of submitit, such as "partition=gpu,timeout_min=600"
-    retry        do diverged and crashed runs again
+    retry        run diverged and crashed runs again
     keep_models  keep weights and checkpoints of the runs
-    view         shows the runs while they are trained; nothing by default
+    view         displays the runs while they are trained; none by default
     """
     check_executor(executor, torchrun)
     loaded = study if isinstance(study, Study) else load_study(study)
@@ -133,11 +133,11 @@ def run(
 @final
 @dataclass(frozen=True)
 class Prepared:
-    """A study before anything is started: errors in it have been found.
+    """A checked study, before anything is started.
 
-    plan          every run, its data not opened yet; cells that are to be tuned have a rate of the grid
-    tuning_runs   how many runs it takes at least to choose the learning rates that are not known
-    added_seeds   experiment → seeds beyond those that the study names
+    plan          every run, its data not opened yet; cells to be tuned have a rate of the grid
+    tuning_runs   least number of runs to choose the learning rates that are still missing
+    added_seeds   experiment → seeds in addition to those of the study
     """
 
     study: Study
@@ -187,7 +187,7 @@ def prepare(
 
 
 def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: float, smoke: bool) -> Path:
-    """Where the records go. A part of a study, or other steps, must not replace the records of the whole."""
+    """Where the records go. A part of a study, or one with other steps, must not replace the full records."""
     parts = [study.name]
     if scale != 1.0:
         parts.append(f"{scale:g}x")
@@ -199,7 +199,7 @@ def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: 
 
 
 def _at_first_rate(study: Study) -> Study:
-    """Every cell that is to be tuned at the first rate of its grid."""
+    """The study with every cell to be tuned at the first rate of its grid."""
     experiments = tuple(
         e if e.tune is None else e.with_rates(dict.fromkeys((cell.name for cell in e.cells), e.tune.rates[0]))
         for e in study.experiments
@@ -208,7 +208,7 @@ def _at_first_rate(study: Study) -> Study:
 
 
 def _with_few_items(study: Study) -> Study:
-    """Every task with two items."""
+    """The study with two items per task."""
     experiments = tuple(
         e if e.tasks is None else dataclasses.replace(e, tasks=dataclasses.replace(e.tasks, items=2))
         for e in study.experiments
@@ -219,7 +219,7 @@ def _with_few_items(study: Study) -> Study:
 def _with_added_seeds(
     study: Study, count: int | None, folder: Path
 ) -> tuple[Study, dict[str, tuple[int, ...]]]:
-    """With the seeds that --seeds asks for now, or that it added to this folder before."""
+    """The study with the seeds of --seeds, or those that --seeds added to this folder before."""
     own = {e.name: e.seeds for e in study.experiments}
     if count is not None:
         study = with_seeds(study, count)
@@ -235,7 +235,7 @@ def _with_added_seeds(
 
 
 def _refuse_to_replace(whole: Study, chosen: Study, scale: float, folder: Path) -> None:
-    """Records that are in the folder already must be of this study, and of no more of it than is run now."""
+    """Raise if the folder holds records of another study, or of cells that are not run now."""
     if not (folder / FILE).is_file():
         return
     before = read_study(folder / FILE)
@@ -248,8 +248,8 @@ def _refuse_to_replace(whole: Study, chosen: Study, scale: float, folder: Path) 
         )
     if before.scale != scale:
         raise InputError(
-            f"{folder} holds this study with {before.scale:g} times its steps, and {scale:g} times were "
-            "asked for: choose another --out."
+            f"{folder} holds this study with {before.scale:g} times its steps, not {scale:g} times: "
+            "choose another --out."
         )
     defined = {(e.name, cell.name) for e in whole.experiments for cell in e.cells}
     now = {(e.name, cell.name) for e in chosen.experiments for cell in e.cells}
@@ -258,7 +258,7 @@ def _refuse_to_replace(whole: Study, chosen: Study, scale: float, folder: Path) 
     if lost:
         raise InputError(
             f"{folder} also holds {', '.join(cell for _, cell in lost[:3])}{' …' if len(lost) > 3 else ''}, "
-            "which --only leaves out and would lose: choose another --out."
+            "which --only leaves out and would delete: choose another --out."
         )
 
 
@@ -280,7 +280,7 @@ class Planner:
 
     @property
     def code(self) -> tuple[Extension, ...]:
-        """What workers load first: the study's imports, and other modules that define parts of its specs."""
+        """Modules that workers load first: the study's imports, and others that define parts of its specs."""
         named = {extension.name for extension in self._imports}
         return (*self._imports, *(found for found in self._extensions if found.name not in named))
 
@@ -291,8 +291,8 @@ class Planner:
         self._extensions = extensions_of(spec for text in specs for spec in specs_in(text))
         if any(found.name == "__main__" for found in self._extensions):
             raise InputError(
-                "this script defines parts that the study uses, and the processes that train its runs cannot "
-                "import the script: move the parts to a module of their own and import it."
+                "this script defines parts that the study uses, but the processes that train its runs cannot "
+                "import the script: move the parts to a separate module and import it."
             )
         return plan
 
@@ -301,7 +301,7 @@ class Planner:
         return {label: self._sources.complete(record) for label, record in plan.items()}
 
     def require_tasks_fit(self, plan: Plan) -> None:
-        """Raise if a task does not fit a model; a smoke test cuts long texts."""
+        """Raise if a task does not fit a model; a smoke test truncates long texts instead."""
         if self._smoke is None:
             self._sources.require_tasks_fit(plan)
 
@@ -321,7 +321,7 @@ class Planner:
 
 @final
 class _Running:
-    """One study at work: learning rates first where it tunes, then its runs."""
+    """A running study: it first chooses learning rates if needed, then trains its runs."""
 
     def __init__(self, prepared: Prepared, session: Session) -> None:
         self._prepared, self._session = prepared, session
@@ -330,7 +330,7 @@ class _Running:
         self._tunings: dict[str, Tuning] = {}
 
     def run(self, *, retune: bool) -> Ending:
-        """Every run has a result in the end, unless a signal comes before."""
+        """Train until every run has a result, or a signal interrupts."""
         plan: Plan = {}
         self._planner.require_tasks_fit(self._prepared.plan)
         self._forms.start()
@@ -376,7 +376,7 @@ class _Running:
         )
 
     def _link_tensorboard(self, plan: Plan) -> None:
-        """OUT/tensorboard/EXPERIMENT/CELL-seed-N leads to the run: one --logdir shows the whole study."""
+        """Link OUT/tensorboard/EXPERIMENT/CELL-seed-N to each run: one --logdir shows the whole study."""
         for label, record in plan.items():
             target = self._session.pool.entry(record.key).path / "tensorboard"
             name = f"{label.cell}-seed-{label.seed}".replace("/", "-")

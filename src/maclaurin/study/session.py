@@ -1,4 +1,4 @@
-"""Trains the runs of a plan in an executor, until all have results or a signal asks to stop."""
+"""Train the runs of a plan with an executor, until all have results or a signal asks to stop."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Session:
         return bool(self._signals)
 
     def train(self, plan: Plan, metrics: Mapping[str, str], changed: Changed) -> dict[str, RunRecord]:
-        """Key → record as it stands at the end; `changed` gets the same whenever a run begins or ends.
+        """Key → final record; `changed` is called with the current records whenever a run begins or ends.
 
-        `metrics` says for each experiment which number the view shows.
+        `metrics` maps each experiment to the number the view shows.
         """
         state = _State(plan, self.pool, metrics)
         if self._retry:
@@ -81,7 +81,7 @@ class Session:
         return state.records()
 
     def _submit(self, state: _State) -> bool:
-        """Fill the free places; runs that another study trains are left to it."""
+        """Fill the free places, except with runs that another study is training."""
         free, changed = self._executor.free(), False
         for key in list(state.waiting):
             if free < 1:
@@ -109,11 +109,11 @@ class Session:
 
 @final
 class _State:
-    """What has become of the runs of a plan."""
+    """The state of the runs of a plan."""
 
     def __init__(self, plan: Plan, pool: Pool, metrics: Mapping[str, str]) -> None:
         self._plan, self._pool, self._metrics = plan, pool, metrics
-        self._asked = {record.key: record for record in plan.values()}  # two cells may ask for one run
+        self._asked = {record.key: record for record in plan.values()}  # two cells may share a run
         self.waiting = dict(self._asked)
         self.running: set[str] = set()
         self.progress: dict[str, RunProgress] = {}
@@ -132,7 +132,7 @@ class _State:
                 self._pool.entry(key).forget()
 
     def take_results(self) -> None:
-        """What the pool has need not be trained."""
+        """Take the results that are already in the pool."""
         for key in list(self.waiting):
             self.take_result(key)
 
@@ -161,14 +161,14 @@ class _State:
         return {key: self._record(key) for key in self._asked}
 
     def rows(self) -> tuple[Row, ...]:
-        """Each run once, under the first of its names."""
+        """Each run once, under its first label."""
         names: dict[str, Label] = {}
         for label, record in self._plan.items():
             names.setdefault(record.key, label)
         return tuple(self._row(label, key) for key, label in names.items())
 
     def _record(self, key: str) -> RunRecord:
-        """The result, or how far the run is."""
+        """The result, or the progress of the run."""
         if key in self._results:
             return self._results[key]
         progress = self.progress.get(key) or read_progress(self._pool.entry(key).progress)
@@ -191,7 +191,7 @@ class _State:
         return "elsewhere" if self._pool.entry(key).is_busy() else "waiting"
 
     def _crashed(self, key: str, problem: str) -> RunRecord:
-        """A crash is a result as well, and kept like one."""
+        """The record of a crash, which is a result and stored as one."""
         entry = self._pool.entry(key)
         progress = read_progress(entry.progress)
         record = from_folder(
@@ -219,14 +219,14 @@ def _result_text(record: RunRecord, metric: str) -> str:
 
 @contextmanager
 def _send_signals_to(came: list[int]) -> Iterator[None]:
-    """Signals that ask to stop are collected; a second Ctrl-C does not wait for runs to save."""
+    """Collect signals that ask to stop; a second Ctrl-C does not wait for runs to save."""
 
     def note(number: int, frame: FrameType | None) -> None:
         if came and number == signal.SIGINT:
             raise KeyboardInterrupt
         came.append(number)
 
-    in_main = threading.current_thread() is threading.main_thread()  # others may set no handlers
+    in_main = threading.current_thread() is threading.main_thread()  # only it can set handlers
     names = ("SIGINT", "SIGTERM", "SIGHUP") if in_main else ()
     wanted = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, note) for number in wanted}

@@ -1,19 +1,19 @@
-"""What each part contributes to the way from one cell to another.
+"""What each part contributes to the gap between two cells.
 
     φ_i = mean over admissible orders of  v(S + i) − v(S)        S the parts added before i
 
-Parts are switches, and a combination of switches has a meaning where it names a cell. An order of adding the
-switches is admissible if every combination on its way has a meaning; each admissible order counts the same.
-Where all combinations have one, φ is Shapley's value. The contributions add up to v(all) − v(none), and each
-is a weighted sum of the values of cells, so that it can be taken seed by seed.
+Parts are switches, and a combination of switches has a meaning if it names a cell. An order of adding the
+switches is admissible if every combination on its way has a meaning; all admissible orders have equal weight.
+If all combinations have a meaning, φ is the Shapley value. The contributions add up to v(all) − v(none), and
+each is a weighted sum of the values of cells, so it can be computed seed by seed.
 
-Two switches interact where one brings more beside the other than alone:
+Two switches interact if one contributes more beside the other than alone:
 
     I_ij = mean over squares of  v(S + i + j) − v(S + i) − v(S + j) + v(S)
 
-over the combinations S after which both can be added in either order, each with the number of admissible
+over the combinations S after which both can be added in either order, weighted by the number of admissible
 orders that add them there. Without restrictions this is the Shapley interaction index (Grabisch and Roubens
-1999). Switches that cannot change places, as order 2 and order 4, have none.
+1999). Switches whose order is fixed, such as order 2 and order 4, have no interaction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Weights = dict[str, float]
 @final
 @dataclass(frozen=True)
 class Combination:
-    """The switches that are on, and the cell that has them so."""
+    """The switches that are on, and the cell with this combination."""
 
     on: tuple[str, ...]
     cell: str
@@ -43,11 +43,11 @@ class Combination:
 @final
 @dataclass(frozen=True)
 class Interaction:
-    """How two switches act on each other.
+    """The interaction of two switches.
 
-    twist    what both bring together beyond what each brings alone
-    alone    what the second brings without the first
-    beside   what the second brings with the first; twist = beside − alone
+    twist    what both contribute together beyond what each contributes alone
+    alone    what the second contributes without the first
+    beside   what the second contributes with the first; twist = beside − alone
     """
 
     first: str
@@ -60,11 +60,11 @@ class Interaction:
 @final
 @dataclass(frozen=True)
 class Waterfall:
-    """The way from a cell to another, part by part.
+    """The way from one cell to another, part by part.
 
     title          one line for the page
     switches       the parts, in the order in which they are drawn
-    combinations   those with a meaning; one cell may stand for several, where a switch changes nothing
+    combinations   those with a meaning; one cell may be used for several, if a switch changes nothing
     """
 
     title: str
@@ -79,7 +79,7 @@ class Waterfall:
                 if name not in self.switches:
                     raise InputError(
                         f"waterfall {self.title!r}: cell {combination.cell!r} has the switch {name!r}, which "
-                        f"is none of {', '.join(self.switches)}.{did_you_mean(name, self.switches)}"
+                        f"is not one of {', '.join(self.switches)}.{did_you_mean(name, self.switches)}"
                     )
         if len(self._cells) < len(self.combinations):
             raise InputError(f"waterfall {self.title!r} has two cells for one combination of switches.")
@@ -111,7 +111,7 @@ class Waterfall:
 
     @functools.cached_property
     def contributions(self) -> dict[str, Weights]:
-        """Switch → the sum over cells that is its contribution."""
+        """Switch → its contribution, as weights of cells."""
         return {switch: self._contribution(switch) for switch in self.switches}
 
     @functools.cached_property
@@ -128,7 +128,7 @@ class Waterfall:
 
     @functools.cached_property
     def _before(self) -> Mapping[On, int]:
-        """Combination → in how many ways it is reached from nothing."""
+        """Combination → number of ways to reach it from no switch."""
         ways: dict[On, int] = {}
         for on in sorted(self._cells, key=len):
             reached = sum(ways.get(on - {switch}, 0) for switch in on)
@@ -137,7 +137,7 @@ class Waterfall:
 
     @functools.cached_property
     def _after(self) -> Mapping[On, int]:
-        """Combination → in how many ways all switches are reached from it."""
+        """Combination → number of ways to reach all switches from it."""
         ways: dict[On, int] = {}
         for on in sorted(self._cells, key=len, reverse=True):
             rest = [switch for switch in self.switches if switch not in on]
@@ -177,7 +177,7 @@ class Waterfall:
         )
 
     def _squares(self, first: str, second: str) -> Iterator[tuple[On, int]]:
-        """Combinations after which both can be added in either order, and how many orders do so."""
+        """Combinations after which both can be added in either order, and the number of orders that do so."""
         for on in self._cells:
             corners = (on | {first}, on | {second}, on | {first, second})
             if not on & {first, second} and all(corner in self._cells for corner in corners):
@@ -185,7 +185,7 @@ class Waterfall:
 
 
 def waterfall(title: str, switches: Sequence[str], cell: Callable[[On], str | None]) -> Waterfall:
-    """Over all combinations of switches; `cell` names the cell of each, or None where it has no meaning."""
+    """A waterfall over all combinations; `cell` returns the cell of each, or None if it has no meaning."""
     found = []
     for count in range(len(switches) + 1):
         for on in itertools.combinations(switches, count):
@@ -200,5 +200,5 @@ def _add(weights: Weights, cell: str, weight: float) -> None:
 
 
 def _without_zeros(weights: Weights) -> Weights:
-    """Cells that cancel need not have run."""
+    """Drop cells that cancel, which need not have run."""
     return {cell: weight for cell, weight in weights.items() if abs(weight) > 1e-12}

@@ -1,7 +1,7 @@
 """Runs as jobs of a Slurm cluster, through submitit. The nodes and the study share the pool's disk.
 
 A job that is preempted or runs out of time is queued again and resumes from its last checkpoint. Jobs
-outlive the study's own process: started again, the study waits for them and takes their results.
+outlive the study's own process: a restarted study waits for them and collects their results.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from maclaurin.study.progress import RunProgress, read_progress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
-#: names of submitit that every cluster has; others are Slurm's own, such as partition
+#: parameters of submitit for every cluster; others belong to Slurm, such as partition
 COMMON = ("timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "name", "stderr_to_stdout")
 DEFAULT_MINUTES = 24 * 60
 
 
 def require_submitit() -> Any:
-    """The module, or how to get it."""
+    """The submitit module; raises with the install command if it is missing."""
     try:
         import submitit
     except ImportError:
@@ -39,7 +39,9 @@ def read_options(text: str) -> tuple[str | None, dict[str, Any]]:
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, equals, value = word.partition("=")
         if not equals:
-            raise InputError(f"--slurm takes name=value between commas, such as partition=gpu; got {word!r}.")
+            raise InputError(
+                f"--slurm takes name=value separated by commas, such as partition=gpu; got {word!r}."
+            )
         if name == "cluster":
             cluster = value
         else:
@@ -50,7 +52,7 @@ def read_options(text: str) -> tuple[str | None, dict[str, Any]]:
 
 @final
 class SlurmExecutor:
-    """Submits every run as a job of its own; `cluster=local` runs them as processes here."""
+    """Submits every run as a job; `cluster=local` runs the jobs as processes on this machine."""
 
     def __init__(self, folder: Path, workers: int, options: str, *, on_gpu: bool) -> None:
         submitit = require_submitit()
@@ -79,7 +81,7 @@ class SlurmExecutor:
         return self._cores
 
     def free(self) -> int:
-        """Jobs that may still be queued."""
+        """How many more jobs can be queued."""
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
@@ -91,7 +93,7 @@ class SlurmExecutor:
         self._running[record.key] = (job, entry)
 
     def poll(self, seconds: float) -> list[Result]:
-        """Those whose job has ended."""
+        """The runs whose job has ended."""
         end = time.monotonic() + seconds
         while True:
             ended = [key for key, (job, _) in self._running.items() if job.done()]
@@ -113,7 +115,7 @@ class SlurmExecutor:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Jobs that are still queued stay there."""
+        """Jobs that are still queued stay in the queue."""
 
     def _result(self, key: str) -> Result:
         job, entry = self._running.pop(key)
@@ -128,7 +130,7 @@ class SlurmExecutor:
 
 
 class TrainJob:
-    """What a node does."""
+    """The job that a node runs."""
 
     def __call__(self, values: dict[str, Any]) -> None:
         """Train; the record is written to the pool."""

@@ -1,4 +1,4 @@
-"""`--smoke`: a run for a few steps at tiny width, with a small local file in place of a hub's data set."""
+"""`--smoke`: a run for a few steps at tiny width, with a small local file in place of a hub data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maclaurin.training.config import TrainConfig
 
 STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300
 
-#: columns beside `text`, as the data sets of the paper have them
+#: columns beside `text`, as in the data sets of the paper
 COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
     "HuggingFaceFW/fineweb": lambda n: {
         "id": f"<urn:uuid:{n}>",
@@ -34,7 +34,7 @@ COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def smoke_config(config: TrainConfig, folder: Path, world: int) -> TrainConfig:
-    """The same run, over in seconds; `folder` holds stand-ins for data, `world` counts the processes."""
+    """The same run, but short; `folder` holds stand-ins for data, `world` is the number of processes."""
     own = size_named(SIZE)
     heads = config.kv_heads if config.kv_heads and own.heads % config.kv_heads == 0 else None
     many = len(config.attention) > 1
@@ -70,7 +70,7 @@ def _small_data(config: TrainConfig, folder: Path) -> dict[str, Any]:
 
 
 def _stand_in(data: str, folder: Path) -> str:
-    """A folder with one small file in the layout of the data set, read the way the hub's is."""
+    """A folder with one small file in the layout of the data set, read in the same way."""
     if not data.startswith("hf:"):
         return data
     name = data.removeprefix("hf:").partition("@")[0].partition(":")[0]

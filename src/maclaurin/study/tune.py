@@ -1,7 +1,7 @@
-"""A learning rate of its own for every cell, chosen on validation data.
+"""A separate learning rate for every cell, chosen on validation data.
 
-The grid is in factors of two. While the best rate of a cell lies on the edge of what was tried, the next rate
-beyond that edge is tried too. Tuning runs have seeds that no final run has.
+The grid is in factors of two. While the best rate of a cell is at the edge of the rates tried, the next rate
+beyond that edge is tried too. No final run shares a seed with a tuning run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from maclaurin.study.run_record import (
 
 FILE = "tuned.json"
 SCHEMA = 1
-#: keys that do not decide which learning rate is best, or that belong to the search itself
+#: keys that do not affect which learning rate is best, or that belong to the search itself
 NOT_TUNED = (
     *FREE_KEYS,
     "lr",
@@ -88,9 +88,9 @@ class TunedFile:
 @final
 @dataclass(frozen=True)
 class KnownRates:
-    """Learning rates that were tuned before, for the same subject.
+    """Learning rates that were tuned earlier for the same subject.
 
-    cells     experiment → cell → how it was tuned
+    cells     experiment → cell → its tuning
     sources   experiment → the file the rates come from
     missing   experiment → cell → subject, for cells without a rate
     """
@@ -101,7 +101,7 @@ class KnownRates:
 
 
 def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
-    """From OUT/tuned.json, then from the tuned.json beside study.py; none with `retune`."""
+    """Rates from OUT/tuned.json, then from the tuned.json beside study.py; none with `retune`."""
     wanted = [e for e in study.experiments if e.tune is not None]
     known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
     sources: dict[str, str] = {}
@@ -120,11 +120,11 @@ def learning_rates(
 ) -> tuple[Study, dict[str, Tuning]]:
     """The study with a learning rate in every cell, and where each rate comes from.
 
-    Cells whose rate is not known are tuned now. With `retune` all are, and kept beside study.py.
+    Cells without a rate are tuned now. With `retune` all cells are, and the rates are stored beside study.py.
     """
     wanted = [e for e in study.experiments if e.tune is not None]
     if retune and not wanted:
-        raise InputError(f"study {study.name!r} has tune=… in no experiment: there is nothing to tune.")
+        raise InputError(f"study {study.name!r} has no experiment with tune=…: there is nothing to tune.")
     rates = known_rates(study, out, retune=retune)
     known, sources = rates.cells, rates.sources
     if rates.missing:
@@ -155,9 +155,9 @@ def _take_known(
     known: dict[str, dict[str, CellTuning]],
     sources: dict[str, str],
 ) -> None:
-    """Add the rates of a file to what is known, where they were tuned for the same subject.
+    """Add the rates of a file that were tuned for the same subject.
 
-    In whichever experiment that was: two that differ in their metric alone have the same runs.
+    The experiment may differ: two that differ only in their metric have the same runs.
     """
     found = TunedFile.read(file) if file is not None else None
     for e in wanted:
@@ -175,7 +175,7 @@ def _take_known(
 
 
 def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
-    """The file with what is new; cells that were not tuned now keep their entry."""
+    """The file with the new entries; cells that were not tuned now keep theirs."""
     if before is None:
         return fresh
     experiments = dict(before.experiments)
@@ -195,7 +195,7 @@ def subject(experiment: Experiment, cell: Cell) -> str:
 
 @final
 class Search:
-    """The rates of one cell: what was tried, what is best, what to try next."""
+    """The search for one cell: rates tried, the best rate, rates to try next."""
 
     def __init__(self, tune: Tune) -> None:
         self._tune = tune
@@ -207,7 +207,7 @@ class Search:
         self.trials.setdefault(trial.rate, []).append(trial)
 
     def badness(self, rate: float) -> float:
-        """Mean value over the seeds, so that less is better; infinite where a run diverged or crashed."""
+        """Mean value over the seeds, signed so that less is better; infinite if a run diverged or crashed."""
         values = [trial.value for trial in self.trials[rate]]
         if any(value is None for value in values):
             return math.inf
@@ -215,7 +215,7 @@ class Search:
 
     @property
     def best(self) -> float:
-        """The best rate; the smallest where all diverged."""
+        """The best rate; the smallest if all diverged."""
         return min(sorted(self.trials), key=self.badness)
 
     @property
@@ -224,7 +224,7 @@ class Search:
         return self.best in (min(self.trials), max(self.trials))
 
     def next_rates(self) -> list[float]:
-        """What is still to be tried: the grid, then beyond the edge the best lies on."""
+        """Rates still to try: the grid, then beyond the edge at which the best rate is."""
         if not self.trials:
             return list(self._tune.rates)
         if not self.is_on_edge or len(self.trials) >= self._tune.most:
@@ -239,14 +239,14 @@ class Search:
 
 
 def _tidy(rate: float) -> float:
-    """Without the dust of binary fractions."""
+    """Rounded, without binary floating-point noise."""
     return float(f"{rate:.6g}")
 
 
 def tune_study(
     study: Study, missing: Mapping[str, Mapping[str, str]], make_run: MakeRun, train: Train
 ) -> TunedFile:
-    """Tune the cells in `missing` (experiment → cell → subject); all cells are searched side by side."""
+    """Tune the cells in `missing` (experiment → cell → subject), all at the same time."""
     experiments = {e.name: e for e in study.experiments}
     searches = {
         (name, cell): Search(_tune_of(experiments[name])) for name, cells in missing.items() for cell in cells
@@ -276,7 +276,7 @@ def tune_study(
 def _round(
     experiments: Mapping[str, Experiment], searches: Mapping[tuple[str, str], Search], make_run: MakeRun
 ) -> tuple[dict[Label, RunRecord], dict[Label, tuple[Search, float]]]:
-    """The runs of the next round, and whose they are."""
+    """The runs of the next round, and the search each belongs to."""
     plan: dict[Label, RunRecord] = {}
     owners: dict[Label, tuple[Search, float]] = {}
     for (name, cell_name), search in searches.items():

@@ -1,4 +1,4 @@
-"""A study while it runs: a live table on a terminal, one line per event in a log."""
+"""The display of a running study: a live table on a terminal, one line per event in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from maclaurin.study.progress import RunProgress
 from maclaurin.study.run_record import Label, RunRecord
 
-#: reused: the pool had the result; elsewhere: another study trains it now
+#: reused: the result was in the pool; elsewhere: another study trains it now
 State = Literal["waiting", "elsewhere", "running", "finished", "diverged", "crashed", "stopped", "reused"]
 DONE: tuple[State, ...] = ("finished", "diverged", "crashed", "stopped", "reused")
 
@@ -41,7 +41,7 @@ COLOURS: dict[State, str] = {
 @final
 @dataclass(frozen=True)
 class Row:
-    """One run of the study as it stands."""
+    """The current state of one run."""
 
     label: Label
     record: RunRecord
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def seconds(self) -> float | None:
-        """Of the whole run: as it took, or as it is expected to take."""
+        """Seconds of the whole run, measured or expected."""
         if self.state == "running":
             left = self.seconds_left
             return None if self.progress is None or left is None else self.progress.seconds + left
@@ -64,14 +64,14 @@ class Row:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of a running run, where it is known."""
+        """Seconds left of a running run, if known."""
         return self.progress.seconds_left if self.progress and self.state == "running" else None
 
 
 @final
 @dataclass(frozen=True)
 class Overview:
-    """All runs in their order, and the whole."""
+    """All runs in order, and totals."""
 
     rows: tuple[Row, ...]
     elapsed: float
@@ -88,12 +88,12 @@ class Overview:
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last run ends, from what was measured so far; None if nothing was."""
+        """Seconds until the last run ends, estimated from finished work; None if there is none."""
         return seconds_to_end(self.rows, self.workers)
 
 
 def seconds_to_end(rows: Sequence[Row], workers: int) -> float | None:
-    """Running runs end when they say; waiting ones take the places as they become free."""
+    """Running runs end at their estimates; waiting runs take places as they become free."""
     running = [
         row.seconds_left if row.seconds_left is not None else _estimate(row, rows)
         for row in rows
@@ -137,7 +137,7 @@ class View(Protocol):
     ) -> None: ...
 
     def show(self, overview: Overview) -> None:
-        """The study as it stands now."""
+        """Show the current state."""
         ...
 
 
@@ -187,7 +187,7 @@ class LiveTable:
 
 @final
 class Lines:
-    """A line when a run begins or ends, and now and then one for the whole."""
+    """Prints a line when a run begins or ends, and from time to time a summary."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""One run in a process of its own, wherever that is.
+"""Train one run in its own process, on any machine.
 
     python -m maclaurin.study.worker JOB.json
     python -m torch.distributed.run --nproc-per-node 8 -m maclaurin.study.worker JOB.json
@@ -46,19 +46,19 @@ from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]
 
-#: of the code as it was loaded; files may be edited while a study runs
+#: version of the loaded code; files may be edited while a study runs
 CODE = code_version()
 #: kind of a line in records.jsonl → prefix of its numbers
 CURVES = {"test": "", "validation": "validation_"}
 FINALS = {"final": "", "final-validation": "validation_"}
-#: keys of such a line that are no metrics
+#: keys of such a line that are not metrics
 NOT_METRICS = ("kind", "step", "loss_by_position")
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker gets: a run that waits, and where to train it."""
+    """The input of a worker: a waiting run, and where to train it."""
 
     record: RunRecord
     place: Workplace
@@ -75,7 +75,7 @@ class Job:
 
 
 def work(job: Job, report: Report | None = None) -> RunRecord | None:
-    """Train the run in its pool; its record, or None if it was asked to stop.
+    """Train the run in its pool; returns its record, or None if it was asked to stop.
 
     If another process is training the same run, wait for it and take its result.
     """
@@ -148,7 +148,7 @@ def _train(
 
 
 def _share_training(record: RunRecord, pool: Pool) -> None:
-    """Write the same result for studies that ask no tasks, if there is none yet."""
+    """Write the same result under the key without tasks, if there is none yet."""
     plain = dataclasses.replace(record, run=dataclasses.replace(record.run, tasks=()))
     entry = pool.entry(plain.key)
     if entry.record() is None:
@@ -156,10 +156,10 @@ def _share_training(record: RunRecord, pool: Pool) -> None:
 
 
 def _ask_tasks(run: Run, folder: Path, processes: Processes) -> dict[str, TaskResult]:
-    """Name → the answers of the trained model; other items than the study's are an error."""
+    """Task name → result of the trained model; raises if the items differ from those of the study."""
     answers: dict[str, TaskResult] = {}
     for task in run.tasks:
-        print(f"asking {task.name}", flush=True)
+        print(f"running task {task.name}", flush=True)
         answers |= ask_run(
             folder,
             [task.name],
@@ -170,8 +170,8 @@ def _ask_tasks(run: Run, folder: Path, processes: Processes) -> dict[str, TaskRe
         )
         if not (answers[task.name].fingerprint or "").startswith(task.fingerprint):
             raise InputError(
-                f"the items of {task.name} are not the same here as where the study was started: install the "
-                "same versions of Python and maclaurin everywhere."
+                f"the items of {task.name} are not the same as where the study was started: "
+                "install the same versions of Python and maclaurin on all machines."
             )
     return answers
 
@@ -210,7 +210,7 @@ def from_folder(
 
 
 def with_answers(record: RunRecord, answers: Mapping[str, TaskResult]) -> RunRecord:
-    """The record with what its model answered: numbers among the metrics, the rest where they come from."""
+    """The record with the task results: numbers in `metrics`, everything else in `provenance`."""
     metrics = {
         task_number(name, number): found.value
         for name, answer in answers.items()
@@ -225,7 +225,7 @@ def with_answers(record: RunRecord, answers: Mapping[str, TaskResult]) -> RunRec
 
 
 def _facts(answer: TaskResult) -> dict[str, Any]:
-    """How many were asked, what a guess scores, and the standard errors over the items."""
+    """The number of items, the chance level, and the standard errors over the items."""
     errors = {name: found.stderr for name, found in answer.metrics.items() if found.stderr is not None}
     names = ("version", "fingerprint", "items", "questions", "chance", "cut", "broken", "seconds")
     return {**{name: getattr(answer, name) for name in names}, "errors": errors}
@@ -279,7 +279,7 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, tuple[tuple[int, float], .
 
 
 def _logged(folder: Path, every: int) -> list[dict[str, Any]]:
-    """The training lines that were reported while the run was on its way."""
+    """The training lines that were reported during the run."""
     return [line for line in _lines(folder) if line["kind"] == "train" and line["step"] % every == 0]
 
 
@@ -296,7 +296,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) -> Report:
-    """To the file in the pool, and to `report`, from the first process alone."""
+    """Report to the file in the pool and to `report`, from the first process only."""
 
     def pass_on(progress: RunProgress) -> None:
         if processes.is_first:
@@ -308,7 +308,7 @@ def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) ->
 
 
 def _first_sees(processes: Processes, fact: bool) -> bool:
-    """What the first process sees: another may look a moment later, when the files are there already."""
+    """The fact as the first process sees it: a later process may see files that were not there yet."""
     return processes.any(fact and processes.is_first)
 
 
@@ -316,17 +316,17 @@ def _refuse_other_versions(run: Run) -> None:
     here = ".".join(torch.__version__.split(".")[:2])
     if (run.numerics, run.torch) != (NUMERICS_VERSION, here):
         raise InputError(
-            f"the study was started with torch {run.torch} and numerics version {run.numerics}, and here are "
-            f"torch {here} and {NUMERICS_VERSION}: install the same versions everywhere."
+            f"the study was started with torch {run.torch} and numerics version {run.numerics}, but this "
+            f"machine has torch {here} and {NUMERICS_VERSION}: install the same versions on all machines."
         )
 
 
 def _with_data(record: RunRecord, source: Source) -> RunRecord:
-    """The run with its data; a fingerprint that is known already must be the same here."""
+    """The run with the fingerprint of its data; raises if it differs from a known fingerprint."""
     if record.run.data and record.run.data != source.fingerprint:
         raise InputError(
-            f"{source.name} is not the same here (fingerprint {source.fingerprint[:12]}) as where the study "
-            f"was started ({record.run.data[:12]}): give this machine the same files."
+            f"{source.name} has the fingerprint {source.fingerprint[:12]} here, but {record.run.data[:12]} "
+            "where the study was started: give this machine the same files."
         )
     run = dataclasses.replace(record.run, data=source.fingerprint)
     return dataclasses.replace(record, run=run, provenance={**record.provenance, "data": source.name})
@@ -336,7 +336,7 @@ def _with_data(record: RunRecord, source: Source) -> RunRecord:
 
 
 def work_in_child(job: Job) -> None:
-    """A process of the local executor: a session of its own, output to the log, ends with its study."""
+    """A process of the local executor: in its own session, with output to the log; ends with its study."""
     os.setsid()  # Ctrl-C reaches the study, which asks its runs to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _write_output_to(Pool(Path(job.place.pool)).entry(job.record.key).log)

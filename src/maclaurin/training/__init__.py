@@ -1,13 +1,13 @@
-"""The trainer: a config and a folder in, records, checkpoints and a model folder out.
+"""The trainer: from a config, it writes records, checkpoints and a model to a folder.
 
 config          every setting of a run
 trainer         the loop; `train(config, folder)` is the whole run
 batches         its data, prepared once and read ahead of the loop
-model           its model: random or from a folder, with LoRA adapters or without; saved at the end
-losses          what it minimises, and the same on held-out data
-optimizer_step  gradients, learning rate, AdamW, and when a run has diverged
+model           its model: random or from a folder, with or without LoRA adapters; saved at the end
+losses          training objectives, and their evaluation on held-out data
+optimizer_step  gradients, learning rate, AdamW, and the check for divergence
 compiling       torch.compile of that step
 checkpoint, run_folder, records, terminal    what a run writes and prints
 processes       several processes under torchrun
-estimate        what a run would take, without running it
+estimate        what a run would cost, without running it
 """

@@ -1,4 +1,4 @@
-"""The data of a run: prepared by one process for all, then read ahead of the training loop in a thread."""
+"""The data of a run: prepared by one process for all, then prefetched in a thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from maclaurin.training.config import TrainConfig
 from maclaurin.training.model import row_length
 from maclaurin.training.processes import Processes
 
-#: batches made ahead of the one in use
+#: batches prepared ahead of the current one
 AHEAD = 2
 
 
 def data_config(config: TrainConfig) -> DataConfig:
-    """The part of a run's config that its data depend on."""
+    """The settings of a run that its data depend on."""
     return DataConfig(
         data=config.data,
         tokenizer=config.tokenizer,
@@ -37,7 +37,7 @@ def data_config(config: TrainConfig) -> DataConfig:
 
 
 def open_data(config: TrainConfig, processes: Processes) -> Source:
-    """The first process tokenizes into the cache, however long that takes; the others then read it there."""
+    """The first process tokenizes into the cache, without a time limit; the others then read from it."""
     if processes.is_first:
         source = open_source(data_config(config))
         processes.wait_for_preparation()
@@ -49,14 +49,14 @@ def open_data(config: TrainConfig, processes: Processes) -> Source:
 @final
 @dataclass(frozen=True)
 class StepBatch:
-    """This process's share of the batch of one step, in the parts it is computed in."""
+    """This process's share of the batch of one step, split into the accumulated parts."""
 
     parts: list[Batch]
     scored: int
 
     @classmethod
     def of(cls, source: Source, step: int, config: TrainConfig, processes: Processes) -> StepBatch:
-        """A function of seed and step alone."""
+        """The batch of a step; it depends only on seed and step."""
         whole = source.train_batch(step, config.batch_size, rank=processes.rank, world=processes.world)
         size = whole.tokens.shape[0] // config.accumulate
         cuts = [slice(i, i + size) for i in range(0, whole.tokens.shape[0], size)]
@@ -68,11 +68,11 @@ class StepBatch:
         return cls(parts, whole.scored)
 
     def pinned(self) -> StepBatch:
-        """In page-locked memory, from which a GPU copies while the CPU goes on."""
+        """The batch in page-locked memory, for asynchronous copies to a GPU."""
         return StepBatch([_pinned(part) for part in self.parts], self.scored)
 
     def to(self, device: torch.device) -> StepBatch:
-        """On the device; from pinned memory this does not wait for the copy."""
+        """The batch on the device; from pinned memory this does not wait for the copy."""
         return StepBatch([part.to(device, non_blocking=True) for part in self.parts], self.scored)
 
 
@@ -83,7 +83,7 @@ def _pinned(batch: Batch) -> Batch:
 
 @final
 class Prefetch:
-    """Values of make(first), make(first + 1), … up to `end`, made ahead by one thread, in order."""
+    """Values of make(first), make(first + 1), … up to `end`, computed in advance by one thread, in order."""
 
     def __init__(self, make: Callable[[int], StepBatch], first: int, end: int) -> None:
         self._make, self._range = make, range(first, end)

@@ -1,14 +1,14 @@
-"""Checkpoints that are complete or absent.
+"""Checkpoints, written atomically.
 
     checkpoints/step-00000400/      tensors by torch.distributed.checkpoint, loadable on any number of
       __0_0.distcp, .metadata       processes
       progress.json, random-0.pt    step and loss; the random states of each process
       manifest.json                 size and SHA-256 of every file, written last
 
-A folder is filled under a temporary name, flushed and renamed. Loading checks the manifest; where files are
-damaged it warns and takes the checkpoint before. Loading runs no code from the files: only tensors and plain
-numbers are stored, and the pickled index of torch.distributed.checkpoint is read by an unpickler that accepts
-nothing but the index's own classes.
+A folder is filled under a temporary name, flushed and renamed. Loading checks the manifest; if files are
+damaged it warns and takes the previous checkpoint. Loading runs no code from the files: only tensors and
+plain numbers are stored, and the pickled index of torch.distributed.checkpoint is read by an unpickler that
+accepts only the index's own classes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class CheckpointError(MaclaurinError):
 @final
 @dataclass(frozen=True)
 class Progress:
-    """What a checkpoint holds beside its tensors."""
+    """What a checkpoint holds in addition to its tensors."""
 
     step: int
-    #: of these very weights; None if they were not evaluated
+    #: validation loss of exactly these weights; None if they were not evaluated
     validation_loss: float | None
     data_fingerprint: str
 
@@ -122,7 +122,7 @@ class CheckpointStore:
         )
 
     def _delete_old(self) -> None:
-        """All but the last few and the best."""
+        """Delete all but the last few and the best."""
         best = self.best()
         for step in self.steps()[: -self.keep]:
             if step != best:
@@ -148,7 +148,7 @@ class CheckpointStore:
         return None
 
     def load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-        """Fill model and optimizer, and restore the random states if this process has saved some."""
+        """Fill model and optimizer, and restore the random states if this process saved them."""
         tensors, groups = _tensors_of(model, optimizer)
         try:
             with _alone_is_meant():
@@ -193,14 +193,14 @@ def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 
 @contextlib.contextmanager
 def _alone_is_meant() -> Iterator[None]:
-    """A single process without a process group is what we ask for: torch need not warn about it."""
+    """Silence torch's warning about a single process without a process group, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 class _Reader(FileSystemReader):
-    """Reads the index without giving pickle the freedom to run code."""
+    """Reads the index without letting pickle run code."""
 
     def read_metadata(self, *args: Any, **more: Any) -> Metadata:
         """The index of the tensors."""
@@ -235,14 +235,16 @@ _INDEX_CLASSES = {
 
 
 def _member(kind: Any, name: str) -> enum.Enum:
-    """A member of an enum, and nothing else that getattr could reach."""
+    """A member of an enum; raises for any other attribute."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[name]
-    raise CheckpointError(f"the index of the checkpoint asks for {name!r} of {kind!r}: it is not loaded.")
+    raise CheckpointError(
+        f"the index of the checkpoint asks for {name!r} of {kind!r}, which no index has: it is not loaded."
+    )
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Only what an index is made of."""
+    """Accepts only the classes of an index."""
 
     def find_class(self, module: str, name: str) -> Any:
         """A class of the index or a dtype; anything else is an error."""
@@ -255,7 +257,7 @@ class _IndexUnpickler(pickle.Unpickler):
         ):  # how Python 3.11.0 to 3.11.3 pickles members of an enum
             return _member
         raise CheckpointError(
-            f"the index of the checkpoint refers to {module}.{name}, which is no part of a checkpoint of "
+            f"the index of the checkpoint refers to {module}.{name}, which is not part of a checkpoint of "
             "this trainer: the file comes from elsewhere and is not loaded."
         )
 
@@ -298,7 +300,7 @@ def _sha256(path: Path) -> str:
 
 
 def _random_states() -> dict[str, Any]:
-    """As tensors and plain numbers, which torch.load reads with weights_only=True."""
+    """The random states as tensors and plain numbers, which torch.load reads with weights_only=True."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),

@@ -23,11 +23,11 @@ from maclaurin.training.terminal import still_working
 
 
 class CompileError(MaclaurinError):
-    """torch.compile was asked for and failed."""
+    """torch.compile was required and failed."""
 
 
 def is_compiled(config: TrainConfig, objective: Objective, processes: Processes) -> bool:
-    """As the config says; by default on a GPU, except where layers are called one by one or split by FSDP."""
+    """The config's setting; by default on a GPU, unless layers are called one by one or split by FSDP."""
     if config.compile is not None:
         return config.compile
     whole = processes.world == 1 or config.parallel != "fsdp"
@@ -39,7 +39,7 @@ def first_compiled_step(
 ) -> StepResult:
     """Compile and do the first step, reporting how long that takes.
 
-    Where compilation fails, the run goes on without it unless it is required.
+    If compilation fails, the run continues without it unless it is required.
     """
     began = time.perf_counter()
     say("compiling the training step, which can take a minute or two (--no-compile starts at once)")
@@ -70,7 +70,7 @@ def end_compile_workers() -> None:
     if async_compile is None:
         return
     for pool in tuple(getattr(async_compile, "_pool_set", ())):
-        helper = getattr(pool, "process", None)  # pools of other kinds own their workers directly
+        helper = getattr(pool, "process", None)  # other kinds of pools own their workers directly
         if helper is not None:
             for worker in _children(helper.pid):
                 with suppress(ProcessLookupError):
@@ -79,7 +79,7 @@ def end_compile_workers() -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Processes started by a process; none where the system has no /proc."""
+    """Child processes of a process; empty if the system has no /proc."""
     with suppress(OSError):
         lists = [
             (thread / "children").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ class TrainConfig:
     kv_heads: int | None = _key(None, "Key-value heads. By default as many as query heads.")
     initialization: str = _key("scaled", "scaled (normal, 0.02), or torch for the defaults of nn.Linear.")
     equal_start: bool = _key(
-        False, "Scale output projections so that attention adds as much at the start as softmax would."
+        False, "Scale output projections so that attention starts with the output size of softmax."
     )
     start: str | None = _key(None, "Model folder to start from. By default weights are random.")
     objective: str = _key("next-token", "next-token; match-attention or match-logits: imitate a teacher.")
@@ -42,13 +42,13 @@ class TrainConfig:
     lora: int = _key(0, "Rank of LoRA adapters on the model of --start; 0 trains all weights.")
     data: str = _key("stdlib", "stdlib, a file or folder, hf:NAME:CONFIG, or a task such as mqar:pairs=8.")
     tokenizer: str = _key("bpe:1024", "bytes, bpe:N, or hf:NAME_OR_PATH.")
-    length: int | None = _key(None, "Tokens per row. By default that of the size.")
+    length: int | None = _key(None, "Tokens per row. The default depends on the size.")
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
     limit_documents: int | None = _key(None, "Use only this many documents. By default all.")
     validation_fraction: float = _key(0.02, "Share of the documents to evaluate on during training.")
-    test_fraction: float = _key(0.02, "Share of the documents for the final number alone.")
-    steps: int = _key(400, "Optimizer steps; with --resume, more of them extend the run.")
+    test_fraction: float = _key(0.02, "Share of the documents for the final evaluation only.")
+    steps: int = _key(400, "Optimizer steps; with --resume, a larger number extends the run.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
     accumulate: int = _key(1, "Parts a batch is computed in, to save memory.")
     lr: float = _key(1e-3, "Peak learning rate.")
@@ -69,13 +69,15 @@ class TrainConfig:
     parallel: str = _key("ddp", "Under torchrun: ddp or fsdp.")
     device: str = _key("auto", "auto, cpu or cuda.")
     eval_every: int = _key(100, "Steps between evaluations; 0 to evaluate only at the end.")
-    eval_rows: int | None = _key(None, "Rows per evaluation, the final ones included. By default all.")
-    final_rows: int | None = _key(None, "Rows of the final evaluations; 0 for all. By default as eval_rows.")
+    eval_rows: int | None = _key(None, "Rows per evaluation, including the final ones. By default all.")
+    final_rows: int | None = _key(None, "Rows of the final evaluations; 0 for all. By default eval_rows.")
     checkpoint_every: int = _key(100, "Steps between checkpoints; 0 to save only at the end.")
-    keep: int = _key(2, "Number of checkpoints to keep beside the best.")
+    keep: int = _key(2, "Number of checkpoints to keep in addition to the best.")
     log_every: int = _key(10, "Log interval in steps; the loss of every step is recorded.")
     largest_loss: float = _key(30.0, "Stop the run when the loss exceeds this.")
-    overfit_one_batch: bool = _key(False, "Train on the first batch only, as a test: its loss must go to 0.")
+    overfit_one_batch: bool = _key(
+        False, "Train on the first batch only, as a test: its loss should go to 0."
+    )
     trackers: tuple[str, ...] = _key((), "Also log to tensorboard or wandb. By default to neither.")
 
     def replace(self, **changes: Any) -> TrainConfig:
@@ -121,11 +123,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 def load_config(
     file: Path | None, preset: str | None, given: Mapping[str, Any], base: Mapping[str, Any] | None = None
 ) -> TrainConfig:
-    """Defaults, then `base`, the preset, the file and what was given; unknown keys are errors."""
+    """Defaults, overridden by `base`, the preset, the file and `given`; unknown keys are errors."""
     values: dict[str, Any] = dict(base or {})
     if preset is not None:
         if preset not in PRESETS:
-            raise InputError(f"there is no preset {preset!r}; known are {', '.join(PRESETS)}.")
+            raise InputError(f"there is no preset {preset!r}; presets are {', '.join(PRESETS)}.")
         values |= PRESETS[preset]
     if file is not None:
         values |= _read_settings(file)
@@ -201,14 +203,14 @@ def _checked(name: str, known: dataclasses.Field[Any], value: Any) -> Any:
     return float(value) if base == "float" else value
 
 
-#: settings of random weights, which a model to start from decides
+#: settings that a model to start from determines
 _OF_RANDOM_WEIGHTS = ("attention", "size", "kv_heads", "initialization", "equal_start")
 
 
 def _refuse_what_a_start_decides(values: Mapping[str, Any]) -> None:
     if values.get("start") is None:
         if values.get("lora"):
-            raise InputError("lora adapts a model that exists already: name it with start.")
+            raise InputError("lora adapts an existing model, and start names none: set start to its folder.")
         return
     defaults = TrainConfig()
     both = [n for n in _OF_RANDOM_WEIGHTS if n in values and values[n] != getattr(defaults, n)]

@@ -1,9 +1,9 @@
-"""Initial weights under which every attention adds as much to the text as softmax would.
+"""Initial weights with which every attention adds as much to the residual stream as softmax would.
 
     W ← W · rms(softmax's W y) / rms(W y)       W the output projection of a layer, y what it projects
 
-RMS norm is L2 norm times √e, and unnormalised weights grow with the text: two attentions may differ at the
-start in scale alone, and then a comparison after a few hundred steps says little else. The factor of each
+RMS norm is L2 norm times √e, and unnormalised weights grow with the text: two attentions may differ only in
+scale at the start, and then a comparison after a few hundred steps shows little else. The factor of each
 layer is measured on a few rows of the training text, from the first layer to the last, beside softmax with
 the same settings and seed.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
-#: rows, and tokens of each, that the scale is measured on
+#: number of rows, and tokens per row, for measuring the scale
 ROWS, TOKENS = 4, 512
 SOFTMAX = "exp/sum"
 
@@ -43,7 +43,7 @@ def _projections(model: MaclaurinForCausalLM) -> list[nn.Linear]:
 
 
 def _sizes_of_outputs(model: MaclaurinForCausalLM, tokens: Tensor) -> list[float]:
-    """The rms of what each layer's attention adds to the text."""
+    """The rms of what each layer's attention adds to the residual stream."""
     found: list[float] = []
 
     def note(module: nn.Module, given: object, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a run would take, before it begins: `maclaurin train --dry-run`."""
+"""The cost of a run before it begins: `maclaurin train --dry-run`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Estimate:
 def estimate(
     config: TrainConfig, model_config: MaclaurinConfig, length: int, device: torch.device
 ) -> Estimate:
-    """Count on the meta device; measure one matrix product."""
+    """Count on the meta device, and measure one matrix product."""
     with torch.device("meta"):
         model = MaclaurinForCausalLM(model_config)
     parameters = sum(p.numel() for p in model.parameters())
@@ -73,9 +73,9 @@ def estimate(
 
 
 def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> float:
-    """Forward and backward: 6 per matrix parameter, and attention's own products three times.
+    """Forward and backward: 6 per matrix parameter, plus three times attention's own products.
 
-    Looking up an embedding costs nothing; as a tied head the same matrix is multiplied once.
+    An embedding lookup costs nothing; with a tied head the same matrix is multiplied once.
     """
     lookup = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2) - lookup
@@ -88,7 +88,7 @@ def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> f
 
 
 def _attention_flops(spec: AttentionSpec, kv_heads: int, config: MaclaurinConfig, length: int) -> float:
-    """Per token, forward, of some heads: half a row of scores and values, or the state if that is less."""
+    """Per token, forward, for some heads: half a row of scores and values, or the state if cheaper."""
     size = config.head_size
     parallel = 2.0 * length * size
     if spec.has_finite_state:

@@ -1,4 +1,4 @@
-"""What a run minimises, as a module around its model, and the same loss over held-out data.
+"""Training objectives, as modules around the model, and the same losses on held-out data.
 
 N tokens, D width, V vocabulary
 """
@@ -27,14 +27,14 @@ LOGITS_AT_ONCE = 1 << 26
 
 
 class TokenLosses(NamedTuple):
-    """Of each token of a batch [B, T]."""
+    """Losses of each token of a batch [B, T]."""
 
     losses: Tensor  # 0 where nothing is scored
     right: Tensor | None  # whether the most likely answer is the right one; None where there are no answers
 
 
 class Objective(nn.Module, ABC):
-    """A model together with what its training minimises."""
+    """A model together with its training loss."""
 
     model: nn.Module
 
@@ -56,7 +56,7 @@ def objective_of(config: TrainConfig, model: MaclaurinForCausalLM, processes: Pr
     if processes.world > 1:
         raise InputError(
             f"objective={config.objective} runs in one process only, since it runs a second model beside the "
-            "one that is trained: leave torchrun out."
+            "one that is trained: start it without torchrun."
         )
     teacher, _ = load_model(config.teacher)
     match = {"match-attention": MatchAttention, "match-logits": MatchLogits}[config.objective]
@@ -111,7 +111,7 @@ def _rows_at_once(weight: Tensor) -> int:
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
-    """The gradient is made with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − onehot(target)."""
+    """Computes the gradient with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − onehot(target)."""
 
     @staticmethod
     def forward(
@@ -156,8 +156,8 @@ class MatchLogits(Objective):
         self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
         if model.config.vocab_size != teacher.config.vocab_size:
             raise InputError(
-                f"the teacher knows {teacher.config.vocab_size} tokens and the model "
-                f"{model.config.vocab_size}: their predictions cannot be compared."
+                f"the teacher has a vocabulary of {teacher.config.vocab_size} tokens and the model one of "
+                f"{model.config.vocab_size}, so their predictions cannot be compared: use the same tokenizer."
             )
 
     def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
@@ -189,7 +189,7 @@ class MatchLogits(Objective):
 def summed_divergence(
     hidden: Tensor, weight: Tensor, known: Tensor, known_weight: Tensor, scored: Tensor
 ) -> Tensor:
-    """Σ KL(softmax(known Kᵀ) ‖ softmax(hidden Wᵀ)) over the scored of N rows; known is not differentiated.
+    """Σ KL(softmax(known Kᵀ) ‖ softmax(hidden Wᵀ)) over the scored rows of N; known has no gradient.
 
     No logits are kept for the backward pass.
     """
@@ -200,7 +200,7 @@ def summed_divergence(
 
 
 class _SummedDivergence(torch.autograd.Function):
-    """The gradient is made with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − the known shares."""
+    """Computes the gradient with the loss, chunk by chunk: ∂/∂logits = softmax(logits) − softmax(known)."""
 
     @staticmethod
     def forward(
@@ -245,7 +245,7 @@ def _divergence(logits: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kept_gradients(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Of hidden states and weight, as the forward pass found them, times the slope of what follows."""
+    """Gradients of hidden states and weight from the forward pass, times the incoming gradient."""
     of_hidden, of_weight = ctx.saved_tensors
     of_weight = None if of_weight is None else of_weight * slope.to(of_weight.dtype)
     return of_hidden * slope.to(of_hidden.dtype), of_weight
@@ -266,7 +266,7 @@ def _head(model: Any) -> Tensor:
 class MatchAttention(Objective):
     """Mean over layers of ‖student's attention(x) − teacher's‖² / mean ‖teacher's‖², on the teacher's x.
 
-    Layers with the teacher's own attention are left out; only the attention of the others is trained.
+    Layers with the same attention as the teacher are left out; only the attention of the others is trained.
     """
 
     def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
@@ -276,7 +276,9 @@ class MatchAttention(Objective):
         pairs = list(zip(_attentions(teacher), _attentions(model), strict=True))
         self.layers = [n for n, (old, new) in enumerate(pairs) if old.groups != new.groups]
         if not self.layers:
-            raise InputError("the model has the teacher's own attention in every layer: nothing to match.")
+            raise InputError(
+                "every layer has the teacher's attention, so there is nothing to match: convert a layer."
+            )
         _freeze_all_but([_attentions(model)[n] for n in self.layers], model)
 
     def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
@@ -332,7 +334,7 @@ def _attentions(model: Any) -> list[Any]:
 
 
 def _freeze_all_but(parts: list[nn.Module], model: nn.Module) -> None:
-    """The optimizer gets no parameters that no loss reaches."""
+    """Freeze every other parameter, so that the optimizer gets only those the loss depends on."""
     reached = {id(parameter) for part in parts for parameter in part.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in reached:

@@ -1,4 +1,4 @@
-"""The model of a run: random or from a model folder, with LoRA adapters or without, saved at the end."""
+"""The model of a run: random or from a model folder, with or without LoRA adapters; saved at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maclaurin.models.model_folder import (
 )
 from maclaurin.training.config import TrainConfig
 
-#: default tokens per row of a run that starts from a model folder
+#: default number of tokens per row for a run that starts from a model folder
 LENGTH_OF_STARTED = 1024
 #: the matrices that LoRA adapts
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -71,8 +71,8 @@ def starting_model(config: TrainConfig, source: Source) -> MaclaurinForCausalLM:
     model, _ = load_model(config.start)
     if source.vocab_size > model.config.vocab_size:
         raise InputError(
-            f"the data have {source.vocab_size} tokens and the model in {config.start} knows "
-            f"{model.config.vocab_size}: use its own tokenizer, --tokenizer hf:{config.start}."
+            f"the data have a vocabulary of {source.vocab_size} tokens and the model in {config.start} one "
+            f"of {model.config.vocab_size}: use the model's tokenizer, --tokenizer hf:{config.start}."
         )
     return model
 
@@ -88,7 +88,7 @@ def _config_of(start: str) -> MaclaurinConfig:
 
 
 def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = None) -> Any:
-    """Freeze the model and add LoRA adapters to its projections, in place; the PeftModel around it.
+    """Freeze the model and add LoRA adapters to its projections in place; returns the PeftModel.
 
     Every other module of attention (gates, norms of queries and keys, convolutions) is trained in full and
     saved with the adapters.
@@ -109,7 +109,7 @@ def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = No
 
 
 def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
-    """Names of the modules of attention that have parameters and are no projections."""
+    """Names of the modules of attention that have parameters and are not projections."""
     children = [
         item
         for module in model.modules()
@@ -123,7 +123,7 @@ def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
 
 
 def save_adapters(adapters: Any, folder: Path) -> None:
-    """As PEFT reads them again: PeftModel.from_pretrained(model, folder)."""
+    """Save in the format of PEFT: PeftModel.from_pretrained(model, folder) loads them."""
     with _readable_folder(folder) as partial:
         adapters.save_pretrained(partial)
 
@@ -131,7 +131,7 @@ def save_adapters(adapters: Any, folder: Path) -> None:
 def save_model(
     model: MaclaurinForCausalLM, weights: dict[str, Any] | None, source: Source, folder: Path
 ) -> None:
-    """Weights, configuration and tokenizer, in place of what the folder held before."""
+    """Write weights, configuration and tokenizer; replaces the folder."""
     with _readable_folder(folder) as partial:
         _save_tokenizer(source, model, partial)
         save_quietly(model, partial, weights)
@@ -139,12 +139,12 @@ def save_model(
 
 @contextmanager
 def _readable_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which replaces `folder` at the end; whoever the umask allows can read its files."""
+    """A folder to fill, which replaces `folder` at the end; its file permissions follow the umask."""
     with new_folder(folder) as partial:
         yield partial
         own = partial / ".mode"
         own.touch()
-        mode = own.stat().st_mode & 0o777  # safetensors writes for the owner alone
+        mode = own.stat().st_mode & 0o777  # safetensors makes files readable only by the owner
         own.unlink()
         for file in partial.rglob("*"):
             if file.is_file():

@@ -19,7 +19,7 @@ from maclaurin.training.processes import Processes
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The rate of step 0, 1, …: lr·(step+1)/warmup at first, then from lr down to final_lr·lr."""
+    """The rate of step 0, 1, …: lr·(step+1)/warmup during warm-up, then from lr down to final_lr·lr."""
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     if config.schedule == "constant":
@@ -31,7 +31,7 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW: matrices and embeddings decay; norms, biases, convolutions and rates do not."""
+    """AdamW with weight decay on matrices and embeddings, not on norms, biases, convolutions and rates."""
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decayed = [p for n, p in parameters if _decays(n, p)]
     kept = [p for n, p in parameters if not _decays(n, p)]
@@ -46,7 +46,7 @@ def _decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 class StepResult(NamedTuple):
-    """Still on the device: reading them waits for it."""
+    """Loss and gradient norm on the device; reading them waits for it."""
 
     loss: Tensor
     gradient_norm: Tensor
@@ -55,10 +55,10 @@ class StepResult(NamedTuple):
 class OptimizerStep:
     """Gradients of a batch, applied unless the loss or a gradient is not finite.
 
-    The loss of a step is Σ losses / Σ scored tokens over the whole batch, whatever number of processes and
-    accumulated parts it is computed in. From the first step on whose numbers are not finite (or whose loss is
-    above config.largest_loss) no update is applied any more: this is decided on the device, so no step waits
-    for it, and the weights stay those before that step until the trainer reads the numbers and stops.
+    The loss of a step is Σ losses / Σ scored tokens over the whole batch, for any number of processes and
+    accumulated parts. After the first step that is not finite (or whose loss is above config.largest_loss) no
+    update is applied. This is decided on the device, so no step waits for it: the weights stay as they were
+    before that step until the trainer reads the numbers and stops.
     """
 
     def __init__(self, objective: Objective, config: TrainConfig, processes: Processes) -> None:
@@ -75,7 +75,7 @@ class OptimizerStep:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether `compile` is in force."""
+        """Whether `compile` was called."""
         return self.module is not self.shared
 
     def run_eagerly(self) -> None:
@@ -97,7 +97,7 @@ class OptimizerStep:
         return StepResult(loss, norm)
 
     def gradients(self, batch: StepBatch) -> Tensor:
-        """Leave the gradients in the parameters; the loss, over all processes."""
+        """Compute the gradients of the parameters; returns the loss over all processes."""
         here = batch.to(self.processes.device)
         scored: float | Tensor = float(max(1, batch.scored))
         if self.processes.world > 1:
@@ -117,7 +117,7 @@ class OptimizerStep:
         return contextlib.nullcontext()
 
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Processes exchange gradients with the last part of a batch only."""
+        """Exchange gradients between processes only with the last part of a batch."""
         if isinstance(self.shared, DistributedDataParallel):
             return contextlib.nullcontext() if last else self.shared.no_sync()
         if hasattr(self.shared, "set_requires_gradient_sync"):
@@ -126,7 +126,7 @@ class OptimizerStep:
 
 
 def _distributed(objective: Objective, config: TrainConfig, processes: Processes) -> nn.Module:
-    """The objective as the processes share it."""
+    """The objective wrapped in DDP or FSDP."""
     if processes.world == 1:
         return objective
     if config.parallel == "fsdp":
@@ -146,7 +146,7 @@ def _distributed(objective: Objective, config: TrainConfig, processes: Processes
 
 
 class Diverged(MaclaurinError):
-    """The loss or a gradient is not finite, or the loss is far beyond what it should be."""
+    """The loss or a gradient is not finite, or the loss is above largest_loss."""
 
     def __init__(self, step: int, reason: str, gradients: str, checkpoint: Path | None) -> None:
         self.step = step
@@ -160,7 +160,7 @@ class Diverged(MaclaurinError):
 
 
 def problem_with(loss: float, norm: float, largest_loss: float) -> str | None:
-    """Why a step is not sound, or None."""
+    """Why a step has diverged, or None."""
     if not math.isfinite(loss):
         return "the loss is not a finite number"
     if loss > largest_loss:
@@ -186,6 +186,6 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that FSDP has split over processes."""
+    """The full tensor, if FSDP has split it over processes."""
     full = getattr(tensor, "full_tensor", None)
     return (full() if full else tensor).detach()

@@ -24,7 +24,7 @@ class Processes:
     rank: int
     world: int
     device: torch.device
-    #: a group of its own for waits that may take hours; None in a single process
+    #: a separate group for waits that may take hours; None in a single process
     patient_group: dist.ProcessGroup | None = None
 
     @property
@@ -46,18 +46,18 @@ class Processes:
         return bool(self.total(torch.tensor(float(here), device=self.device)) > 0)
 
     def wait(self) -> None:
-        """Wait until all processes are here; torch gives up after some minutes."""
+        """Wait until all processes are here; torch times out after some minutes."""
         if self.world > 1:
             dist.barrier()
 
     def wait_for_preparation(self) -> None:
-        """Wait until all processes are here, for days if need be."""
+        """Wait until all processes are here, for days if necessary."""
         if self.world > 1:
             dist.barrier(group=self.patient_group)
 
 
 def join(device: str) -> Processes:
-    """Join the processes torchrun started, or be the only one."""
+    """Join the processes that torchrun started, or run as a single process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

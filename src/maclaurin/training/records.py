@@ -1,4 +1,4 @@
-"""records.jsonl, one line per step and per evaluation, and trackers that receive the same."""
+"""records.jsonl, one line per step and per evaluation, and trackers that receive the same records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Records:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All complete lines; one that a crash cut off is left out."""
+    """All complete lines; a line that a crash cut off is left out."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -73,7 +73,7 @@ def require_trackers(names: tuple[str, ...]) -> None:
     """Raise before anything is written if a tracker is unknown or not installed."""
     for name in names:
         if name not in TRACKERS:
-            raise InputError(f"there is no tracker {name!r}; known are {', '.join(TRACKERS)}.")
+            raise InputError(f"there is no tracker {name!r}; trackers are {', '.join(TRACKERS)}.")
         if importlib.util.find_spec(TRACKERS[name]) is None:
             raise InputError(f"the tracker {name} needs: pip install {TRACKERS[name]}.")
 

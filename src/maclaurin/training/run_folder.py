@@ -1,4 +1,4 @@
-"""A run's folder: the files in it, the lock on it, and whether a run may start or continue there.
+"""The folder of a run: its files, its lock, and whether a run can start or continue there.
 
 runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/  adapter/  summary.json
 """
@@ -64,7 +64,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that trains here; a folder in which nothing was written is removed again."""
+        """Lock the folder for this process; a folder that stays empty is removed again."""
         is_new = not self.path.exists()
         lock = FileLock(self.path / ".lock")
         try:
@@ -90,35 +90,35 @@ class RunFolder:
     # -------------------------------------------------------------------------------- start and resume
 
     def start(self, config: TrainConfig, data: dict[str, Any]) -> None:
-        """Write the files a run begins with, the config last."""
+        """Write the first files of a run, the config last."""
         own = extensions_of(spec for text in config.attention for spec in specs_in(text))
         imports = [found.shown for found in own]
         write_json(self.machine, {**machine_facts(), "data": data, "imports": imports})
         write_json(self.config, config.to_dict())
 
     def imports(self) -> list[str]:
-        """Files and modules with parts of one's own that the run was begun with."""
+        """Files and modules of user parts that the run was started with."""
         try:
             return json.loads(self.machine.read_text(encoding="utf-8")).get("imports", [])
         except (OSError, ValueError):
             return []
 
     def settings(self) -> dict[str, Any]:
-        """The settings of the run that is here."""
+        """The settings of the run in this folder."""
         try:
             return json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{self.path} holds no run: there is no {self.config}.") from None
 
     def read_summary(self) -> dict[str, Any]:
-        """What was written at the very end; empty before that."""
+        """The summary of a finished run; empty before that."""
         try:
             return json.loads(self.summary.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
-        """Raise if this is another run than the one that began here, or if its data have changed."""
+        """Raise if the settings differ from those of the run in this folder, or if its data have changed."""
         known = self.settings()
         changed = [
             f"{key}: {known.get(key)!r} → {value!r}"
@@ -140,7 +140,7 @@ class RunFolder:
             )
 
     def extend(self, config: TrainConfig, step: int) -> int | None:
-        """Write down that the run now goes on to config.steps; the steps it had before, if fewer."""
+        """Record that the run now continues to config.steps; returns the earlier steps if fewer."""
         known = self.settings()
         before = known["steps"]
         if before == config.steps:
@@ -153,7 +153,7 @@ class RunFolder:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Versions, processor and commit: what a number may depend on beside the config."""
+    """Versions, processor and commit: what a result may depend on besides the config."""
     versions: dict[str, str | None] = {"maclaurin": maclaurin.__version__}
     for name in ("torch", "numpy", "transformers", "tokenizers"):
         try:

@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal: a bar with loss, speed and time left, or plain lines in a log."""
+"""Progress of a run: a bar with loss, speed and time left on a terminal, or plain lines in a log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TerminalDisplay:
             self._bar.stop()
 
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
-        """`done` steps are done; the speed is 0 as long as it is unknown."""
+        """`done` steps are done; the speed is 0 while it is unknown."""
         speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
         news = f"loss {loss:.4f}{speed}"
         if self._bar:
@@ -85,7 +85,7 @@ class TerminalDisplay:
 
 @contextmanager
 def still_working(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """While the block runs, a line every few seconds: `what`, and how long it has taken so far."""
+    """While the block runs, print `what` and the time so far every few seconds."""
     began, ended = time.perf_counter(), threading.Event()
 
     def repeat() -> None:

@@ -84,7 +84,7 @@ class _Unread:
 
 @final
 class Trainer:
-    """One run, from its first step or its last checkpoint to its end."""
+    """Trains one run, from its first step or its last checkpoint to its end."""
 
     def __init__(self, config: TrainConfig, source: Source, folder: Path, processes: Processes) -> None:
         self.config, self.source, self.processes = config, source, processes
@@ -241,13 +241,13 @@ class Trainer:
         return losses[-1]
 
     def _diverged(self, step: int, reason: str) -> Diverged:
-        """With the gradients of that step, made again: no update has been applied since."""
+        """The error, with the gradients of that step computed again: no update has been applied since."""
         self.step.run_eagerly()
         self.step.gradients(self.batch(step))
         return Diverged(step + 1, reason, largest_gradients(self.plain_model), self.store.latest())
 
     def _save(self, done: int) -> None:
-        """Records first, so that none before a checkpoint can be missing."""
+        """Flush the records first, so that none before a checkpoint can be missing."""
         if self._records is not None:
             self._records.flush()
         step, loss = self._evaluated or (0, None)
@@ -261,7 +261,7 @@ class Trainer:
     # ---------------------------------------------------------------------------- evaluation
 
     def _evaluate(self, done: int, display: Display) -> Evaluation | None:
-        """On validation data, if there are any: the same rows each time, so that the losses compare."""
+        """Evaluate on validation data, if any: always the same rows, so that losses are comparable."""
         found = self._on_held_out(VALIDATION, self.config.eval_rows)
         if found is None:
             return None
@@ -271,7 +271,7 @@ class Trainer:
         return found
 
     def _evaluate_finally(self, last: Evaluation | None) -> tuple[Evaluation | None, Evaluation | None]:
-        """After the last step: (validation, test). `last` is the validation of that step so far."""
+        """(validation, test) after the last step. `last` is the validation of that step, if it was done."""
         config = self.config
         rows = config.eval_rows if config.final_rows is None else config.final_rows or None
         if last is None or rows != config.eval_rows:
@@ -297,7 +297,7 @@ class Trainer:
     # ------------------------------------------------------------------------------- the end
 
     def _finish(self, validation: Evaluation | None, test: Evaluation | None) -> Outcome:
-        """Save what is not saved yet: the run may have been killed here before."""
+        """Write the final files that are missing: the run may have been killed here before."""
         steps, summary = self.config.steps, self.folder.read_summary()
         if test is None:
             validation, test = self._recorded_evaluations() or self._evaluate_finally(None)
@@ -311,7 +311,7 @@ class Trainer:
         return Outcome(steps, True, validation, test, self._speed.median)
 
     def _recorded_evaluations(self) -> tuple[Evaluation | None, Evaluation] | None:
-        """The final evaluations of a run that had ended before."""
+        """The final evaluations of a run that was finished earlier."""
         if not self.folder.records.is_file():
             return None
         lines = {r["kind"]: r for r in read_records(self.folder.records) if r["step"] == self.config.steps}
@@ -324,7 +324,7 @@ class Trainer:
         return None if test is None else (validation, test)
 
     def _save_model(self) -> None:
-        """The final weights as an ordinary model folder, and the adapters as PEFT has them."""
+        """Save the final weights as an ordinary model folder, and the adapters in the format of PEFT."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         if self.adapters is not None:
             if self.processes.is_first:
@@ -336,7 +336,7 @@ class Trainer:
         self.processes.wait()
 
     def _write_summary(self, validation: Evaluation | None, test: Evaluation | None) -> None:
-        """One row of a table of runs; speeds are in no record, so that records are the same every time."""
+        """Write summary.json. Speeds are only here, so that records are the same every time."""
         cuda = self.processes.device.type == "cuda"
         summary = {
             "step": self.config.steps,
@@ -379,7 +379,7 @@ class _Speed:
         self._step, self._since = step, time.perf_counter()
 
     def lap(self, step: int) -> float:
-        """Since the last start or lap."""
+        """Tokens per second since the last start or lap."""
         if step > self._step:
             seconds = time.perf_counter() - self._since
             self._laps.append((step - self._step) * self._tokens_per_step / seconds)
@@ -388,7 +388,7 @@ class _Speed:
 
     @property
     def median(self) -> float:
-        """Of all laps."""
+        """The median of all laps."""
         return statistics.median(self._laps) if self._laps else 0.0
 
 

@@ -89,7 +89,7 @@ def test_cases_of_another_code_are_not_kept(out, monkeypatch):
     known = running.full_stamp()
     monkeypatch.setattr(running, "full_stamp", lambda: {**known, "code": "another"})
     again = BenchRun(CASES[1:2], SETTING, out, resume=True)
-    assert any("of another machine, code or shape" in line for line in again.notes)
+    assert any("from another machine, code or shape" in line for line in again.notes)
     assert [case.name for case in again.run(None).record.cases] == NAMES[1:2]
 
 
@@ -114,7 +114,7 @@ def test_a_gpu_that_does_not_answer_ends_the_run(out, monkeypatch):
 def test_a_file_of_something_else_is_not_overwritten(out):
     out.parent.mkdir()
     out.write_text('{"figures": []}')
-    with pytest.raises(InputError, match=r"is not a benchmark of maclaurin\. Name another file"):
+    with pytest.raises(InputError, match=r"is not a benchmark of maclaurin\. Choose another file"):
         BenchRun(CASES, SETTING, out, resume=False)
     assert out.read_text() == '{"figures": []}'
 

@@ -64,7 +64,9 @@ def test_parts_that_need_each_other_are_named_with_their_numbers():
     assert effect.alone.value == pytest.approx(-0.2, abs=0.01)
     assert effect.beside.value == pytest.approx(-0.508, abs=0.01)
     (sentence,) = interaction_sentences(found())
-    assert sentence.startswith("Order 2 and row sum help each other: row sum brings −0.200 without order 2")
+    assert sentence.startswith(
+        "Order 2 and row sum help each other: row sum contributes −0.200 without order 2"
+    )
 
 
 def test_parts_that_replace_each_other_are_named_so():
@@ -76,7 +78,7 @@ def test_parts_that_replace_each_other_are_named_so():
 def test_without_a_sure_interaction_the_page_says_so():
     values = {**VALUES, "order 2 + row sum": [2.6, 2.95, 2.65, 2.79]}
     assert interaction_sentences(found(values)) == [
-        "Whether any two parts need or replace each other is undecided: no interaction is sure."
+        "Whether any two parts need or replace each other is undecided: no interaction is significant."
     ]
 
 
@@ -92,7 +94,7 @@ def test_one_seed_concludes_nothing():
     way = found({name: row[:1] for name, row in VALUES.items()})
     assert all(part.p is None and not part.supported for part in way.parts)
     assert interaction_sentences(way) == []
-    assert "no conclusion" in waterfall_finding(way)
+    assert "nothing can be concluded" in waterfall_finding(way)
 
 
 def test_nothing_finished_draws_nothing():

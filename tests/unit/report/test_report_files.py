@@ -286,7 +286,7 @@ def test_text_cannot_end_the_data_of_a_chart():
 
 def test_a_script_that_would_end_its_element_is_refused(monkeypatch):
     monkeypatch.setattr("maclaurin.report.page.vega_script", lambda: "x = '</script>'")
-    with pytest.raises(ValueError, match="end its own element"):
+    with pytest.raises(ValueError, match="end tag of its own element"):
         page_of(small())
 
 
@@ -482,6 +482,6 @@ def test_runs_of_several_versions_are_reported():
     changed = dataclasses.replace(record, run=dataclasses.replace(record.run, torch="2.11", data="other"))
     mixed = dataclasses.replace(study, runs={**study.runs, key: changed})
     assert mixtures(analysis(mixed).outcomes["lm"]) == [
-        "These runs come from 2 versions of torch or of our numbers.",
-        "Not all runs with one seed saw the same state of stdlib.",
+        "These runs come from 2 versions of torch or of our numerics.",
+        "Runs with the same seed did not all see the same version of stdlib.",
     ]

@@ -271,7 +271,7 @@ def test_two_studies_in_one_folder_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("maclaurin.study.pool.SECONDS_BETWEEN_CHECKS", 0.01)
     with (
         living_study(tmp_path / "lock"),
-        pytest.raises(InputError, match="another study is at work"),
+        pytest.raises(InputError, match="another study is running"),
         living_study(tmp_path / "lock"),
     ):
         pass

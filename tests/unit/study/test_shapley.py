@@ -105,7 +105,7 @@ def test_a_switch_that_changes_nothing_brings_nothing():
     ("switches", "combinations", "words"),
     [
         (("a", "a"), (), "names a switch twice"),
-        (("a",), (Combination(("c",), "x"),), "which is none of a"),
+        (("a",), (Combination(("c",), "x"),), "which is not one of a"),
         (("a",), (Combination(("a",), "x"), Combination(("a",), "y")), "two cells for one combination"),
         (("a", "b"), (Combination((), "0"), Combination(("a", "b"), "ab")), "no order of adding a, b"),
     ],
@@ -117,7 +117,7 @@ def test_what_is_no_way_is_an_error(switches, combinations, words):
 
 def test_a_way_over_cells_that_an_experiment_lacks_is_an_error():
     way = waterfall("way", ("a",), lambda on: "there" if not on else "missing")
-    with pytest.raises(InputError, match="leads over missing"):
+    with pytest.raises(InputError, match="uses missing"):
         Experiment(
             name="e",
             title="t",

@@ -85,7 +85,7 @@ def test_a_choice_that_meets_nothing_is_an_error_with_suggestions():
 def test_seeds_are_added_and_never_taken_away():
     study = make_study(seeds=(0, 5))
     assert with_seeds(study, 4).experiments[0].seeds == (0, 5, 1, 2)
-    with pytest.raises(InputError, match="added, not taken away"):
+    with pytest.raises(InputError, match="added, not removed"):
         with_seeds(study, 1)
 
 
@@ -210,10 +210,10 @@ def test_tasks_are_part_of_the_key_only_where_they_change_numbers():
         (lambda: asking("inductoin_8"), r"line \d+: experiment 'text': there is no task.*induction_16"),
         (
             lambda: asking("cloze", metric="task:cloze:log_odds_gain"),
-            "they give task:cloze, task:cloze:log_odds",
+            "they have task:cloze, task:cloze:log_odds",
         ),
-        (lambda: asking("perplexity", metric="task:perplexity"), "they give task:perplexity:bits_per_byte"),
-        (lambda: asking("cloze", data="mqar:pairs=3,vocab=32,length=24"), "knows no text"),
+        (lambda: asking("perplexity", metric="task:perplexity"), "they have task:perplexity:bits_per_byte"),
+        (lambda: asking("cloze", data="mqar:pairs=3,vocab=32,length=24"), "cannot read text"),
     ],
 )
 def test_tasks_that_cannot_be_asked_are_one_error(make, words):

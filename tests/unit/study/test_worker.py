@@ -116,7 +116,7 @@ def test_a_job_travels_in_a_file(pool, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [({"torch": "1.0"}, "same versions"), ({"data": "x"}, "is not the same here")]
+    ("change", "words"), [({"torch": "1.0"}, "same versions"), ({"data": "x"}, "has the fingerprint")]
 )
 def test_other_versions_and_other_data_are_refused(pool, change, words):
     asked = job(pool)
@@ -236,5 +236,5 @@ def test_other_items_than_the_studys_are_refused(pool):
     asked = asking(pool)
     (task,) = asked.record.run.tasks
     run = dataclasses.replace(asked.record.run, tasks=(dataclasses.replace(task, fingerprint="0" * 32),))
-    with pytest.raises(InputError, match="items of induction_8 are not the same here"):
+    with pytest.raises(InputError, match="items of induction_8 are not the same as where"):
         work(dataclasses.replace(asked, record=dataclasses.replace(asked.record, run=run)))

@@ -25,7 +25,7 @@ export const clamped = (x, least, most) => Math.min(Math.max(x, least), most);
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const raised = (n) => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map((digit) => SUPERSCRIPTS[digit]).join("");
 
-/** A number for people: 0.123, 4.5·10⁻⁷, 0. */
+/** A number as text: 0.123, 4.5·10⁻⁷, 0. */
 export function shown(x, digits = 3) {
   if (x === Infinity) return "∞";
   if (!Number.isFinite(x)) return "not a number";
@@ -65,19 +65,19 @@ export function niceTicks(least, most, wanted) {
   return found;
 }
 
-/** An empty drawing as wide as its place; its title is read out. */
+/** An empty drawing as wide as its container; screen readers read its title. */
 export function drawing(place, height, title) {
   const width = Math.max(place.clientWidth, 260);
   const node = s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": title });
   return { node, width, height };
 }
 
-/** Put a drawing in its place, in front of nothing. */
+/** Put a drawing into its container, which is emptied first. */
 export const placed = (place, node) => place.replaceChildren(node);
 
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "font-size", "font-family", "font-weight", "text-anchor", "opacity"];
 
-/** The drawing as a file of its own: colours and fonts are written into it. */
+/** The drawing as the text of an SVG file, with colours and fonts written into it. */
 export function svgText(node) {
   const copy = node.cloneNode(true);
   const [own, copies] = [[node, ...node.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];

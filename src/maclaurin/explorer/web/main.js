@@ -25,14 +25,14 @@ function writeAddress() {
   history.replaceState(null, "", address ? `#${address}` : location.href.split("#")[0]);
 }
 
-/** One line at the bottom that says what is possible; empty for none. */
+/** Show a message at the bottom of the page; an empty text hides it. */
 function say(text) {
   const place = byId("message");
   place.textContent = text;
   place.hidden = !text;
 }
 
-/** A text from the user into a setting; what cannot be is said, and what was there stays. */
+/** Set a setting from the user's text; an invalid text shows a message and changes nothing. */
 function take(name, text, input = null) {
   const { value, problem } = readSetting(name, text);
   if (problem === undefined) {
@@ -139,14 +139,14 @@ async function loadFile(input) {
   const [file] = input.files;
   if (!file) return;
   try {
-    if (file.size > 20e6) throw new Error("that file is larger than 20 MB, so it is no capture of this page.");
+    if (file.size > 20e6) throw new Error("that file is larger than 20 MB, so it is not a capture for this page.");
     const capture = readCapture(await file.text());
     data.captures.unshift(capture);
     say("");
     act({ capture: 0, source: "head", head: 0, query: 63 });
     byId("row").scrollIntoView();
   } catch (problem) {
-    say(`${file.name}: ${problem.message} The scores that were there stay.`);
+    say(`${file.name}: ${problem.message} The scores are unchanged.`);
   }
   input.value = "";
 }
@@ -185,7 +185,7 @@ function showSource({ name, file, text }) {
   byId("source").showModal();
 }
 
-/** Settings from the address; one that names a panel, as the links at the top do, leads there and changes nothing. */
+/** Settings from the address; an address that only names a panel, as the links at the top do, changes nothing. */
 function readAddress() {
   const place = byId(location.hash.slice(1));
   if (place) {
@@ -196,7 +196,7 @@ function readAddress() {
   }
   const read = fromAddress(location.hash);
   settings = read.settings;
-  say(read.problems.length ? `From the address: ${read.problems.join(" ")} The rest was taken.` : "");
+  say(read.problems.length ? `From the address: ${read.problems.join(" ")} The other settings were applied.` : "");
   draw();
 }
 

@@ -99,14 +99,14 @@ function drawOrders(settings, spec, recurrent, t) {
 const HOW = {
   parallel: "Parallel: every pair of tokens gets a weight, all at once. Time grows with the square of the text.",
   chunked: "Chunked: pairs within a chunk get a weight, everything before it is read from the state. Linear in the text.",
-  recurrent: "Recurrent: no pair is ever weighed. Each token writes into the state, then reads it. Constant memory.",
+  recurrent: "Recurrent: no pair gets a weight. Each token writes into the state, then reads it. Constant memory.",
 };
 
 function drawMatrix(settings, spec, parallel, words, t) {
   const place = byId("matrix");
   const count = words.length;
   const side = Math.min(Math.max(place.clientWidth, 200), 300);
-  const { node } = drawing(place, side, `Which pairs of tokens are weighed in the ${settings.form} form`);
+  const { node } = drawing(place, side, `Which pairs of tokens get a weight in the ${settings.form} form`);
   node.setAttribute("viewBox", `0 0 ${side} ${side}`);
   node.setAttribute("width", side);
   const step = side / count;

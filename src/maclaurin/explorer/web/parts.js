@@ -9,7 +9,7 @@ import { wordsOf } from "./settings.js";
 const [KEY_SIZE, OUTPUT_SIZE] = [4, 6];
 const HEAD_SIZES = [16, 32, 64, 128];
 
-/** The inputs of the panel: vectors of the words, and gates as the sliders say. */
+/** The inputs of the panel: vectors of the words, and gates from the sliders. */
 function inputsOf(settings) {
   const words = wordsOf(settings.sentence);
   const inputs = wordVectors(words, KEY_SIZE, OUTPUT_SIZE, settings.seed);
@@ -24,10 +24,10 @@ function inputsOf(settings) {
 
 const lastRow = (spec, inputs) => attend(spec, inputs).y[0].at(-1);
 
-/** The last output that was shown, so that a change can be seen against it. */
+/** The last output that was shown, for comparison with the next. */
 let earlier = null;
 let shownNow = null;
-/** The last notation that was one: it stays while what stands in the box is not. */
+/** The last valid notation: it stays while the text in the box is invalid. */
 let lastGood = null;
 
 export function drawParts(settings, catalogue, act) {
@@ -54,13 +54,13 @@ export function drawParts(settings, catalogue, act) {
   drawMeaning(spec, catalogue, act);
 }
 
-/** The error with a mark under the place, the text as it was typed. */
+/** The error, with the typed text and a mark under the place. */
 function drawProblem(text, problem) {
   byId("notation").setAttribute("aria-invalid", "true");
   byId("notation-problem").replaceChildren(
     h("pre", { class: "caret" }, `${text}\n${" ".repeat(problem.position)}^`),
     ...problem.reason.split("\n").map((line) => h("p", {}, line)),
-    h("p", { class: "quiet" }, `Below is still ${lastGood?.notation ?? "exp/sum"}.`));
+    h("p", { class: "quiet" }, `The panel below still shows ${lastGood?.notation ?? "exp/sum"}.`));
 }
 
 // ---------------------------------------------------------------------------------------------------- switches
@@ -107,7 +107,7 @@ function setRadio(name, value) {
 
 const radio = (name) => document.querySelector(`input[name="${name}"]:checked`)?.value ?? "none";
 
-/** The notation that the switches say; it may be one that is refused. */
+/** The notation that the switches describe; it may be invalid. */
 export function notationOfSwitches() {
   const order = byId("part-order").value.trim() || "2";
   const [divisor, norm] = [radio("part-denominator"), radio("part-norm")];
@@ -168,7 +168,7 @@ function drawChanges(spec, inputs, y) {
       return h("tr", {}, h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, "–"), h("td", {}, `cannot be left out: ${problem.message.split("\n")[0]}`));
     }
   });
-  byId("changes").replaceChildren(...(rows.length ? rows : [h("tr", {}, h("td", { colspan: 3 }, "The kernel stands alone."))]));
+  byId("changes").replaceChildren(...(rows.length ? rows : [h("tr", {}, h("td", { colspan: 3 }, "There is only a kernel."))]));
   const simpler = spec.simplified();
   const place = byId("simpler");
   place.hidden = simpler.notation === spec.notation;
@@ -201,8 +201,8 @@ function drawMeaning(spec, catalogue, act) {
   const known = catalogue.filter((entry) => parse(entry.notation).notation === spec.notation);
   byId("known").textContent = known.length
     ? `In the catalogue: ${known.map((entry) => `${entry.name} (${entry.source})`).join("; ")}.`
-    : "Not in the catalogue: a variant of your own.";
-  byId("needs").textContent = spec.gates.length ? `Takes ${spec.gates.join(", ")} beside q, k and v.` : "Takes q, k and v alone.";
+    : "Not in the catalogue: your own variant.";
+  byId("needs").textContent = spec.gates.length ? `Takes ${spec.gates.join(", ")} beside q, k and v.` : "Takes only q, k and v.";
   const place = byId("state-sizes");
   if (!spec.hasFiniteState) {
     const why = spec.hasSeries ? "As its series, cut at an order certified from the scores, the state is finite." : "";

@@ -8,7 +8,7 @@ const LADDER = [0, 1, 2, 4, 6, 8, 12, 16];
 const CERTIFIED = 0.01;
 const NAMES = { zero: "about zero", mean: "about the row’s mean" };
 
-/** The row that is shown: its words, scores and values. Own scores have one value per key, so y is the weights. */
+/** The current row: its words, scores and values. For the user's own scores, each key has its own value, so y is the weights. */
 export function chosenRow(settings, capture) {
   if (settings.source === "own") {
     const tokens = wordsOf(settings.words);
@@ -52,7 +52,7 @@ function drawHeads(settings, capture, act) {
   byId("model").textContent = `Scores of ${capture.model}, captured while it read the sentence.`;
 }
 
-/** Replace the children of a place without losing the focus among them. */
+/** Replace the children of an element and keep the focus. */
 export function keepingFocus(place, key, children) {
   const focused = place.contains(document.activeElement) ? document.activeElement.getAttribute(key) : null;
   place.replaceChildren(...children);
@@ -90,7 +90,7 @@ function drawSliders(settings, row, act) {
   const place = byId("sliders");
   if (place.children.length === sliders.length && place.contains(document.activeElement)) {
     sliders.forEach((slider, i) => (place.children[i].querySelector("output").textContent = slider.querySelector("output").textContent));
-    return; // a slider that is being dragged stays
+    return; // do not replace a slider that is being dragged
   }
   place.replaceChildren(...sliders);
 }
@@ -206,7 +206,7 @@ function sentences(settings, row, series, about, isExp) {
   const top = chosen.exact.indexOf(Math.max(...chosen.exact));
   const word = `“${visible(row.tokens[top])}”`;
   if (isExp)
-    return [h("p", {}, h("b", {}, "exp, exactly. "), `The largest weight, ${percent(chosen.exact[top])}, is on ${word}. Choose a series to see what a finite recurrent network makes of it.`)];
+    return [h("p", {}, h("b", {}, "exp, exactly. "), `The largest weight, ${percent(chosen.exact[top])}, is on ${word}. Choose a series to see how a finite recurrent network approximates it.`)];
   const at = chosen.orders[settings.order];
   const other = about === "mean" ? "zero" : "mean";
   const lines = [h("p", {}, h("b", {}, `Order ${settings.order} ${NAMES[about]}. `),
@@ -215,12 +215,12 @@ function sentences(settings, row, series, about, isExp) {
   const order = certifiedOrder(chosen.reach, CERTIFIED);
   const from = `Scores reach ${shown(chosen.reach, 2)} from the centre ${shown(chosen.centre, 2)}`;
   const promise = Number.isFinite(at.bound)
-    ? `so the certificate promises an error below ${shown(at.bound, 2)} of the largest value.`
+    ? `so the certificate guarantees an error below ${shown(at.bound, 2)} of the largest value.`
     : order === null
       ? "so no order can be certified: the series’ terms are larger than float64 can cancel."
-      : `so order ${settings.order} is certified for nothing; 1 % is certified from order ${order} on.`;
+      : `so order ${settings.order} has no certificate; an error of 1 % is certified from order ${order} on.`;
   lines.push(h("p", {}, `${from}, ${promise}`));
   const isOdd = settings.order % 2 === 1 && !(settings.order === 1 && about === "mean");
-  if (isOdd) lines.push(h("p", { class: "warning" }, `Order ${settings.order} is odd: its weights can be negative and their sum can vanish. The library refuses taylor(${settings.order})/sum and asks for an even order or a norm.`));
+  if (isOdd) lines.push(h("p", { class: "warning" }, `Order ${settings.order} is odd: its weights can be negative and their sum can vanish. The library rejects taylor(${settings.order})/sum; use an even order or a norm.`));
   return lines;
 }

@@ -29,11 +29,11 @@ const scores = {
     const fits = found.length <= MOST_WORDS && found.every((x) => Number.isFinite(x) && Math.abs(x) <= 12);
     return text && fits ? found.join(",") : undefined;
   },
-  possible: `up to ${MOST_WORDS} numbers from −12 to 12 with commas between them`,
+  possible: `up to ${MOST_WORDS} numbers from −12 to 12 separated by commas`,
 };
 const anyText = { read: (text) => text, possible: "any text" };
 
-/** name → what it is at first, how it is read, what is possible. */
+/** name → its initial value, how it is parsed, and what is possible. */
 export const SETTINGS = {
   source: { initial: "head", ...among("head", "own") },
   capture: { initial: 0, ...inRange(0, 9) },
@@ -61,7 +61,7 @@ export const wordsOf = (text) => text.trim().split(/\s+/).filter(Boolean);
 
 export const initialSettings = () => Object.fromEntries(Object.entries(SETTINGS).map(([name, s]) => [name, s.initial]));
 
-/** A value for a setting, or what would be possible: { value } or { problem }. */
+/** A value for a setting, or a message with what is possible: { value } or { problem }. */
 export function readSetting(name, text) {
   const value = SETTINGS[name].read(String(text));
   if (value !== undefined) return { value };
@@ -74,12 +74,12 @@ export function toAddress(settings) {
   return new URLSearchParams(changed.map((name) => [name, String(settings[name])])).toString();
 }
 
-/** The settings of an address, and what in it could not be used. */
+/** The settings of an address, and messages about parts that could not be used. */
 export function fromAddress(hash) {
   const settings = initialSettings();
   const problems = [];
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!Object.hasOwn(SETTINGS, name)) problems.push(`the address names “${name}”, which is no setting of this page.`);
+    if (!Object.hasOwn(SETTINGS, name)) problems.push(`the address names “${name}”, which is not a setting of this page.`);
     else {
       const { value, problem } = readSetting(name, text);
       if (problem) problems.push(problem);
@@ -99,8 +99,8 @@ export function readCapture(text) {
   }
   const isCapture = data?.kind === "maclaurin-capture" && Array.isArray(data.tokens) && Array.isArray(data.heads);
   if (!isCapture)
-    throw new Error("that file is JSON but no capture of scores. Make one with: maclaurin explore MODEL --text FILE --capture scores.json");
-  if (data.version !== 1) throw new Error(`that capture has version ${data.version}, and this page reads version 1: make it again.`);
+    throw new Error("that file is JSON but not a capture of scores. Make one with: maclaurin explore MODEL --text FILE --capture scores.json");
+  if (data.version !== 1) throw new Error(`that capture has version ${data.version}, but this page reads version 1: make it again.`);
   const length = data.tokens.length;
   const numbers = (row, size) => Array.isArray(row) && row.length === size && row.every(Number.isFinite);
   const complete = (head) =>

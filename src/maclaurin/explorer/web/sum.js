@@ -1,12 +1,12 @@
-// The picture at the top: one row of softmax as the sum of its orders, each a small chart of its own.
+// The picture at the top: one row of softmax as the sum of its orders, each as a small chart.
 
 import { softmax, termsOfRow } from "./maths.js";
 import { byId, h, s } from "./draw.js";
 
 const LAST_KEY = 11;
-const MEANINGS = ["all keys alike", "linear attention", "pairs of features", "triples", "fours"];
+const MEANINGS = ["all keys equal", "linear attention", "pairs of features", "triples", "fours"];
 
-/** The first tokens of the head that looks at everything: its terms are of a size that can be drawn. */
+/** The first tokens of the head that looks at everything: its terms have sizes that can be drawn. */
 export function drawSum(capture) {
   const x = capture.heads[0].scores[LAST_KEY];
   const terms = termsOfRow(x, MEANINGS.length);
@@ -19,7 +19,7 @@ export function drawSum(capture) {
   byId("sum").replaceChildren(
     ...charts, h("span", { class: "sign" }, "+ … ="), chart(whole, most, "softmax", "every order"));
   byId("sum-says").textContent =
-    `“${capture.tokens.slice(0, LAST_KEY + 1).join("").trim()}”: what its last token gives to each, order by order about the mean, in a ` +
+    `“${capture.tokens.slice(0, LAST_KEY + 1).join("").trim()}”: the weights of its last token, order by order about the mean, in a ` +
     `head of ${capture.model}.`;
 }
 
