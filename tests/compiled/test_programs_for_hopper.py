@@ -157,6 +157,18 @@ def test_about_the_mean(d, call):
     )
 
 
+@pytest.mark.parametrize("divisor", ["sum", more("balanced")])
+@pytest.mark.parametrize("d", [64, more(128)])
+def test_packed_sequences_about_the_mean(d, divisor):
+    q, k, v = tensors(d, d)
+    call = about_mean.Call(0.125, (1.0, 1.0, 0.5), narrow=True, divisor=divisor)
+    cuts = torch.zeros(17, dtype=torch.int32)
+    with compiled_for(HOPPER) as found:
+        y, rest, rows, offset, _ = about_mean.forward(q, k, v, call, cuts=cuts)
+        about_mean.backward(y, q, k, v, y, rest, rows, offset, call, cuts=cuts)
+    assert_good(found)
+
+
 @pytest.mark.parametrize(
     ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float16)]
 )

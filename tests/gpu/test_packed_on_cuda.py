@@ -4,11 +4,13 @@ import pytest
 import torch
 
 import maclaurin
+from maclaurin.programs.plan import forget_plans
 from maclaurin.testing import Shape, random_tensors
 
 pytestmark = pytest.mark.gpu
 
 SPECS = ["taylor(2)/sum", "taylor(4)*in/sum", "poly(1,0.5,0.25)/len*out", "taylor(2)/l2", "sigmoid(-1)"]
+SPECS += ["taylor(2,about=mean)/sum", "hermite(2)/len"]
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def test_nothing_waits_for_the_lengths(notation, max_seqlen, waiting_is_an_error
     torch.cuda.synchronize()
     waiting_is_an_error()
     both_passes()
-    maclaurin.programs.plan.forget_plans()
+    forget_plans()
     both_passes()
 
 

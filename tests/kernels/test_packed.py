@@ -6,6 +6,7 @@ import torch
 import maclaurin
 from maclaurin import parse
 from maclaurin.programs.quadratic_polynomial import polynomial_attention
+from maclaurin.programs.taylor_attention import mean_polynomial
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
@@ -27,6 +28,13 @@ SPECS = [
     "poly(1,0.5,0.25)/len*out",
     "sigmoid(-1)",
     "linear(relu)*in/len",
+]
+ABOUT_THE_MEAN = [
+    "taylor(2,about=mean)/sum",
+    "taylor(3,about=mean)*in/rms",
+    "taylor(1,about=mean)/sum*out",
+    "hermite(2)/len",
+    "hermite(2)*in/l2",
 ]
 
 
@@ -77,9 +85,15 @@ def test_every_sequence_is_as_if_alone(notation, dtype, device, poisoned):
     assert_right(notation, LENGTHS, dtype, device)
 
 
+@pytest.mark.parametrize("notation", ABOUT_THE_MEAN)
+def test_every_sequence_about_the_mean(notation, dtype, device, poisoned):
+    assert_right(notation, LENGTHS, dtype, device)
+
+
+@pytest.mark.parametrize("notation", ["taylor(2)/sum", "taylor(2,about=mean)/sum", "hermite(2)/len"])
 @pytest.mark.parametrize("lengths", [ALIKE, [1], [1, 1, 1], [64, 64], [65], [0, 130]])
-def test_other_lengths(lengths, device, poisoned):
-    assert_right("taylor(2)/sum", lengths, torch.float32, device, kv_heads=1, group=1, d=16, e=16)
+def test_other_lengths(notation, lengths, device, poisoned):
+    assert_right(notation, lengths, torch.float32, device, kv_heads=1, group=1, d=16, e=16)
 
 
 def test_without_a_causal_mask(dtype, device, poisoned):
@@ -92,7 +106,9 @@ def test_cuts_in_64_bits(device):
     assert torch.equal(in_place(case, ALIKE), in_place(case, ALIKE, cuts_dtype=torch.int64))
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)/sum", "poly(1,0.5,0.25)/len"])
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)/sum", "poly(1,0.5,0.25)/len", "taylor(2,about=mean)/sum", "hermite(2)/len"]
+)
 def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
     """The others are the same to the last bit, in outputs and gradients, when one is all NaN."""
     lengths = [20, 37, 0, 70, 3]
@@ -113,7 +129,11 @@ def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
 
 @pytest.mark.parametrize(
     ("notation", "why"),
-    [("power(2)*forget/sum", "decay gate run along a row"), ("taylor(2)/running", "counted along a row")],
+    [
+        ("power(2)*forget/sum", "decay gate run along a row"),
+        ("taylor(2)/running", "counted along a row"),
+        ("taylor(2,about=mean)+window(4)/sum", "beside a window"),
+    ],
 )
 def test_what_runs_along_a_row_is_copied_to_rows(notation, why, device):
     case = packed_case(notation, ALIKE, torch.float32, device)
@@ -147,9 +167,12 @@ def test_operator_is_registered_as_torch_wants_it(device):
     cuts = cuts_of([4, 0, 5], device)
     call = (q, k, v, None, cuts, [1.0, 0.25, 0.03], "sum", 0.0, True, False, False)
     assert set(torch.library.opcheck(polynomial_attention.traced, call).values()) == {"SUCCESS"}
+    for divisor in ("sum", "balanced"):
+        call = (q, k, v, None, None, cuts, 0.25, [1.0, 1.0, 0.5], True, 0, 0, 0, False, divisor, False)
+        assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)/sum"])
+@pytest.mark.parametrize("notation", ["taylor(2)/sum", "hermite(2)/len"])
 def test_a_compiled_call_reads_them_in_place(notation, device):
     q, k, v = (torch.randn(1, 31, 2, 16, device=device) for _ in range(3))
     cuts, graphs = cuts_of(ALIKE, device), []
