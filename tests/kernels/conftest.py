@@ -19,6 +19,7 @@ MINUTES_IN_INTERPRETER = {
     "test_linear_time": 8,
     "test_every_kind_of_spec_with_grouped_heads_and_odd_sizes": None,
     "test_every_pair": None,
+    "test_every_sequence_about_the_mean": None,
     "test_a_text_that_goes_on_from_a_state": 2,
     "test_a_text_in_pieces_gives_what_the_whole_gives_with_all_gradients": 2,
     "test_token_by_token": None,

@@ -67,7 +67,7 @@ def test_operator_is_registered_as_torch_wants_it(device):
     q, k, v = (torch.randn(1, 9, 2, 16, device=device, requires_grad=True) for _ in range(3))
     for narrow in (False, True):
         totals = (-torch.rand(1, 2, 9, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
-        call = (q, k, v, totals if narrow else None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
+        call = (q, k, v, totals if narrow else None, None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
         assert set(torch.library.opcheck(polynomial_attention.traced, call).values()) == {"SUCCESS"}
 
 
@@ -78,7 +78,9 @@ def test_what_rounding_takes_from_a_row_is_not_forgotten(device):
     found = []
     for narrow in (False, True):
         leaves = [u.clone().requires_grad_() for u in (q, k, v)]
-        y, rest, _ = polynomial_attention(*leaves, None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
+        y, rest, _ = polynomial_attention(
+            *leaves, None, None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow
+        )
         gradients = torch.autograd.grad((y.float() * dy).sum(), leaves)
         found.append([(y.float() + (rest.float() if narrow else 0.0)).detach(), *gradients])
     assert y.dtype is torch.bfloat16

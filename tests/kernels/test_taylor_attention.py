@@ -186,16 +186,16 @@ def at_once(case):
 @pytest.mark.parametrize("chunk", [0, 64])
 def test_operator_is_registered_as_torch_wants_it(chunk, device):
     q, k, v = (torch.randn(1, 30, 1, 16, device=device, requires_grad=True) for _ in range(3))
-    call = (q, k, v, None, None, 0.25, [1.0, 1.0, 0.5], True, 4, 1, chunk, True, "sum", chunk > 0)
+    call = (q, k, v, None, None, None, 0.25, [1.0, 1.0, 0.5], True, 4, 1, chunk, True, "sum", chunk > 0)
     assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
-    call = (q, k, v, None, None, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, True, "balanced", False)
+    call = (q, k, v, None, None, None, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, True, "balanced", False)
     assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
     if chunk:
         state, offset = (
             torch.rand(1, 1, 153, 17, device=device).requires_grad_(),
             torch.rand(1, 1, 16, device=device),
         )
-        call = (q, k, v, state, offset, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, False, "sum", True)
+        call = (q, k, v, state, offset, None, 0.25, [1.0, 1.0, 0.5], True, 0, 0, chunk, False, "sum", True)
         assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
 
 

@@ -6,6 +6,7 @@ part of the input (a few heads, a few hundred tokens), the whole output and all 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -107,14 +108,22 @@ def errors_of_piece(
     output: Callable[[TensorCase], Tensor],
     *,
     causal: bool = True,
+    cuts: Sequence[int] | None = None,
 ) -> dict[str, float]:
-    """Errors of the output and of every gradient, for the output's gradient `direction`."""
+    """Errors of the output and of every gradient, for the output's gradient `direction`.
+
+    `cuts`: the tokens are packed sequences.
+    """
     spec = piece.spec
+    texts = list(itertools.pairwise(cuts)) if cuts is not None else [(0, piece.length)]
     found = _with_gradients(piece, direction, output)
     wide = piece.map(torch.Tensor.double)
-    expected = _with_gradients(
-        wide, direction.double(), lambda case: plain_output(spec, case.tensors, causal=causal)
-    )
+
+    def plain(case: TensorCase) -> Tensor:
+        alone = [plain_output(spec, case.tokens(a, b).tensors, causal=causal) for a, b in texts]
+        return torch.cat(alone, dim=1)
+
+    expected = _with_gradients(wide, direction.double(), plain)
     largest = max(float(u.norm()) for name, u in expected.items() if name != "output")
     errors = {"output": relative_error(found["output"], expected["output"])}
     for name in piece.tensors:

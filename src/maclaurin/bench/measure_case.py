@@ -25,7 +25,7 @@ from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_p
 from maclaurin.bench.machine import Setting, draw_direction, draw_inputs
 from maclaurin.bench.peers import Contender, make_peer
 from maclaurin.bench.targets import PEER_TITLES, Measured
-from maclaurin.bench.workloads import Case, Work, work_of_call, work_of_step
+from maclaurin.bench.workloads import Case, Work, packed_cuts, work_of_call, work_of_step
 from maclaurin.errors import MaclaurinError
 from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
@@ -103,10 +103,11 @@ def failed(record: CaseRecord, problem: Exception) -> CaseRecord:
 
 
 def measure_call(case: Case, setting: Setting) -> CaseRecord:
-    """Output and gradients of one call."""
+    """Output and gradients of one call; the work of packed texts is counted as that of equal rows."""
     spec = parse(case.spec)
     inputs = draw_inputs(spec, case.size, setting.dtype, setting.device).map(torch.Tensor.requires_grad_)
-    race = _Race(case, inputs, draw_direction(case.size, setting.dtype, setting.device), setting)
+    kind = _PackedRace if case.kind == "packed" else _Race
+    race = kind(case, inputs, draw_direction(case.size, setting.dtype, setting.device), setting)
     chosen = race.plan_of(inputs, case.form)
     work = work_of_call(spec, chosen.form.value, case.size, setting.dtype.itemsize)
     record = planned_record(case, setting, chosen, work)
@@ -139,7 +140,6 @@ def _lengths_of_pieces(chosen: Plan) -> list[int]:
     return [tokens for tokens in PIECE_TOKENS if tokens >= min(least, PIECE_TOKENS[-1])]
 
 
-@final
 @dataclass(frozen=True)
 class _Race:
     """Maclaurin and the peers on the same tensors."""
@@ -229,6 +229,64 @@ class _Race:
 
     def _both(self, contender: Contender) -> Callable[[], list[Tensor]]:
         return lambda: contender.forward_backward(self.direction)
+
+
+@final
+@dataclass(frozen=True)
+class _PackedRace(_Race):
+    """All tokens as one row of texts of uneven length; peers have the rows they are drawn in."""
+
+    @property
+    def cuts(self) -> Tensor:
+        """On the device, as a loader would have put them there."""
+        size = self.case.size
+        found = packed_cuts(size.batch, size.batch * size.tokens)
+        return torch.tensor(found, dtype=torch.int32, device=self.setting.device)
+
+    def plan_of(self, inputs: TensorCase, form: str) -> Plan:
+        """What `attention` does with the packed row."""
+        q, k, v = (_one_row(inputs.tensors[name]) for name in "qkv")
+        return plan(q, k, v, inputs.spec, form=form, cu_seqlens=self.cuts)
+
+    def own(self) -> Contender:
+        """On the tensors seen as one row. Its rows are checked with the piece: none is one of a peer."""
+        cuts, leaves = self.cuts, tuple(self.inputs.tensors.values())
+        return Contender(OWN_NAME, lambda: self._output(self.inputs, cuts), leaves, None)
+
+    def _output(self, inputs: TensorCase, cuts: Tensor) -> Tensor:
+        batch, tokens = inputs.tensors["q"].shape[:2]
+        y = inputs.map(_one_row).output(form=self.case.form, cu_seqlens=cuts)
+        return y.view(batch, tokens, *y.shape[2:])
+
+    def errors_of_piece(self, chosen: Plan) -> dict[str, float]:
+        """Some rows of the first and the last text; output and gradients of two texts in a piece."""
+        row, cuts = self.inputs.map(lambda t: _one_row(t.detach())), self.cuts.tolist()
+        with torch.no_grad():
+            y = row.output(form=self.case.form, cu_seqlens=self.cuts)
+        errors = {
+            f"output of text {n}": error_of_rows(row.tokens(a, b), row.spec, y[:, a:b])
+            for n, (a, b) in ((0, cuts[:2]), (len(cuts) - 2, cuts[-2:]))
+        }
+        tokens, kv_heads = min(PIECE_TOKENS[0], cuts[-1]), self.case.size.kv_heads
+        piece = row.map(lambda t: piece_of(t, tokens, kv_heads))
+        direction = piece_of(_one_row(self.direction), tokens, kv_heads)
+        found = errors_of_piece(
+            piece, direction, lambda case: self._two_texts(case, chosen.form.value), cuts=_halves(tokens)
+        )
+        return {**errors, **{f"{name} of a piece": error for name, error in found.items()}}
+
+    def _two_texts(self, piece: TensorCase, form: str) -> Tensor:
+        cuts = torch.tensor(_halves(piece.length), dtype=torch.int32, device=self.setting.device)
+        return piece.output(form=form, cu_seqlens=cuts)
+
+
+def _one_row(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, 1)[None]
+
+
+def _halves(tokens: int) -> list[int]:
+    """Cuts of two texts, the first a third of all."""
+    return [0, tokens // 3, tokens]
 
 
 #: tokens in the state before the measured steps

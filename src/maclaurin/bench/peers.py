@@ -203,6 +203,11 @@ def _own_parallel(case: TensorCase) -> Contender:
     return Contender(PEER_TITLES["parallel"], lambda: case.output(form="parallel"), leaves, case.spec)
 
 
+def _own_rows(case: TensorCase) -> Contender:
+    """The same tokens as rows of one length, for a case that packs texts of uneven length."""
+    return Contender(PEER_TITLES["equal_rows"], case.output, tuple(case.tensors.values()), case.spec)
+
+
 def _own(key: str, notation: str) -> Callable[[TensorCase], Contender]:
     """Another of our specs on the same queries, keys and values, causal."""
 
@@ -227,4 +232,5 @@ _MAKERS: dict[str, Callable[[TensorCase], Contender]] = {
     "parallel": _own_parallel,
     "about_zero": _own("about_zero", "taylor(2)/sum"),
     "ungated": _own("ungated", "linear(identity)"),
+    "equal_rows": _own_rows,
 }

@@ -28,6 +28,7 @@ PEER_TITLES = {
     "parallel": "its own parallel form",
     "about_zero": "our taylor(2)/sum",
     "ungated": "our linear(identity)",
+    "equal_rows": "our equal rows",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
@@ -74,7 +76,8 @@ def _numbers_per_token(spec: AttentionSpec, size: Size) -> int:
     return 2 * size.d + 2 * size.e + len(spec.gates)
 
 
-Kind = Literal["call", "step"]
+#: a call, one recurrent step, or a call on packed texts of uneven length
+Kind = Literal["call", "step", "packed"]
 
 #: the curves against T; a batch of the longest is one sequence
 SWEPT_HEADS, SWEPT_LENGTHS = 8, tuple(2**n for n in range(10, 17))
@@ -106,7 +109,7 @@ class Case:
         """The unique name of the case."""
         form = "" if self.form == "auto" else f" {self.form}"
         form += "" if self.causal else " not causal"
-        return f"{self.spec}{form}{' step' if self.kind == 'step' else ''} {self.size}"
+        return f"{self.spec}{form}{'' if self.kind == 'call' else f' {self.kind}'} {self.size}"
 
     def small(self) -> Case:
         """The same on small shapes."""
@@ -117,7 +120,7 @@ def all_cases(*, small: bool = False) -> tuple[Case, ...]:
     """Every case; last those that take long to compile or may crash a GPU process."""
     window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
     first = (*_exp_family(), *_quadratic(), *_linear_time())
-    first += (*_order_one(), *_about_the_mean(), *_forgetting(), *_not_causal())
+    first += (*_order_one(), *_about_the_mean(), *_forgetting(), *_not_causal(), *_packed())
     last = (*_score_mods(window), *_steps())
     sweep = tuple(_sweep(SWEPT_HEADS, SWEPT_LENGTHS))
     if small:
@@ -229,6 +232,23 @@ def _not_causal() -> Iterable[Case]:
         yield Case(
             group="not causal", spec=spec, size=_USUAL, causal=causal, peers=("about_zero",), targets=targets
         )
+
+
+def _packed() -> Iterable[Case]:
+    """As many tokens as the peer has in rows of one length."""
+    targets = (TimeAgainst(1.2, "equal_rows", "forward+backward"), FIRST_CALL)
+    size = Size.of(16, 16, 2048, 64)
+    for spec in ("exp/l2", "taylor(2)/sum", "taylor(2,about=mean)/sum"):
+        yield Case(
+            group="packed", spec=spec, kind="packed", size=size, peers=("equal_rows",), targets=targets
+        )
+
+
+def packed_cuts(texts: int, tokens: int) -> list[int]:
+    """0 = c₀ < … < c_n of texts whose lengths are between 0.25 and 1.75 of their mean, always the same."""
+    draws = random.Random(0)
+    ends = list(itertools.accumulate(draws.uniform(0.25, 1.75) for _ in range(texts)))
+    return [0, *(round(tokens * end / ends[-1]) for end in ends)]
 
 
 def _linear_time() -> Iterable[Case]:

@@ -2,18 +2,35 @@
 
 Every form then needs just the lengths of its rows, and windows, sinks and positions count real
 tokens alone. Packed sequences become rows of a batch; those of similar length share one, so that
-no more than about half of it is padding.
+no more than about half of it is padding. Some programs read packed sequences where they lie instead
+(`Packing`), and nothing is copied.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError
+
+
+class Packing(NamedTuple):
+    """Sequences one after the other in one row of tokens."""
+
+    cuts: Tensor  # [n + 1], 0 = c₀ ≤ c₁ ≤ … ≤ c_n = T, on the device of the tokens
+    longest: int | None = None  # tokens of the longest, if known
+
+    @property
+    def sequences(self) -> int:
+        return self.cuts.numel() - 1
+
+    def length(self, tokens: int) -> int:
+        """About how long they are: the longest, if known, else the mean; the cuts are not looked at."""
+        return max(1, self.longest or -(-tokens // self.sequences))
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,19 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, tokens: int, max_seqlen: in
             "cu_seqlens must be the integers 0 = c₀ ≤ c₁ ≤ … ≤ c_n = T, at least two of them; "
             f"got {cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}."
         )
+    check_cuts(cu_seqlens, tokens, max_seqlen)
+
+
+def check_cuts(cu_seqlens: Tensor, tokens: int, max_seqlen: int | None) -> None:
+    """Raise unless they rise from 0 to the number of tokens.
+
+    On a GPU nothing waits for the answer: there wrong cuts are a failed assertion of the device, which the
+    next call that does wait reports.
+    """
     if torch.compiler.is_compiling():
+        return
+    if cu_seqlens.is_cuda:
+        _assert_on_device(cu_seqlens, tokens, max_seqlen)
         return
     cuts = cu_seqlens.tolist()
     if cuts[0] != 0 or cuts[-1] != tokens or any(a > b for a, b in itertools.pairwise(cuts)):
@@ -97,6 +126,15 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, tokens: int, max_seqlen: in
     longest = max(b - a for a, b in itertools.pairwise(cuts))
     if max_seqlen is not None and longest > max_seqlen:
         raise InputError(f"max_seqlen is {max_seqlen}, but a sequence has {longest} tokens.")
+
+
+def _assert_on_device(cu_seqlens: Tensor, tokens: int, max_seqlen: int | None) -> None:
+    lengths = cu_seqlens.diff()
+    rise = (lengths >= 0).all() & (cu_seqlens[0] == 0) & (cu_seqlens[-1] == tokens)
+    torch._assert_async(rise, f"cu_seqlens must rise from 0 to T = {tokens}")  # type: ignore[attr-defined]
+    if max_seqlen is not None:
+        fit = (lengths <= max_seqlen).all()
+        torch._assert_async(fit, f"a sequence has more than max_seqlen = {max_seqlen} tokens")  # type: ignore[attr-defined]
 
 
 def _shortened(cuts: list[int]) -> str:

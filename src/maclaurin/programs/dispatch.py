@@ -2,8 +2,8 @@
 
     attention(…) → Call → Plan → Program.run(call) → y, state
 
-Padding and packed sequences are first converted to the layout that programs take (forms/packing.py); outputs
-are converted back.
+Padding, and packed sequences that no program reads in place, are first converted to the layout that programs
+take (forms/packing.py); outputs are converted back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
-from maclaurin.forms.packing import Batch, from_cu_seqlens, from_padding_mask, put_back
+from maclaurin.forms.packing import (
+    Batch,
+    Packing,
+    check_cuts,
+    from_cu_seqlens,
+    from_padding_mask,
+    put_back,
+)
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
@@ -126,7 +133,8 @@ def attention(
         return_state: return (y, state) instead of y.
         scale: the factor on q·k; by default the kernel's own, 1/√d for most.
         causal: whether a query sees only keys up to its own.
-        cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1).
+        cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1). On a GPU their values are not
+            read where a program takes packed sequences in place (`plan` shows it), so nothing waits.
         max_seqlen: the length of the longest, if known; saves reading cu_seqlens.
         key_padding_mask: bool [B, S], True for real tokens; the others have no weight anywhere and
             their outputs are 0.
@@ -158,13 +166,19 @@ def attention(
     inputs = Inputs(q, k, v, given)
     if state is not None:
         state = _with_known_fill(state, k)
-    key = None
-    if cu_seqlens is None and key_padding_mask is None and not is_tracing():
+    key = known = None
+    if key_padding_mask is None and not is_tracing():
         key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget)
+        if cu_seqlens is not None and key is not None:
+            key = (key, cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device, max_seqlen)
         known = remembered_plan(key)
-        if known is not None:
+        if known is not None and not known.copies:
             factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
             call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
+            if cu_seqlens is not None:
+                if not cu_seqlens.is_cuda:  # there the program itself asserts it
+                    check_cuts(cu_seqlens, q.shape[1], max_seqlen)
+                call = call._replace(packing=_packing(cu_seqlens, max_seqlen, q))
             y, after = known.run(call)
             y = y.transpose(1, 2) if heads_first else y
             return (y, _kept(after, k.shape[1])) if return_state else y
@@ -190,16 +204,13 @@ def attention(
             return answer
         return (answer[0].transpose(1, 2), answer[1]) if isinstance(answer, tuple) else answer.transpose(1, 2)
     request.check_state()
-    if request.is_in_layout:
-        call = request.call(scale)
-        found = find_plan(call)
-        if key is not None:
-            remember_plan(key, found)
-        y, after = found.run(call)
-    else:
-        y, after = _run_in_batches(request, scale)
+    y, after = _run_checked(request, scale, key, known)
     y = y.transpose(1, 2) if heads_first else y
     return (y, _kept(after, k.shape[1])) if return_state else y
+
+
+def _packing(cu_seqlens: Tensor, max_seqlen: int | None, q: Tensor) -> Packing:
+    return Packing(cu_seqlens.to(q.device, non_blocking=True), max_seqlen)
 
 
 def _kept(after: State | None, tokens: int) -> State:
@@ -250,6 +261,8 @@ def plan(
     form: str = "auto",
     chunk_size: int | None = None,
     device: torch.device | str | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> Plan:
     """What `attention` would do for such a call, and why. Tensors may be on the meta device.
 
@@ -257,6 +270,7 @@ def plan(
     the call would run, by default the device of q, or for meta tensors the GPU if there is one. A call that
     runs exp as its series is planned as one step: the order, and so the size of the state, depends on the
     scores.
+    For packed sequences it says which programs read them in place; only the size of `cu_seqlens` matters.
     """
     resolved, inputs = _resolved(spec), Inputs(q, k, v)
     check_tensors(q, k, v)
@@ -264,7 +278,17 @@ def plan(
         require_recurrent(resolved)
         state = State.on_meta(resolved, inputs) if resolved.has_finite_state else None
     known = state if isinstance(state, State) else None
-    request = _Request(resolved, inputs, known, return_state, causal, form, chunk_size)
+    request = _Request(
+        resolved,
+        inputs,
+        known,
+        return_state,
+        causal,
+        form,
+        chunk_size,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max_seqlen,
+    )
     request.check_form()
     return find_plan(request.call(None)._replace(device=_planned_device(q, device)))
 
@@ -299,8 +323,8 @@ class _Request:
 
     @property
     def is_in_layout(self) -> bool:
-        """Whether the tensors are in the layout of the programs: padding on the right, or none."""
-        return self.cu_seqlens is None and self.key_padding_mask is None
+        """Whether programs can take the tensors unchanged: no padding mask, no states of packed sequences."""
+        return self.key_padding_mask is None and (self.cu_seqlens is None or not self.carries_state)
 
     @property
     def asked_form(self) -> Form | None:
@@ -368,6 +392,7 @@ class _Request:
             self.return_state,
             self.asked_form,
             self.chunk_size,
+            None if self.cu_seqlens is None else _packing(self.cu_seqlens, self.max_seqlen, q),
         )
 
 
@@ -407,12 +432,17 @@ def _answer_by_series(
     )
 
 
-def _run_checked(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
-    """Output and state of a call that has been checked."""
+def _run_checked(
+    request: _Request, scale: float | None, key: Hashable | None = None, known: Plan | None = None
+) -> tuple[Tensor, State | None]:
+    """Output and state of a call that has been checked; its plan is cached under the key."""
     if not request.is_in_layout:
         return _run_in_batches(request, scale)
     call = request.call(scale)
-    return find_plan(call).run(call)
+    found = find_plan(call) if known is None else known
+    if key is not None:
+        remember_plan(key, found)
+    return _run_in_batches(request, scale) if found.copies else found.run(call)
 
 
 # ------------------------------------------------------------------------------- padding and packing
@@ -451,7 +481,7 @@ def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, St
 def _run(
     request: _Request, inputs: Inputs, state: State | None, scale: float | None
 ) -> tuple[Tensor, State | None]:
-    call = request.call(scale)._replace(inputs=inputs, state=state)
+    call = request.call(scale)._replace(inputs=inputs, state=state, packing=None)
     return find_plan(call).run(call)
 
 
@@ -467,7 +497,8 @@ def _masked_inputs(request: _Request) -> Inputs:
 def _batches(request: _Request) -> list[Batch]:
     """How padded or packed tokens are converted to the layout of the programs."""
     if request.cu_seqlens is not None:
-        return from_cu_seqlens(request.cu_seqlens, request.inputs.q.shape[1], request.max_seqlen)
+        cuts, tokens = request.cu_seqlens.to(request.inputs.q.device), request.inputs.q.shape[1]
+        return from_cu_seqlens(cuts, tokens, request.max_seqlen)
     assert request.key_padding_mask is not None
     return [from_padding_mask(request.key_padding_mask)]
 

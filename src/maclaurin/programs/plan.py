@@ -1,6 +1,10 @@
 """The table of programs, and the plan of a call: the program that runs it, and why not another.
 
 The plan is found once per spec, shapes, dtypes, device and flags, and cached.
+
+Packed sequences are read in place by programs that can, and copied to padded rows for the others. Costs are
+estimated for rows as long as the longest sequence, if known, or as the mean: the cuts may be on a GPU,
+and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -66,6 +70,8 @@ class Plan:
     device: str
     state_bytes: int | None
     is_asked: bool
+    #: programs that packed sequences are copied to rows for, and why they do not read them in place
+    copied: dict[Program, str]
     #: the program, prepared for calls like this one
     run: Run = field(repr=False, compare=False)
 
@@ -78,6 +84,11 @@ class Plan:
     def backend(self) -> str:
         """What the program is made of: "sdpa", "triton" or "torch"."""
         return self.program.backend
+
+    @property
+    def copies(self) -> bool:
+        """Whether packed sequences are copied to rows; by their real lengths a program is chosen again."""
+        return self.program in self.copied
 
     def seconds(self, program: Program) -> float:
         """The estimate for one of the programs that can run the call."""
@@ -106,11 +117,16 @@ class Plan:
             lines.append(
                 f" {mark} {program.name:21} ≈ {self.seconds(program) * 1e3:9.3g} ms, {cost.flops / 1e9:.3g} "
                 f"GFLOP, {cost.peak_bytes / 2**20:.3g} MiB besides inputs and output"
+                f"{self._copy_note(program)}"
             )
         lines += [f"   {program.name:21} no: {why}" for program, why in self.refusals.items()]
         if self.state_bytes is not None:
             lines.append(f"   state: {self.state_bytes:,} bytes, however long the text")
         return "\n".join(lines)
+
+    def _copy_note(self, program: Program) -> str:
+        why = self.copied.get(program)
+        return "" if why is None else f", packed sequences copied to rows ({why})"
 
 
 def _refusal(program: Program, call: Call) -> str | None:
@@ -123,25 +139,48 @@ def find_plan(call: Call) -> Plan:
     """The cheapest program that can run the call; if none can, an error with the plain form's reason."""
     costs: dict[Program, Cost] = {}
     refusals: dict[Program, str] = {}
+    copied: dict[Program, str] = {}
+    rows = call.in_rows()
     for program in PROGRAMS:
         why = _refusal(program, call)
-        if why is None:
-            costs[program] = program.cost(call)
-        else:
-            refusals[program] = why
+        why_not_rows = _refusal(program, rows) if call.packing is not None and why is not None else why
+        if why_not_rows is not None:
+            refusals[program] = why_not_rows
+            continue
+        costs[program] = program.cost(rows)
+        if why is not None:
+            copied[program], costs[program] = why, _with_copies(costs[program], rows)
     program = _cheapest(costs, call.device.type)
     if program is None:
         raise InputError(f"{_why_none(call, refusals)}.")
     return Plan(
         call.spec,
         program,
-        program.chunk(call),
+        program.chunk(rows),
         costs,
         refusals,
         call.device.type,
         state_bytes(call),
         call.form is not None,
-        program.prepared(call),
+        copied,
+        program.run if program in copied else program.prepared(call),
+    )
+
+
+#: tokens of padded rows over those of their sequences, on average (docs/LOG.md); launches to copy them
+_PADDED, _LAUNCHES_TO_COPY = 1.2, 30
+
+
+def _with_copies(cost: Cost, call: Call) -> Cost:
+    """The cost on padded rows that sequences are copied to and from."""
+    q, k, v = call.inputs[:3]
+    tokens = sum(u.numel() for u in (q, k, v)) + q[..., 0].numel() * v.shape[3]
+    copies = _PADDED * tokens * q.element_size()
+    return Cost(
+        _PADDED * cost.flops,
+        _PADDED * cost.bytes + 2 * copies,
+        cost.launches + _LAUNCHES_TO_COPY,
+        _PADDED * cost.peak_bytes + copies,
     )
 
 

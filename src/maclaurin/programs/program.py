@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.attend import Form
+from maclaurin.forms.packing import Packing
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec
 
 
 class Call(NamedTuple):
-    """One call of `attention` on rows of tokens, with padding only on the right of a row."""
+    """One call of `attention` on rows of tokens, with padding only on the right of a row.
+
+    Or on packed sequences in one row: only programs with `reads_packed` take those.
+    """
 
     spec: AttentionSpec
     inputs: Inputs
@@ -29,6 +33,7 @@ class Call(NamedTuple):
     return_state: bool = False
     form: Form | None = None  # None: any
     chunk_size: int | None = None  # None: the program's own
+    packing: Packing | None = None
 
     @property
     def carries_state(self) -> bool:
@@ -66,6 +71,19 @@ class Call(NamedTuple):
             return False
         given = (self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values())
         return any(u.requires_grad for u in given) or (self.state is not None and self.state.has_gradient)
+
+    def in_rows(self) -> Call:
+        """A call as large as this one on rows, about as long as its packed sequences, for what it would cost.
+
+        Rows are views of the first token: nothing is copied, and their numbers mean nothing.
+        """
+        if self.packing is None:
+            return self
+        length = self.packing.length(self.keys)
+        rows = -(-self.keys // length)
+        inputs = self.inputs.map(lambda u: u[:, :1].expand(rows, length, *u.shape[2:]))
+        present = self.inputs.q.new_empty((1, 1), dtype=torch.bool).expand(rows, length)
+        return self._replace(inputs=inputs._replace(present=present), packing=None)
 
 
 #: how a program runs calls of one kind
@@ -125,11 +143,15 @@ class Program(ABC):
     form: Form
     #: what it is made of: "sdpa" (torch's fused softmax), "triton" (our fused programs) or "torch"
     backend: ClassVar[str]
+    #: whether it reads packed sequences where they lie; for other programs they are copied to rows
+    reads_packed: ClassVar[bool] = False
 
     def refuses(self, call: Call) -> str | None:
         """Why it does not compute this call; None if it does."""
         if call.form is not None and call.form is not self.form:
             return f"it computes the {self.form.value} form, but another was requested"
+        if call.packing is not None and not self.reads_packed:
+            return "it takes rows of tokens"
         return self.cannot(call)
 
     @abstractmethod

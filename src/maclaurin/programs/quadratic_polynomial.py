@@ -25,6 +25,7 @@ from maclaurin.programs.operands import (
     refuse_features,
     refuse_tensors,
     row_divisor,
+    rows_are_divided,
     rows_are_final,
 )
 from maclaurin.programs.operators import operator
@@ -43,11 +44,13 @@ class QuadraticPolynomial(Program):
     name = "quadratic polynomial"
     backend = "triton"
     form = Form.PARALLEL
+    reads_packed = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         return (
             _refuse_weights(spec)
+            or (_refuse_packed(spec) if call.packing is not None else None)
             or ("it carries no state" if call.carries_state else None)
             or refuse_denominator(spec)
             or refuse_features(spec, call.inputs.q.dtype)
@@ -93,6 +96,7 @@ class _Pairs(NamedTuple):
                 k,
                 v,
                 None if decay is None else running_totals(decay),
+                None if call.packing is None else call.packing.cuts,
                 [c * call.scale**n for n, c in enumerate(self.coefficients)],
                 self.divisor,
                 self.eps,
@@ -104,6 +108,13 @@ class _Pairs(NamedTuple):
                 return y, None
             y, _ = over_denominator(spec, inputs, y, call.causal)
             return finish_rows(spec, y, inputs.gates, inputs.q.dtype), None
+
+
+def _refuse_packed(spec: AttentionSpec) -> str | None:
+    """Why rows are not finished one by one: something of them adds up along the sequence."""
+    if spec.decay_gates:
+        return "its totals of a decay gate run along a row"
+    return None if rows_are_divided(spec) else f"{spec.denominator} is counted along a row"
 
 
 def _refuse_weights(spec: AttentionSpec) -> str | None:
@@ -128,6 +139,7 @@ def polynomial_attention(
     k: Tensor,
     v: Tensor,
     totals: Tensor | None,
+    cuts: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
     eps: float,
@@ -138,12 +150,13 @@ def polynomial_attention(
     """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
 
     `totals` [B, K, T] in fp64 are running totals L of the log decay gate: w is multiplied by e^{L_t − L_s}.
+    `cuts` [n + 1]: n sequences are packed into one row; s and t belong to the same one and count within it.
     `narrow`: y in bf16, and last its rounding error for the backward pass; else that is empty.
     """
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
-    y, rest, z = program.forward(q, k, v, call, totals)
+    y, rest, z = program.forward(q, k, v, call, totals, cuts)
     return y, q.new_empty(0) if rest is None else rest, z
 
 
@@ -157,6 +170,7 @@ def polynomial_attention_backward(
     rest: Tensor,
     z: Tensor,
     totals: Tensor | None,
+    cuts: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
     causal: bool,
@@ -166,7 +180,7 @@ def polynomial_attention_backward(
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
-    *found, d_totals = program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call, totals)
+    *found, d_totals = program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call, totals, cuts)
     return *found, q.new_empty(0) if d_totals is None else d_totals  # type: ignore[return-value]
 
 
@@ -187,19 +201,19 @@ def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, totals, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
-    ctx.save_for_backward(q, k, v, totals, *output)
+    q, k, v, totals, cuts, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
+    ctx.save_for_backward(q, k, v, totals, cuts, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The rounding error and the divisor get no gradient: only this pass uses them."""
     if dy is None:
-        return (None,) * 10
-    q, k, v, totals, y, rest, z = ctx.saved_tensors
+        return (None,) * 11
+    q, k, v, totals, cuts, y, rest, z = ctx.saved_tensors
     call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
-    *found, d_totals = polynomial_attention_backward(dy, q, k, v, y, rest, z, totals, *call)
-    return *found, None if totals is None else d_totals, *(None,) * 6
+    *found, d_totals = polynomial_attention_backward(dy, q, k, v, y, rest, z, totals, cuts, *call)
+    return *found, None if totals is None else d_totals, *(None,) * 7
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

@@ -35,7 +35,7 @@ _NOT_BALANCED = (
 #: Horner's rule is unrolled, and no higher order was measured
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
-_TENSORS, _OPTIONS = 5, 9
+_TENSORS, _OPTIONS = 6, 9
 
 
 class PairsAboutMean(Program):
@@ -44,6 +44,7 @@ class PairsAboutMean(Program):
     name = "pairs about the mean"
     backend = "triton"
     form = Form.PARALLEL
+    reads_packed = True
 
     def cannot(self, call: Call) -> str | None:
         too_high = call.spec.highest_order > _HIGHEST_ORDER
@@ -51,6 +52,7 @@ class PairsAboutMean(Program):
             _refuse_spec(call)
             or ("it carries no state" if call.carries_state else None)
             or (f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None)
+            or (_refuse_packed(call) if call.packing is not None else None)
             or refuse_tensors(call)
         )
 
@@ -112,6 +114,7 @@ class BalancedPairs(Program):
     name = "balanced pairs"
     backend = "triton"
     form = Form.PARALLEL
+    reads_packed = True
 
     def cannot(self, call: Call) -> str | None:
         return _refuse_balanced(call)
@@ -173,6 +176,7 @@ def _run_balanced(call: Call, chunk: int) -> tuple[Tensor, None]:
             v,
             None,
             None,
+            _cuts(call),
             call.scale,
             list(weight.coefficients),
             True,
@@ -204,6 +208,14 @@ def _refuse_spec(call: Call) -> str | None:
     if not spec.ignores_row_scale:
         return "rows must be divided by their plain sum, or a norm must follow"
     return None if call.causal else "it supports only causal attention"
+
+
+def _refuse_packed(call: Call) -> str | None:
+    return None if call.spec.window is None else "beside a window it takes rows of tokens"
+
+
+def _cuts(call: Call) -> Tensor | None:
+    return None if call.packing is None else call.packing.cuts
 
 
 def _sums_are_positive(call: Call) -> bool:
@@ -277,6 +289,7 @@ def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
         v,
         initial,
         offset,
+        _cuts(call),
         call.scale,
         list(weight.coefficients),
         weight.about_mean,
@@ -306,6 +319,7 @@ def mean_polynomial(
     v: Tensor,
     initial: Tensor | None,
     offset: Tensor | None,
+    cuts: Tensor | None,
     scale: float,
     coefficients: Sequence[float],
     about_mean: bool,
@@ -320,13 +334,14 @@ def mean_polynomial(
 
     States are [B, K, F, e + 1], about the offset [B, K, d] that follows them: the given one, which
     belongs to `initial`, or the mean of the first chunk. The last seven tensors are for the backward pass.
+    `cuts` [n + 1] are those of sequences packed into one row (B = 1): every pair, without a window.
     """
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import moments as layout
 
     call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, divisor)
     start = program.start_from(initial, offset, call.order, v.shape[3])
-    y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state)
+    y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state, cuts=cuts)
     state = q.new_empty(0, dtype=torch.float32)
     if after is not None:
         state = layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
@@ -350,6 +365,7 @@ def mean_polynomial_backward(
     origin: Tensor,
     rows: Sequence[Tensor],
     initial: Tensor | None,
+    cuts: Tensor | None,
     scale: float,
     coefficients: Sequence[float],
     about_mean: bool,
@@ -379,6 +395,7 @@ def mean_polynomial_backward(
         call,
         program.start_from(initial, origin, call.order, e),
         d_totals=d_totals,
+        cuts=cuts,
     )
     d_initial = q.new_empty(0)
     if found.before is not None:
@@ -388,13 +405,15 @@ def mean_polynomial_backward(
 
 @mean_polynomial.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    from maclaurin.programs.triton import block_layout, key_sums, moments, tiles
+    from maclaurin.programs.triton import block_layout, key_sums, moments, packed, tiles
 
-    _, _, _, coefficients, about_mean, window, sinks, chunk, narrow, divisor, return_state = rest
+    _, _, cuts, _, coefficients, about_mean, window, sinks, chunk, narrow, divisor, return_state = rest
     batch, tokens, heads, d = q.shape
     kv_heads, e, wide, order = k.shape[2], v.shape[3], torch.float32, len(coefficients) - 1
     rows, tail = batch * kv_heads, max(0, tokens - window - sinks)
     chunks, sums = -(-tail // chunk) if chunk else 0, -(-tail // key_sums.TILE) + 1
+    if cuts is not None:
+        sums = packed.tiles_of_packed(tokens, cuts.numel() - 1, key_sums.TILE)
     balanced = divisor == "balanced"
     features = sum(number_of_multisets(d, n) for n in range(order + 1))
     y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
@@ -423,10 +442,10 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, initial, _, *call, _, divisor, ctx.return_state = inputs
+    q, k, v, initial, _, cuts, *call, _, divisor, ctx.return_state = inputs
     ctx.call = (*call, divisor)
     y, rest, _, origin, *rows = output
-    ctx.save_for_backward(q, k, v, y, rest, origin, initial, *rows)
+    ctx.save_for_backward(q, k, v, y, rest, origin, initial, cuts, *rows)
     ctx.set_materialize_grads(False)
 
 
@@ -434,13 +453,13 @@ def _backward(ctx: Any, dy: Tensor | None, _: Any, d_state: Tensor | None, *__: 
     d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)
-    q, k, v, y, rest, origin, initial, *rows = ctx.saved_tensors
+    q, k, v, y, rest, origin, initial, cuts, *rows = ctx.saved_tensors
     dy = torch.zeros_like(y) if dy is None else dense(dy)
     d_state = None if d_state is None else d_state.contiguous()
     *found, d_initial = mean_polynomial_backward(
-        dy, d_state, q, k, v, y, rest, origin, rows, initial, *ctx.call
+        dy, d_state, q, k, v, y, rest, origin, rows, initial, cuts, *ctx.call
     )
-    return *found, None if initial is None else d_initial, None, *(None,) * _OPTIONS
+    return *found, None if initial is None else d_initial, None, None, *(None,) * _OPTIONS
 
 
 mean_polynomial.register_autograd(_backward, setup_context=_save)

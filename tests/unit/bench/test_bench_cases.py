@@ -8,7 +8,7 @@ from maclaurin import parse
 from maclaurin.bench.bench_record import Size
 from maclaurin.bench.peers import _MAKERS
 from maclaurin.bench.targets import PEER_TITLES, MemoryAgainst, TimeAgainst
-from maclaurin.bench.workloads import all_cases, chosen_cases
+from maclaurin.bench.workloads import all_cases, chosen_cases, packed_cuts
 from maclaurin.errors import InputError
 
 SHAPES = [Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64)]
@@ -84,6 +84,7 @@ def test_the_exp_family_is_held_to_sdpa_in_time_and_memory(size, spec):
         ("taylor(2)/sum chunked B1 H8 T65536 D64", "memory ≤ 0.8 GB"),
         ("taylor(2)/sum chunked B8 H16 T4096 d16 e64", "forward+backward ≤ 0.25 × fla fused_chunk_based"),
         ("taylor(3)/l2 chunked B2 H16 T16384 d16 e64", "forward ≤ 1 × its own parallel form"),
+        ("taylor(2)/sum packed B16 H16 T2048 D64", "forward+backward ≤ 1.2 × our equal rows"),
         ("taylor(2)/sum step B64 H16 T1 D64", "state traffic ≥ 80 % of a device copy"),
     ],
 )
@@ -99,13 +100,23 @@ def test_the_sweep_has_as_many_tokens_at_every_length(small):
         assert len({case.size.tokens for case in swept if case.form == form}) == 7
 
 
+def test_packed_texts_are_uneven_and_as_many_tokens_as_equal_rows():
+    packed = [case for case in all_cases() if case.kind == "packed"]
+    assert {case.size.batch * case.size.tokens for case in packed} == {32768}
+    cuts = packed_cuts(16, 32768)
+    lengths = [b - a for a, b in itertools.pairwise(cuts)]
+    assert sum(lengths) == 32768
+    assert max(lengths) > 2 * min(lengths) > 0
+    assert cuts == packed_cuts(16, 32768)
+
+
 def test_cases_are_chosen_by_any_part_of_their_name_or_group():
     cases = all_cases()
     assert chosen_cases(cases, []) == cases
     assert {c.spec for c in chosen_cases(cases, ["EXP/L2"])} == {"exp/l2"}
     assert {c.kind for c in chosen_cases(cases, ["decode"])} == {"step"}
     both = chosen_cases(cases, ["exp/l2", "decode"])
-    assert len(both) == 4 + 2
+    assert len(both) == 5 + 2
     with pytest.raises(
         InputError, match=r"no case has 'exp/l3' in its name or group: maclaurin bench --list"
     ):

@@ -55,6 +55,17 @@ def test_a_wrong_result_gets_none(monkeypatch, factor):
         assert (figures.forward_ms, figures.forward_backward_ms, figures.first_call_s) == (None,) * 3
 
 
+def test_packed_texts_are_measured_beside_equal_rows_and_checked_one_by_one(monkeypatch):
+    case = tiny_case(spec="taylor(2)/sum", kind="packed", peers=("equal_rows",))
+    record = measure_call(case, SETTING)
+    assert record.status == "measured"
+    assert 0 < record.own.error < 1e-5
+    assert record.peers["equal_rows"].forward_backward_ms > 0
+    wrong = outputs_times(1.001, only=lambda options: "cu_seqlens" in options)
+    monkeypatch.setattr(tensor_cases, "attention", wrong)
+    assert measure_call(case, SETTING).status == "wrong"
+
+
 def test_gradients_that_are_wrong_at_full_length_only_in_being_no_numbers_are_refused(monkeypatch):
     class Spoiled(torch.autograd.Function):
         @staticmethod

@@ -32,6 +32,9 @@ Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The g
 NUMBERS per row to those of keys: −dy·y/Σw, what p takes off, dc/n; beside a window also log₂ e^{c} Σw and dy·y. Rows
 are counted from AHEAD of the first that has a tail and padded, so that all are read without a mask.
 
+Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): positions and T
+then count within the sequence, and numbers per row are padded for each. Every pair, without a window.
+
 Where a chunk is not larger than a tile, no tile of it lies wholly before another. Those loops must not even stand in the
 program: what LLVM leaves of a loop without turns makes ptxas of CUDA 12.8 and 12.9 crash.
 """
@@ -49,9 +52,10 @@ from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, blocks
-from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles
+from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
+from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
@@ -81,7 +85,7 @@ TILES = {
 SUMS_BY_PRODUCTS = True
 #: what the numbers of rows are padded to
 _LARGEST_TILE = 128
-_TILE = tl.constexpr(TILE)
+_TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 
 
@@ -114,6 +118,12 @@ def _numbers(X, rows, first, i, T, DEFAULT: tl.constexpr):
     """One number per row."""
     row = first + i
     return tl.load(X + rows + row, mask=(row >= 0) & (row < T), other=DEFAULT)
+
+
+@triton.jit
+def _padded_place(begin, T, sequence, padded):
+    """Where the numbers of a sequence begin; those of a tile without one go to the end, which nobody reads."""
+    return tl.where(T > 0, (begin // _PADDING + sequence) * _PADDING, padded - _PADDING)
 
 
 @triton.jit
@@ -222,7 +232,7 @@ def _shrunk(z, shrink, ONES: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks"])
 def _forward(
-    Q, K, V, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG, LESS,
+    Q, K, V, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG, LESS, PLACES,
     q_strides, k_strides, v_strides, y_strides,
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -239,6 +249,16 @@ def _forward(
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
         SHIFT + BM - 1
     ) // BM * BM  # the longest rows first
+    total = T
+    if PLACES is not None:
+        begin, T, index, sequence = place_of(
+            PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0)
+        )
+        i0, slot = index * BM, begin // _TILE + sequence
+        Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
+        PREFIX, VALUES = PREFIX + slot * D, VALUES + slot * E if BALANCED else VALUES
+        Y, REST = Y + begin * y_t, REST + begin * y_t if NARROW else REST
+        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if BALANCED else LESS
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     row = b * (H // GROUP) + g
@@ -302,7 +322,7 @@ def _forward(
         unit = tl.where(unit == float("-inf"), 0.0, unit)
     z = of_past * tl.exp2(-unit) + sums_of(z, ONES)
     there_rows = (t >= 0) & (t < T)
-    rows = (b * H + h) * T
+    rows = (b * H + h) * total
     if BALANCED:
         less = z / (i0 + i + 1).to(tl.float32) - C[0]
         acc -= less[:, None] * _value_sums(
@@ -395,7 +415,7 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS,
+    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
     q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -412,7 +432,18 @@ def _backward_queries(
     dq_b, dq_t, dq_h = dq_strides
     n_b, n_t, n_h = n_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM
+    i0, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM, T
+    if PLACES is not None:
+        begin, T, index, sequence = place_of(
+            PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0)
+        )
+        i0, slot = index * BM, begin // _TILE + sequence
+        Q, K, V, DY = Q + begin * q_t, K + begin * k_t, V + begin * v_t, DY + begin * o_t
+        PREFIX, VALUES = PREFIX + slot * D, VALUES + slot * E if BALANCED else VALUES
+        Y, REST = Y + begin * y_t if BY_SUM else Y, REST + begin * y_t if NARROW else REST
+        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if BALANCED else LESS
+        DQ, DN = DQ + begin * dq_t, DN + begin * n_t
+        NUMBERS += _padded_place(begin, T, sequence, padded)
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     row = b * (H // GROUP) + g
@@ -422,7 +453,7 @@ def _backward_queries(
     there_rows = (t >= 0) & (t < T)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    rows = (b * H + h) * T
+    rows = (b * H + h) * total
     q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D, WINDOW > 0, True).to(OPERAND)
     dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E, WINDOW > 0, True).to(OPERAND)
     delta = tl.zeros((BM,), tl.float32)
@@ -601,7 +632,7 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
-    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV,
+    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV, PLACES,
     q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -620,6 +651,12 @@ def _backward_keys(
     dv_b, dv_t, dv_h = dv_strides
     SHIFT: tl.constexpr = WINDOW + SINKS
     j0 = tl.program_id(0) * BN
+    if PLACES is not None:
+        begin, T, index, sequence = place_of(PLACES, tl.program_id(0), tl.num_programs(0))
+        j0 = index * BN
+        Q, K, V, DN = Q + begin * q_t, K + begin * k_t, V + begin * v_t, DN + begin * n_t
+        DK, DV = DK + begin * dk_t, DV + begin * dv_t
+        NUMBERS += _padded_place(begin, T, sequence, padded)
     heads = H // GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     m, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
@@ -795,18 +832,26 @@ def start_from(initial: Tensor | None, offset: Tensor | None, order: int, e: int
 
 @on_its_device
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None = None, *, totals: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    call: Call,
+    start: Start | None = None,
+    *,
+    totals: bool = False,
+    cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Rows, Tensor, Moments | None]:
     """y [B, T, H, e], what rounding took from it, Rows for `backward`, the offset, and moments of the whole tail about it.
 
-    Tensors that the call has no use for are empty. A text that goes on from a `start` needs chunks.
+    Tensors that the call has no use for are empty. A text that goes on from a `start` needs chunks. `cuts` [n + 1] are
+    those of sequences packed into one row, for every pair about the mean.
     """
     batch, tokens, heads, d = q.shape
     e, tail = v.shape[3], max(0, tokens - call.shift)
     count, first = (None, None) if start is None else _counted(start, d, e)
     keys = k[:, call.sinks : call.sinks + tail]
-    prefix = sums_before_tiles(keys, first) if call.about_mean else _nothing(q)
-    values = sums_before_tiles(v, None) if call.balanced else _nothing(q)
+    prefix = _sums(keys, first, cuts) if call.about_mean else _nothing(q)
+    values = _sums(v, None, cuts) if call.balanced else _nothing(q)
     far = call.chunk > 0
     offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
     if far:
@@ -822,8 +867,9 @@ def forward(
     less = torch.empty_like(log) if call.balanced else _nothing(q)
     tile = _tile("forward", q, v, call)
     second = past.high[2] if 2 in past.high else _nothing(q)
-    _forward[(_tiles_of_rows(tokens, call, tile["BM"]), batch * heads)](
-        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less,
+    of_tiles = None if cuts is None else places(cuts, tokens, tile["BM"])
+    _forward[(_tiles_of_rows(tokens, call, tile["BM"], cuts), batch * heads)](
+        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less, of_tiles,
         q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
         tokens, heads, _tiles(prefix), _chunks(past), call.scale,
         **_sizes(q, k, v, call, start), **tile, NARROW=rest is not None,
@@ -854,6 +900,7 @@ def backward(
     start: Start | None = None,
     *,
     d_totals: Moments | None = None,
+    cuts: Tensor | None = None,
 ) -> Gradients:
     """All gradients, from that of y and perhaps of the moments of the whole tail (about the offset)."""
     batch, tokens, heads, d = q.shape
@@ -868,19 +915,27 @@ def backward(
     omega = torch.empty((batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
     extra = torch.empty_like(omega) if call.about_mean else _nothing(q)
     tile = _tile("queries", q, v, call)
-    parts = _tiles_of_rows(tokens, call, tile["BM"])
+    if cuts is not None and call.balanced:
+        tile.pop("maxnreg", None)  # under it 45 registers would move at every turn of a loop
+    parts = _tiles_of_rows(tokens, call, tile["BM"], cuts)
     sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3])
     sizes = _sizes(q, k, v, call, start)
-    padded = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE
     of_keys = _tile("keys", q, v, call)
+    if cuts is None:
+        padded, found = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE, {}
+        key_tiles = cdiv(max(tokens - call.sinks, 0), of_keys["BN"])
+    else:
+        padded = (tiles_of_packed(tokens, cuts.numel() - 1, _LARGEST_TILE) + 1) * _LARGEST_TILE
+        found = {size: places(cuts, tokens, size) for size in {tile["BM"], of_keys["BN"]}}
+        key_tiles = tiles_of_packed(tokens, cuts.numel() - 1, of_keys["BN"])
     # tiles of queries must write all that tiles of keys read
     numbers = (torch.empty if of_keys["BM"] <= tile["BM"] else torch.zeros)(
         (5 if call.window else 3 + call.balanced, batch * heads, padded), dtype=torch.float32, device=q.device
     )
     _backward_queries[(parts, batch * heads)](
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
-        dq, dn, numbers, weights, omega, extra, sink_parts,
+        dq, dn, numbers, weights, omega, extra, sink_parts, found.get(tile["BM"]),
         *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
         call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
@@ -895,8 +950,8 @@ def backward(
             side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
         )
     sizes = {n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}
-    _backward_keys[(cdiv(max(tokens - call.sinks, 0), of_keys["BN"]), batch * kv_heads)](
-        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv,
+    _backward_keys[(key_tiles, batch * kv_heads)](
+        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv, found.get(of_keys["BN"]),
         *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
         tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
         **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
@@ -937,6 +992,10 @@ def _nothing(like: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
+def _sums(u: Tensor, first: Tensor | None, cuts: Tensor | None) -> Tensor:
+    return sums_before_tiles(u, first) if cuts is None else sums_in_sequences(u, cuts)
+
+
 def _tiles(prefix: Tensor) -> int:
     return prefix.shape[1] - 1 if prefix.numel() else 0
 
@@ -949,8 +1008,10 @@ def _chunks_of(rows: Rows) -> int:
     return _chunks(Moments(rows.small, {}))
 
 
-def _tiles_of_rows(tokens: int, call: Call, size: int) -> int:
+def _tiles_of_rows(tokens: int, call: Call, size: int, cuts: Tensor | None) -> int:
     """Tiles of queries, aligned to the first query that has a tail."""
+    if cuts is not None:
+        return tiles_of_packed(tokens, cuts.numel() - 1, size)
     ahead = cdiv(call.shift, size)
     return ahead + cdiv(max(0, tokens - call.shift), size)
 

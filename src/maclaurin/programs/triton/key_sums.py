@@ -3,6 +3,9 @@
     P_j = P_0 + Σ_{s < 64 j} k_s          [B·K, tiles + 1, d] in fp32
 
 Two launches: the sum of each tile, then a scan over tiles. A row adds the keys of its own tile itself.
+
+Of packed sequences P [K, slots, d] has a slot for every number that a tile may have (packed.py), and begins with each
+sequence anew: nothing of one sequence is in the sums of another.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.packed import place_of, places
 from maclaurin.programs.triton.tiles import cdiv, width
 
 #: keys in a tile
@@ -21,16 +25,22 @@ TILE = 64
 
 @launched
 @triton.jit(do_not_specialize=["T", "tiles"])
-def _tile_sums(K, SUMS, k_strides, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr):
+def _tile_sums(
+    K, SUMS, PLACES, k_strides, T, heads, tiles, D: tl.constexpr, BD: tl.constexpr, TILE: tl.constexpr
+):
     k_b, k_t, k_h = k_strides
     tile, row = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     b, g = row // heads, row % heads
     i, d = tl.arange(0, TILE), tl.arange(0, BD)
+    slot = tile
+    if PLACES is not None:
+        begin, T, tile, _ = place_of(PLACES, tile, tiles)
+        K += begin * k_t
     first = tl.zeros((), tl.int64) + tile * TILE
     inside = (i < T - tile * TILE)[:, None] & (d < D)[None, :]
     at = K + b * k_b + g * k_h + first * k_t + i[:, None] * k_t + d[None, :]
     total = tl.sum(tl.load(at, mask=inside, other=0.0).to(tl.float32), 0)
-    tl.store(SUMS + (row * tiles + tile) * D + d, total, mask=d < D)
+    tl.store(SUMS + (row * tiles + slot) * D + d, total, mask=d < D)
 
 
 @launched
@@ -53,6 +63,44 @@ def _scan(
         total += tl.sum(found, 0)
 
 
+@launched
+@triton.jit(do_not_specialize=["T", "slots"])
+def _scan_sequence(
+    SUMS, CUTS, OUT, T, slots, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr
+):
+    """The same within one of the packed sequences."""
+    row, s = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    d, j = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BT)
+    begin = tl.minimum(tl.maximum(tl.load(CUTS + s).to(tl.int32), 0), T)
+    end = tl.minimum(tl.load(CUTS + s + 1).to(tl.int32), T)
+    first, tiles = row * slots + begin // TILE + s, (end - begin + TILE - 1) // TILE
+    total = tl.zeros((BC,), tl.float32)
+    tl.store(OUT + first * D + d, total, mask=d < D)
+    for start in range(0, tiles, BT):
+        inside = (start + j < tiles)[:, None] & (d < D)[None, :]
+        found = tl.load(SUMS + (first + start + j)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        has_next = (start + j + 1 < tiles)[:, None] & (d < D)[None, :]
+        at = OUT + (first + start + j + 1)[:, None] * D + d[None, :]
+        tl.store(at, tl.cumsum(found, 0) + total[None, :], mask=has_next)
+        total += tl.sum(found, 0)
+
+
+def sums_in_sequences(k: Tensor, cuts: Tensor) -> Tensor:
+    """P [K, slots, d] for the keys [1, T, K, d] of packed sequences."""
+    _, tokens, heads, d = k.shape
+    of_tiles = places(cuts, tokens, TILE)
+    slots = of_tiles.shape[1]
+    sums, out = (torch.empty(heads, slots, d, dtype=torch.float32, device=k.device) for _ in range(2))
+    _tile_sums[(heads * slots,)](
+        k, sums, of_tiles, k.stride()[:3], tokens, heads, slots, D=d, BD=width(d), TILE=TILE, num_warps=2
+    )
+    columns = min(32, width(d))
+    _scan_sequence[(heads, cdiv(d, columns), cuts.numel() - 1)](
+        sums, cuts, out, tokens, slots, D=d, BC=columns, BT=64, TILE=TILE, num_warps=4
+    )
+    return out
+
+
 def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
     """P [B·K, tiles + 1, d] for keys [B, T, K, d] behind others whose sum is `initial` [B·K, d]; the last is that of all."""
     batch, tokens, heads, d = k.shape
@@ -61,7 +109,7 @@ def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
     out = torch.empty(rows, tiles + 1, d, dtype=torch.float32, device=k.device)
     if tiles:
         _tile_sums[(rows * tiles,)](
-            k, sums, k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
+            k, sums, None, k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
         )
     columns = min(32, width(d))
     _scan[(rows, cdiv(d, columns))](

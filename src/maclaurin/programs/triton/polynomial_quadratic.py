@@ -13,6 +13,9 @@ row and one per column. That of a column is what is kept to the edge of its tile
 is kept from there to o. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
+
+Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): m, n and T then
+count within the sequence. Without PLACES a program is compiled as if there were none.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
@@ -172,7 +176,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.const
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, TOTALS, KEPT, Y, REST, Z,
+    Q, K, V, TOTALS, KEPT, Y, REST, Z, PLACES,
     q_strides, k_strides, v_strides, y_strides,
     T, H, padded, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -183,7 +187,12 @@ def _forward(
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     y_b, y_t, y_h = y_strides
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T  # the longest rows first
+    if PLACES is not None:
+        begin, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
+        first = index * BM
+        Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
+        Y, Z, REST = Y + begin * y_t, Z + begin, REST + begin * y_t if NARROW else REST
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     m = first + tl.arange(0, BM)
@@ -222,7 +231,7 @@ def _forward(
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
-    tl.store(Z + (b * H + h) * T + m, divisor, mask=m < T)
+    tl.store(Z + (b * H + h) * total + m, divisor, mask=m < T)
 
 
 @triton.jit
@@ -262,7 +271,7 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMO
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL,
+    Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -275,7 +284,13 @@ def _backward_keys(
     n_b, n_t, n_h = n_strides
     dk_b, dk_t, dk_h = dk_strides
     dv_b, dv_t, dv_h = dv_strides
-    first = tl.program_id(0) * BN
+    first, total = tl.program_id(0) * BN, T
+    if PLACES is not None:
+        begin, T, index, _ = place_of(PLACES, tl.program_id(0), tl.num_programs(0))
+        first = index * BN
+        Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
+        DN, DZ = DN + begin * n_t, DZ + begin if BY_SUM else DZ
+        DK, DV = DK + begin * dk_t, DV + begin * dv_t
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n = first + tl.arange(0, BN)
@@ -291,7 +306,7 @@ def _backward_keys(
     whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(whole, T, BM):
             m = start + tl.arange(0, BM)
             q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
@@ -307,7 +322,7 @@ def _backward_keys(
         dk, dv, dl = dk * kept[:, None], dv * kept[:, None], dl * kept
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + tl.arange(0, BM)
             q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
@@ -351,7 +366,7 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIG
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL,
+    Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, padded,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -363,14 +378,19 @@ def _backward_queries(
     v_b, v_t, v_h = v_strides
     n_b, n_t, n_h = n_strides
     dq_b, dq_t, dq_h = dq_strides
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T
+    if PLACES is not None:
+        begin, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
+        first = index * BM
+        Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
+        DN, DZ, DQ = DN + begin * n_t, DZ + begin if BY_SUM else DZ, DQ + begin * dq_t
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E)
-    dz = _row_sums(DZ, (b * H + h) * T, m, T, BY_SUM)
+    dz = _row_sums(DZ, (b * H + h) * total, m, T, BY_SUM)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
@@ -422,7 +442,7 @@ class _Forward(NamedTuple):
 
 @lru_cache(maxsize=MOST_SHAPES)
 def _forward_launch(
-    q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], decays: bool
+    q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], decays: bool, sequences: int
 ) -> _Forward:
     batch, tokens, heads, _ = q.shape
     tile = _tile(tiles, q, v, tokens)
@@ -443,25 +463,28 @@ def _forward_launch(
         "NARROW": call.narrow,
         "ONES": SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
     }
-    start = prepared(_forward, (cdiv(tokens, tile["BM"]), batch * heads), numbers, options)
+    grid = _tiles(tokens, tile["BM"], sequences), batch * heads
+    start = prepared(_forward, grid, numbers, options)
     return _Forward(start, tile["BM"], tile["BN"])
 
 
 @on_its_device
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None, cuts: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded.
 
-    `totals` [B, K, T] in fp64 are those of the log decay gate, for causal calls.
+    `totals` [B, K, T] in fp64 are those of the log decay gate, for causal calls. `cuts` [n + 1] are those of sequences
+    packed into one row (B = 1), which have no decay gate.
     """
     batch, tokens, heads, _ = q.shape
     given = Layout.of(q), Layout.of(k), Layout.of(v)
-    launch = _forward_launch(*given, call, TILES["forward"], totals is not None)
+    launch = _forward_launch(*given, call, TILES["forward"], totals is not None, _sequences(cuts))
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     kept = None if totals is None else _factors(totals, launch.keys, launch.queries)[0]
-    launch.start(q, k, v, totals, kept, y, rest, z)
+    of_tiles = None if cuts is None else places(cuts, tokens, launch.queries)
+    launch.start(q, k, v, totals, kept, y, rest, z, of_tiles)
     return y, rest, z
 
 
@@ -476,6 +499,7 @@ def backward(
     z: Tensor,
     call: Call,
     totals: Tensor | None = None,
+    cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv in the dtypes of q, k, v, and the gradient of the totals in fp64."""
     batch, tokens, heads, _ = q.shape
@@ -501,17 +525,28 @@ def backward(
     if totals is not None:
         kept_keys, kept_queries = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
     padded = 0 if totals is None else _padded(tokens)
-    _backward_keys[(cdiv(tokens, of_key_tiles["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
+    sequences, key_tile, query_tile = _sequences(cuts), of_key_tiles["BN"], of_query_tiles["BM"]
+    found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {key_tile, query_tile}}
+    _backward_keys[(_tiles(tokens, key_tile, sequences), batch * kv_heads)](
+        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, found.get(key_tile), *strides, dk.stride()[:3], dv.stride()[:3],
         tokens, heads, padded, **common, **of_key_tiles,
     )  # fmt: skip
-    _backward_queries[(cdiv(tokens, of_query_tiles["BM"]), batch * heads)](
-        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, *strides, dq.stride()[:3],
+    _backward_queries[(_tiles(tokens, query_tile, sequences), batch * heads)](
+        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, found.get(query_tile), *strides, dq.stride()[:3],
         tokens, heads, padded, **common, **of_query_tiles,
     )  # fmt: skip
     if of_rows is None or of_keys is None:
         return dq, dk, dv, None
     return dq, dk, dv, of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
+
+
+def _sequences(cuts: Tensor | None) -> int:
+    return 0 if cuts is None else cuts.numel() - 1
+
+
+def _tiles(tokens: int, size: int, sequences: int) -> int:
+    """Tiles of a row, or of all sequences packed into it."""
+    return tiles_of_packed(tokens, sequences, size) if sequences else cdiv(tokens, size)
 
 
 def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int) -> dict[str, int]:

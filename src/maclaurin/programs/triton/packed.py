@@ -1,0 +1,76 @@
+"""Packed sequences, read where they lie: which sequence a tile belongs to.
+
+Sequences one after the other in one row of tokens, cut at 0 = c₀ ≤ c₁ ≤ … ≤ c_n = T. Tiles of B tokens begin with
+each sequence anew. Tile i of sequence s has the number
+
+    j = c_s // B + s + i          for i B < c_{s+1} − c_s,          j < T // B + n
+
+No two tiles have the same: c_{s+1} // B + 1 ≥ c_s // B + ⌈(c_{s+1} − c_s)/B⌉. So the numbers follow from the cuts without
+a sum over the sequences before, and how many tiles to launch from T and n alone: nothing waits for the GPU. At most n
+numbers stay without a tile.
+
+Programs take the places of their tiles, [4, tiles] of `PLACES`: where the sequence begins, how many tokens it has, the
+tile's i, and s. A number without a tile has a sequence of no tokens: all is masked, and loops have no turns.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.tiles import cdiv
+
+#: tiles, and cuts, that a program looks at side by side
+_TILES, _CUTS = 64, 128
+
+
+@launched
+@triton.jit(debug=True, do_not_specialize=["n", "T", "tiles"])
+def _places(CUTS, PLACES, n, T, tiles, BLOCK: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr):
+    """The last sequence whose first number is not above j. Cuts that do not rise from 0 to T are an error of the GPU."""
+    j, s = tl.program_id(0) * BJ + tl.arange(0, BJ), tl.arange(0, BS)
+    found = tl.zeros((BJ,), tl.int32)
+    for start in range(0, n, BS):
+        cut = tl.load(CUTS + start + s, mask=start + s < n, other=0).to(tl.int32)
+        next_cut = tl.load(CUTS + start + s + 1, mask=start + s < n, other=0).to(tl.int32)
+        last = tl.where(start + s == n - 1, T, next_cut)
+        rises = (cut <= next_cut) & (next_cut == last) & ((start + s > 0) | (cut == 0))
+        tl.device_assert(rises | (start + s >= n), "cu_seqlens must rise from 0 to the number of tokens")
+        number = tl.where(start + s < n, cut // BLOCK + start + s, 2147483647)
+        found += tl.sum((number[None, :] <= j[:, None]).to(tl.int32), 1)
+    sequence = tl.maximum(found - 1, 0)
+    # no program reads or writes behind the row, whatever the cuts
+    begin = tl.minimum(tl.maximum(tl.load(CUTS + sequence).to(tl.int32), 0), T)
+    end = tl.minimum(tl.load(CUTS + sequence + 1).to(tl.int32), T)
+    index = j - (begin // BLOCK + sequence)
+    there = (index >= 0) & (index * BLOCK < end - begin)
+    tl.store(PLACES + j, begin, mask=j < tiles)
+    tl.store(PLACES + tiles + j, tl.where(there, end - begin, 0), mask=j < tiles)
+    tl.store(PLACES + 2 * tiles + j, tl.where(there, index, 0), mask=j < tiles)
+    tl.store(PLACES + 3 * tiles + j, sequence, mask=j < tiles)
+
+
+@triton.jit
+def place_of(PLACES, tile, tiles):
+    """Where the sequence of a tile begins (in 64 bits), its length, which of its tiles this is, and which sequence it is."""
+    begin, length = tl.load(PLACES + tile).to(tl.int64), tl.load(PLACES + tiles + tile)
+    return begin, length, tl.load(PLACES + 2 * tiles + tile), tl.load(PLACES + 3 * tiles + tile)
+
+
+def tiles_of_packed(tokens: int, sequences: int, tile: int) -> int:
+    """Numbers of tiles, used or not."""
+    return tokens // tile + sequences
+
+
+def places(cuts: Tensor, tokens: int, tile: int) -> Tensor:
+    """[4, tiles] for cuts [n + 1] of a row of so many tokens, in one launch."""
+    sequences = cuts.numel() - 1
+    tiles = tiles_of_packed(tokens, sequences, tile)
+    found = torch.empty(4, tiles, dtype=torch.int32, device=cuts.device)
+    _places[(cdiv(tiles, _TILES),)](
+        cuts, found, sequences, tokens, tiles, BLOCK=tile, BJ=_TILES, BS=_CUTS, num_warps=4
+    )
+    return found
