@@ -120,7 +120,7 @@ def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) ->
 def _recorded_speed(model: Any, cache: Any, context: int, options: argparse.Namespace) -> float | None:
     tokens = 8 * options.tokens
     if isinstance(cache, MaclaurinCache):
-        step = _recorded_step(model, cache.fork()) if cache.is_constant else None
+        step = _recorded(model, cache.fork()).step if cache.is_constant else None
     else:
         step = _recorded_step_of_original(model, context, tokens)
     if step is None:
@@ -131,12 +131,13 @@ def _recorded_speed(model: Any, cache: Any, context: int, options: argparse.Name
     return tokens / (_now(options.device) - begin)
 
 
-def _recorded_step(model: Any, cache: MaclaurinCache) -> Callable[[], Any]:
+def _recorded(model: Any, cache: MaclaurinCache) -> Generation:
+    """A text whose steps are recorded, if they can be."""
     generation = Generation(model, cache, Sampling(temperature=0))
     generation.add(torch.zeros(1, 1, dtype=torch.long))
     for _ in range(16):  # recorded after some steps
         generation.step()
-    return generation.step
+    return generation
 
 
 def _recorded_step_of_original(model: Any, context: int, tokens: int) -> Callable[[], Any] | None:

@@ -130,7 +130,8 @@ def main() -> None:
             results.keep("program", checked_program(model.device))
     bench.measure("original", None)
     goals = [goal for goal in GOALS if goal.name in options.goals]
-    bench.trained([g for g in goals if g.trained])
+    if not options.skip_training:
+        bench.trained([g for g in goals if g.trained])
     bench.speed([g for g in goals if g.trained])
     for goal in (g for g in goals if not g.trained):
         bench.untrained(goal)
@@ -164,6 +165,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--train-seconds", type=float, default=90.0, help="of the first trained goal")
     parser.add_argument("--train-length", type=int, default=8192, help="tokens of a training row")
+    parser.add_argument("--skip-training", action="store_true", help="measure only what needs no training")
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 65536], help="tokens to read, timed")
     parser.add_argument("--goals", nargs="+", default=[goal.name for goal in GOALS])
     parser.add_argument("--questions", type=int, default=200, help="at each distance")
@@ -737,14 +739,15 @@ def _seconds_to_read(model: Any, batch: int, tokens: int, times: int = 5) -> flo
 
 @torch.no_grad()
 def _tokens_per_second(model: Any, tokens: int) -> dict[str, float]:
-    """Speed from a CUDA graph if the cache does not grow, else step by step."""
+    """Recorded as a CUDA graph where possible, else step by step."""
     cache = _cache_after(model, 1, tokens)
-    size, recorded = cache.nbytes, cache.is_constant
+    size = cache.nbytes
+    generation = conversion._recorded(model, cache)
+    recorded = generation._recorded is not None
     steps = 128 if recorded else 16
-    step = conversion._recorded_step(model, cache)
     begin = _now(model)
     for _ in range(steps):
-        step()
+        generation.step()
     return {"tokens_per_second": steps / (_now(model) - begin), "cache_bytes": size, "recorded": recorded}
 
 

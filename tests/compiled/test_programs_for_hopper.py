@@ -17,6 +17,7 @@ from maclaurin.programs.triton import (
     kept_step,
     lifetimes,
     moments,
+    one_query,
     polynomial_linear,
     polynomial_quadratic,
     rows,
@@ -195,6 +196,17 @@ def test_a_step_with_kept_keys(d, dtype):
     with compiled_for(HOPPER) as found:
         kept_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
     assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_step"})
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
+)
+def test_one_query(d, dtype):
+    q, k, v = (torch.empty(1, n, h, d, dtype=dtype) for n, h in ((1, 9), (5000, 3), (5000, 3)))
+    with compiled_for(HOPPER) as found:
+        one_query.rows(q, k, v, None, 0.125)
+        one_query.rows(q, k, v, torch.ones(1, 5000, dtype=torch.bool), 0.125)
+    assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_stretch"})
 
 
 @pytest.mark.parametrize(

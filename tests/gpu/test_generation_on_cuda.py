@@ -30,6 +30,8 @@ def model_of(attention, dtype=torch.float32):
         "poly(0)+window(4,sinks=2)/sum",
         "poly(0)+window(4,sinks=2,kept=6)/sum",
         "0: poly(0)+window(20,sinks=1)/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
+        "exp/sum",
+        "0: exp/l2; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
     ],
 )
 @torch.no_grad()
@@ -47,8 +49,12 @@ def test_replayed_steps_are_steps(attention):
         assert torch.allclose(recorded.tensors()[name], tensor, atol=1e-4, rtol=1e-4), name
 
 
-def test_a_text_by_replay_is_the_text():
-    model = model_of("taylor(2,about=mean)+window(8,sinks=1)/sum", torch.bfloat16)
+@pytest.mark.parametrize(
+    "attention",
+    ["taylor(2,about=mean)+window(8,sinks=1)/sum", "0: exp/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum"],
+)
+def test_a_text_by_replay_is_the_text(attention):
+    model = model_of(attention, torch.bfloat16)
     texts = []
     for recording in (True, False):
         text = Generation(model, sampling=Sampling(temperature=0), recording=recording)

@@ -350,7 +350,13 @@ CONSTANT_BY_HEADS = [
 ]
 
 
-@pytest.mark.parametrize("attention", [*FINITE, ["taylor(2)/sum", "2mamba"], CONSTANT_BY_HEADS], ids=str)
+#: some heads keep every key
+SOME_GROW = ["exp/sum", "0: exp/l2; 1: poly(0)+window(3,sinks=1,kept=4)/sum"]
+
+
+@pytest.mark.parametrize(
+    "attention", [*FINITE, ["taylor(2)/sum", "2mamba"], CONSTANT_BY_HEADS, SOME_GROW], ids=str
+)
 def test_recorded_steps_leave_the_cache_as_steps_do(attention):
     model, ids = model_of(attention), tokens(2, 40)
     expected = whole(model, ids)
@@ -370,8 +376,9 @@ def test_recorded_steps_leave_the_cache_as_steps_do(attention):
     assert close(read(model, ids[:, 20:], fork, [20]), expected[:, 20:])
 
 
-def test_recorded_steps_follow_rows_positions_and_sizes():
-    model, ids = model_of("taylor(2)*in/sum"), tokens(2, 20)
+@pytest.mark.parametrize("attention", ["taylor(2)*in/sum", SOME_GROW], ids=str)
+def test_recorded_steps_follow_rows_positions_and_sizes(attention):
+    model, ids = model_of(attention), tokens(2, 20)
     mask = torch.ones(2, 12)
     mask[0, :5] = 0
     padded = MaclaurinCache(model.config)
@@ -396,8 +403,9 @@ def recording(monkeypatch, step=lambda model, cache: RecordedStep(model, cache, 
     monkeypatch.setattr("maclaurin.models.generating.RecordedStep", step)
 
 
-def test_a_text_may_return_to_a_fork_while_steps_are_recorded(monkeypatch):
-    model = model_of("taylor(2,about=mean)+window(8,sinks=1)/sum")
+@pytest.mark.parametrize("attention", ["taylor(2,about=mean)+window(8,sinks=1)/sum", SOME_GROW], ids=str)
+def test_a_text_may_return_to_a_fork_while_steps_are_recorded(attention, monkeypatch):
+    model = model_of(attention)
     texts = []
     for _ in range(2):  # one by one, then recorded
         text = Generation(model, sampling=Sampling(temperature=0))
@@ -426,6 +434,41 @@ def test_steps_recorded_under_inference_mode_go_on_outside(monkeypatch):
             text.step()
     assert text._recorded is not None
     assert all(0 <= int(text.step()) < 31 for _ in range(3))
+
+
+def test_a_step_is_recorded_again_when_its_room_is_used_up(monkeypatch):
+    monkeypatch.setattr("maclaurin.models.recorded_step._LEAST_ROOM", 5)
+    recordings = []
+
+    def counted(model, cache):
+        recordings.append(cache.seen)
+        return RecordedStep(model, cache, again)
+
+    model, drawn = model_of(SOME_GROW), []
+    for records in (False, True):
+        if records:
+            recording(monkeypatch, counted)
+        text = Generation(model, sampling=Sampling(temperature=0))
+        text.add(tokens(1, 5))
+        drawn.append([int(text.step()) for _ in range(40)])
+    assert drawn[0] == drawn[1]
+    assert len(recordings) > 1
+    assert text.cache.seen == 44
+
+
+def test_room_for_more_keys_is_counted_and_can_be_rolled_back():
+    model, ids = model_of("exp/sum"), tokens(2, 30)
+    expected, cache = whole(model, ids), MaclaurinCache(model.config)
+    read(model, ids[:, :12], cache, [12])
+    without = cache.nbytes
+    step = RecordedStep(model, cache, again)
+    step(ids[:, 12:13])
+    assert cache.nbytes == without * (12 + 1024 + 1) // 12
+    assert {t.shape[1] for t in cache.tensors().values()} == {13}
+    cache.rollback(3)
+    for t in range(10, 14):
+        assert close(step(ids[:, t : t + 1]), expected[:, t])
+    assert close(read(model, ids[:, 14:], cache, [16]), expected[:, 14:])
 
 
 def test_a_text_outlives_a_recording_that_fails(monkeypatch):

@@ -2,7 +2,8 @@
 
 Heads with a finite state keep that state, of the same size however long the text. The others keep the keys
 and values (and gates) of every token, which grow. The last inputs of a short convolution are kept too.
-No tensor is ever changed in place, so a copy of the memory may share them all.
+No tensor is ever changed in place, so a copy of the memory may share them all. The exception is a memory with
+`Room` for more tokens, which a recorded step fills in place.
 """
 
 from __future__ import annotations
@@ -26,6 +27,41 @@ from maclaurin.spec.head_groups import HeadGroup
 GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 
+class Room:
+    """Keys that grow lie in buffers [B, capacity + 1, …]; all layers of a cache have as many tokens in them.
+
+    The token that is read lies in the last place, as attention expects of a query's own key, and in the first
+    free place, where later tokens see it.
+
+    length    tokens so far, on the host
+    filled    [1] the same on the device: the first free place
+    present   [B, capacity + 1] which places the next token sees
+    """
+
+    def __init__(self, batch: int, capacity: int, device: torch.device) -> None:
+        self.capacity, self.length = capacity, 0
+        self.filled = torch.zeros(1, dtype=torch.long, device=device)
+        self.present = torch.zeros(batch, capacity + 1, dtype=torch.bool, device=device)
+
+    def holds(self, length: int, present: Tensor | None) -> None:
+        """There are so many tokens; `present` [B, length] says which are real, by default all."""
+        self.length = length
+        self.filled.fill_(length)
+        self.present.zero_()
+        self.present[:, :length] = True if present is None else present
+        self.present[:, -1] = True
+
+    def write(self, buffer: Tensor, token: Tensor) -> None:
+        """Put what a buffer holds of the token [B, 1, …] into both of its places."""
+        buffer[:, -1:].copy_(token)
+        buffer.index_copy_(1, self.filled, token)
+
+    def advance(self) -> None:
+        """From now on the token in the first free place is seen; on the device alone."""
+        self.present.index_fill_(1, self.filled, True)
+        self.filled.add_(1)
+
+
 class HeadsMemory:
     """The memory of heads with this spec.
 
@@ -36,8 +72,20 @@ class HeadsMemory:
     def __init__(self, spec: AttentionSpec, rollback: int, prompt: AttentionSpec | None = None) -> None:
         self.spec, self.rollback, self.prompt = spec, rollback, prompt
         self.state: State | None = None
-        #: k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`
-        self.keys: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.room: Room | None = None
+        self.is_recorded = False
+
+    @property
+    def keys(self) -> dict[str, Tensor]:
+        """k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`."""
+        if self.room is None:
+            return self.buffers
+        return {name: t[:, : self.room.length] for name, t in self.buffers.items()}
+
+    @keys.setter
+    def keys(self, keys: dict[str, Tensor]) -> None:
+        self.buffers, self.room, self.is_recorded = keys, None, False
 
     @property
     def grows(self) -> bool:
@@ -72,16 +120,21 @@ class HeadsMemory:
         self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
         """Attend from the new tokens to all keys so far; padding may be anywhere among them."""
-        first = not self.keys
-        self._keep(of_keys, None)
-        every = {**gates, **self.keys}
+        if self.room is not None and self.is_recorded:
+            for name, t in of_keys.items():
+                self.room.write(self.buffers[name], t)
+            mask = self.room.present
+        else:
+            mask = layout.key_padding_mask if not self.buffers else layout.present
+            self._keep(of_keys, None)
+        every = {**gates, **self.buffers}
         k, v = every.pop("k"), every.pop("v")
-        mask = layout.key_padding_mask if first else layout.present
         return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
-        if self.keys:
-            new = {name: torch.cat([self.keys[name], t], dim=1) for name, t in new.items()}
+        before = self.keys
+        if before:
+            new = {name: torch.cat([before[name], t], dim=1) for name, t in new.items()}
         elif most is None:
             new = {name: _own(t) for name, t in new.items()}
         self.keys = new if most is None else {name: t[:, -most:] for name, t in new.items()}
@@ -109,6 +162,12 @@ class HeadsMemory:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
         self.keys = {name: t[:, :-tokens] for name, t in self.keys.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, free room included."""
+        state = {} if self.state is None else self.state.tensors()
+        return sum(t.numel() * t.element_size() for t in (*state.values(), *self.buffers.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
@@ -151,12 +210,12 @@ class LayerMemory:
     @property
     def is_empty(self) -> bool:
         """Whether no token has come yet."""
-        return all(heads.state is None and not heads.keys for heads in self.heads)
+        return all(heads.state is None and not heads.buffers for heads in self.heads)
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """The objects it holds; every change replaces them."""
-        return (self.tail, *(part for heads in self.heads for part in (heads.state, heads.keys)))
+        return (self.tail, *(part for heads in self.heads for part in (heads.state, heads.buffers)))
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -236,7 +295,23 @@ class LayerMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        tail = 0 if self.tail is None else self.tail.numel() * self.tail.element_size()
+        return tail + sum(heads.nbytes for heads in self.heads)
+
+    def growing(self) -> set[str]:
+        """Names of the tensors that grow with every token."""
+        return {
+            f"{self._prefix(number)}keys.{name}"
+            for number, heads in enumerate(self.heads)
+            if heads.grows
+            for name in heads.buffers
+        }
+
+    def use(self, room: Room, *, is_recorded: bool) -> None:
+        """The tensors that grow are buffers with this room; a recorded step writes its token into them."""
+        for heads in self.heads:
+            if heads.grows:
+                heads.room, heads.is_recorded = room, is_recorded
 
 
 def require_within(tokens: int, rollback: int) -> None:

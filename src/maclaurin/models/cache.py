@@ -182,8 +182,13 @@ class MaclaurinCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything it holds."""
-        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+        """Bytes of everything it holds, with the free room of a recorded step."""
+        own = (t for t in (self.lengths, self.present, self.pending) if t is not None)
+        return sum(m.nbytes for m in self.memories) + sum(t.numel() * t.element_size() for t in own)
+
+    def growing(self) -> set[str]:
+        """Names of the tensors of layers that grow with every token."""
+        return {f"layers.{i}.{name}" for i, memory in enumerate(self.memories) for name in memory.growing()}
 
     @property
     def is_constant(self) -> bool:

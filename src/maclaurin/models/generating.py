@@ -17,7 +17,7 @@ from maclaurin.errors import InputError
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM
-from maclaurin.models.recorded_step import RecordedStep, can_record
+from maclaurin.models.recorded_step import RecordedStep, can_record, fixed_shapes
 
 #: a text shorter than this is not worth recording a step for
 _STEPS_BEFORE_RECORDING = 8
@@ -64,8 +64,8 @@ def _nucleus(probabilities: Tensor, share: float) -> Tensor:
 class Generation:
     """A text being generated: `cache` holds what was read, `pending` [B, n] the tokens still to be read.
 
-    On a GPU, steps with a cache of constant size are recorded once and replayed; they then write to the
-    tensors of the cache, so keep a fork() of it rather than its tensors. `recording=False` turns that off.
+    On a GPU, steps are recorded once and replayed; they then write to the tensors of the cache, so keep a
+    fork() of it rather than its tensors. `recording=False` turns that off.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Generation:
         self._steps += 1
         if not self._recording or not _is_time(self._steps) or not can_record(self.model, self.cache):
             return self._forward(token)
-        before = {name: t.shape for name, t in self.cache.tensors().items()}
+        before = fixed_shapes(self.cache)
         logits = self._forward(token)
-        if before == {name: t.shape for name, t in self.cache.tensors().items()}:
+        if before == fixed_shapes(self.cache):
             self._record()
         return logits
 

@@ -1,8 +1,9 @@
 """The step of one token recorded as a CUDA graph: hundreds of small launches become one.
 
 A graph reads and writes the same memory each time. So the tensors of the cache are copied to fixed buffers,
-and a replay overwrites the state before the token with the state after it. Between replays the cache is the
-same as after an ordinary step.
+and a replay overwrites the state before the token with the state after it. Keys that grow with the text get
+buffers with room for more tokens; when that is used up, the step is recorded again. Between replays the cache
+is the same as after an ordinary step.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.layers.layer_memory import Room
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.programs.decode_step import MOST_FEATURES
+from maclaurin.programs.one_query import refuse_spec
+from maclaurin.spec import AttentionSpec
 
 #: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
+#: least room for more tokens, and the share of the tokens so far
+_LEAST_ROOM, _SHARE_OF_ROOM = 1024, 8
 
 
 def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
@@ -28,18 +34,28 @@ def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
     listened = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return (
         model.device.type == "cuda"
-        and cache.is_constant
-        and all(
-            group.spec.features(layer.key_size) <= MOST_FEATURES for layer in layers for group in layer.groups
-        )
+        and all(_has_fixed_work(group.spec, layer) for layer in layers for group in layer.groups)
         and not listened
         and not hasattr(model, "hf_device_map")
         and not torch.is_autocast_enabled("cuda")
     )
 
 
+def _has_fixed_work(spec: AttentionSpec, layer: Any) -> bool:
+    """Whether a step of these heads launches the same kernels, with a state or in a buffer of keys."""
+    if spec.has_finite_state:
+        return spec.features(layer.key_size) <= MOST_FEATURES
+    return refuse_spec(spec) is None and not layer.extras.extra_tokens
+
+
+def fixed_shapes(cache: MaclaurinCache) -> dict[str, torch.Size]:
+    """Shapes of the tensors that a recorded step can hold only if they stay as they are."""
+    growing = cache.growing() | {"present"}
+    return {name: t.shape for name, t in cache.tensors().items() if name not in growing}
+
+
 class RecordedStep:
-    """The recorded step of this model with this cache, whose tensors must have constant shapes."""
+    """The recorded step of this model with this cache. Except for growing keys, its tensors keep their shapes."""
 
     @torch.no_grad()
     def __init__(
@@ -49,8 +65,14 @@ class RecordedStep:
         #: the graph holds addresses of the weights, so they must not be freed
         self._weights = [tensor.data for tensor in (*model.parameters(), *model.buffers())]
         rows, given = cache.batch_size, _of_layers(cache)
+        self._growing, self._room = cache.growing(), None
         with torch.inference_mode(False):  # else only steps in inference mode could write to them
-            self._held = {name: torch.empty_like(t).copy_(t) for name, t in given.items()}
+            self._held = {n: torch.empty_like(t).copy_(t) for n, t in given.items() if n not in self._growing}
+            if self._growing:
+                tokens = given[next(iter(self._growing))].shape[1]
+                self._room = Room(rows, tokens + max(_LEAST_ROOM, tokens // _SHARE_OF_ROOM), model.device)
+                self._held |= {name: self._with_room(given[name]) for name in self._growing}
+                self._room.holds(tokens, cache.present)
             self._token = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
             self._position = torch.zeros_like(self._token).copy_(cache.next_positions(rows, model.device))
         self._logits: Tensor | None = None
@@ -65,12 +87,19 @@ class RecordedStep:
 
     @torch.no_grad()
     def __call__(self, token: Tensor) -> Tensor | None:
-        """Logits [B, vocabulary] after token [B, 1], valid until the next step; None if shapes changed."""
+        """Logits [B, vocabulary] after token [B, 1], valid until the next step.
+
+        None if shapes changed or the room is used up.
+        """
         if token.shape != self._token.shape or not (self._is_placed() or self._place()):
+            return None
+        if self._room is not None and self._room.length == self._room.capacity:
             return None
         self._token.copy_(token)
         self._replay()
         self._cache.count(1)
+        if self._room is not None:
+            self._room.length += 1
         return self._logits
 
     def _work(self) -> None:
@@ -78,19 +107,30 @@ class RecordedStep:
         working = self._cache.twin()
         working.lengths = working.present = None  # positions are passed in, and nothing else needs them
         working.restore(self._held)
+        if self._room is not None:
+            for memory in working.memories:
+                memory.use(self._room, is_recorded=True)
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
         )
         self._hold(working.tensors())
         self._position.add_(1)
+        if self._room is not None:
+            self._room.advance()
         self._logits = out.logits[:, -1]
 
     def _hold(self, given: dict[str, Tensor]) -> None:
-        """Copy tensors into the fixed buffers; those of one dtype and layout in one launch."""
+        """Copy tensors that do not grow into the fixed buffers; those of one dtype in one launch."""
         copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-        for dtype in {t.dtype for t in self._held.values()}:
-            names = [name for name, t in self._held.items() if t.dtype == dtype]
-            copy([self._held[name] for name in names], [given[name] for name in names])
+        fixed = {name: t for name, t in self._held.items() if name not in self._growing}
+        for dtype in {t.dtype for t in fixed.values()}:
+            names = [name for name, t in fixed.items() if t.dtype == dtype]
+            copy([fixed[name] for name in names], [given[name] for name in names])
+
+    def _with_room(self, t: Tensor) -> Tensor:
+        """A buffer for a tensor that grows; what is in it comes with `_place`."""
+        assert self._room is not None
+        return t.new_zeros(t.shape[0], self._room.capacity + 1, *t.shape[2:])
 
     def _is_placed(self) -> bool:
         """Whether the cache still holds our buffers; every change of the cache replaces its tensors."""
@@ -102,14 +142,30 @@ class RecordedStep:
     def _place(self) -> bool:
         """Copy the cache's tensors into our buffers and make it use those; False if shapes differ."""
         given = _of_layers(self._cache)
-        if {name: _kind(t) for name, t in given.items()} != {n: _kind(t) for n, t in self._held.items()}:
+        if given.keys() != self._held.keys() or not all(self._fits(n, t) for n, t in given.items()):
             return False
         self._hold(given)
         self._position.copy_(self._cache.next_positions(len(self._token), self._token.device))
+        if self._room is not None:
+            tokens = given[next(iter(self._growing))].shape[1]
+            self._room.holds(tokens, self._cache.present)
+            for name in self._growing:
+                self._held[name][:, :tokens].copy_(given[name])
         self._cache.restore(self._held)
+        if self._room is not None:
+            for memory in self._cache.memories:
+                memory.use(self._room, is_recorded=False)
         self._cache.is_rewritten = True
         self._placed = [memory.parts for memory in self._cache.memories]
         return True
+
+    def _fits(self, name: str, t: Tensor) -> bool:
+        """Whether a tensor has the shape of our buffer, or less than its room."""
+        own = self._held[name]
+        if name not in self._growing:
+            return _kind(t) == _kind(own)
+        same = t.shape[:1] + t.shape[2:] == own.shape[:1] + own.shape[2:]
+        return same and t.shape[1] < own.shape[1] - 1 and t.dtype == own.dtype and t.device == own.device
 
 
 def _of_layers(cache: MaclaurinCache) -> dict[str, Tensor]:

@@ -472,9 +472,12 @@ def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, St
     inputs, mask = request.inputs, request.key_padding_mask
     assert mask is not None
     absent = ~mask[..., None, None]
-    k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
-    padded = Inputs(inputs.q, k, v, inputs.gates, mask)
-    y, after = _run(request, padded, request.state, scale)
+    call = request.call(scale)._replace(inputs=inputs._replace(present=mask), packing=None)
+    found = find_plan(call)
+    if not found.program.skips_absent_keys:
+        k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
+        call = call._replace(inputs=call.inputs._replace(k=k, v=v))
+    y, after = found.run(call)
     return y.masked_fill(absent[:, -y.shape[1] :], 0.0), after
 
 

@@ -19,6 +19,7 @@ from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
 from maclaurin.programs.kept_keys import KeptKeys, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
+from maclaurin.programs.one_query import OneQuery
 from maclaurin.programs.plain import PlainForm
 from maclaurin.programs.program import Call, Cost, Program, Run, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
@@ -35,6 +36,7 @@ PROGRAMS: tuple[Program, ...] = (
     WindowStep(),
     KeptStep(),
     TokenStep(),
+    OneQuery(),
     StockSoftmax(),
     ScoreMod(),
     QuadraticPolynomial(),

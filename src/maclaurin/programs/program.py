@@ -145,6 +145,8 @@ class Program(ABC):
     backend: ClassVar[str]
     #: whether it reads packed sequences where they lie; for other programs they are copied to rows
     reads_packed: ClassVar[bool] = False
+    #: whether it never reads absent keys and values; for other programs they are replaced by zeros
+    skips_absent_keys: ClassVar[bool] = False
 
     def refuses(self, call: Call) -> str | None:
         """Why it does not compute this call; None if it does."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.one_query import add_keys
 from maclaurin.programs.triton.tiles import precision, width
 
 #: keys looked at together
@@ -50,19 +51,6 @@ def _moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE:
     found = tl.where(is_new[:, None], new[None, :], found)
     tl.store(NEXT + (head * number + place)[:, None] * SIZE + d[None, :], found, mask=mask)
     return found
-
-
-@triton.jit
-def _add(acc, total, largest, q, k, v, seen, scale, PRECISION: tl.constexpr):
-    """A tile of keys into the running maximum, sum and output of all queries."""
-    x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    x = tl.where(seen[None, :], x, float("-inf"))
-    new = tl.maximum(largest, tl.max(x, 1))
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    shrink = tl.exp2(largest - safe)
-    p = tl.exp2(x - safe[:, None])
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, total * shrink + tl.sum(p, 1), new
 
 
 @launched
@@ -109,13 +97,13 @@ def _step(
         k = _moved(RECENT_K, NEXT_K, head, W, j + 1, j, is_new, new_k, inside, d, D)
         v = _moved(RECENT_V, NEXT_V, head, W, j + 1, j, is_new, new_v, inside, e, E)
         seen = inside & (count - W + 1 + j >= SINKS)
-        acc, total, largest = _add(acc, total, largest, q, k, v, seen, scale, PRECISION)
+        acc, total, largest = add_keys(acc, total, largest, q, k, v, seen, scale, PRECISION)
     for first in range(0, SINKS, BN):
         i = first + tl.arange(0, BN)
         inside, is_new = i < SINKS, i == count
         k = _moved(SINK_K, NEXT_SINK_K, head, SINKS, i, i, is_new, new_k, inside, d, D)
         v = _moved(SINK_V, NEXT_SINK_V, head, SINKS, i, i, is_new, new_v, inside, e, E)
-        acc, total, largest = _add(acc, total, largest, q, k, v, inside & (i <= count), scale, PRECISION)
+        acc, total, largest = add_keys(acc, total, largest, q, k, v, inside & (i <= count), scale, PRECISION)
     near = largest + tl.log2(total)
     old_k = tl.load(RECENT_K + head * W * D + d, mask=d < D, other=0.0)
     old_v = tl.load(RECENT_V + head * W * E + e, mask=e < E, other=0.0)
@@ -126,7 +114,7 @@ def _step(
         k = _moved(KEPT_K, NEXT_KEPT_K, head, M, place, i, is_new, old_k, inside, d, D)
         v = _moved(KEPT_V, NEXT_KEPT_V, head, M, place, i, is_new, old_v, inside, e, E)
         score = tl.load(KEPT_SCORE + head * M + place, mask=inside & (is_new == 0), other=0.0)
-        acc, total, largest = _add(
+        acc, total, largest = add_keys(
             acc, total, largest, q, k, v, inside & (score > float("-inf")), scale, PRECISION
         )
     y = (acc / total[:, None]).to(Y.dtype.element_ty)
