@@ -55,7 +55,7 @@ def fixed_shapes(cache: MaclaurinCache) -> dict[str, torch.Size]:
 
 
 class RecordedStep:
-    """The recorded step of this model with this cache. Only keys may grow; other tensors keep their shapes."""
+    """The recorded step of this model with this cache. Keys may grow; other tensors keep their shapes."""
 
     @torch.no_grad()
     def __init__(
