@@ -22,6 +22,8 @@ from maclaurin.spec import AttentionSpec
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 128
+#: gates are at least so large, so that the rows before a gate can be computed from those after it
+LEAST_GATE = 1e-30
 
 
 def refuse_tensors(call: Call) -> str | None:
@@ -166,7 +168,13 @@ def scaled_rows(
 def _row_factors(log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> tuple[Tensor, Tensor]:
     """e^g/D and p e^g/D, [B, H, T]."""
     gain = (log_gain if log_divisor is None else log_gain - log_divisor).exp()
-    return gain, gain if gate is None else gain * gate.to(gain.dtype).transpose(1, 2)
+    return gain, gain if gate is None else gain * _nonzero(gate, gain.dtype)
+
+
+def _nonzero(gate: Tensor, dtype: torch.dtype) -> Tensor:
+    """A gate [B, T, H] as [B, H, T], at least `LEAST_GATE` large: y = p u gives back u at any p but zero."""
+    gate = gate.to(dtype).transpose(1, 2)
+    return torch.where(gate.abs() < LEAST_GATE, LEAST_GATE, gate)
 
 
 def scaled_rows_backward(
@@ -178,15 +186,25 @@ def scaled_rows_backward(
     unseen: Tensor | None = None,
     *,
     sums: bool = False,
+    of_answer: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do = p e^g dy/D, the output for a stock backward (None: zeros), and Σ dy∘o e^g/D if requested."""
+    """do = p e^g dy/D, the output for a stock backward (None: zeros), and Σ dy∘o e^g/D if requested.
+
+    `of_answer`: o is y = p e^g o/D instead.
+    """
     if gpu.runs_on(o.device) and o.dtype != torch.float64:
-        do, kept, total = fused_scaled_rows_backward(dy, o, log_gain, log_divisor, gate, unseen, sums)
+        do, kept, total = fused_scaled_rows_backward(
+            dy, o, log_gain, log_divisor, gate, unseen, sums, of_answer
+        )
         return do, None if unseen is None else kept, total if sums else None
     gain, factor = _row_factors(log_gain, log_divisor, gate)
     do = (dy * factor[..., None]).to(dy.dtype)
     kept = None if unseen is None else (o * unseen[..., None]).to(o.dtype)
-    total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) * gain if sums else None
+    total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) if sums else None
+    if total is not None and not of_answer:
+        total = total * gain
+    elif total is not None and gate is not None:
+        total = total / _nonzero(gate, gain.dtype)
     return do, kept, total
 
 
@@ -284,11 +302,17 @@ def fused_scaled_rows_backward(
     gate: Tensor | None,
     unseen: Tensor | None,
     sums: bool,
+    of_answer: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do, the output for a stock backward, and Σ dy∘o e^g/D; empty if not requested."""
+    """do, the output for a stock backward, and Σ dy∘o e^g/D; empty if not requested.
+
+    `of_answer`: o is y = p e^g o/D instead.
+    """
     from maclaurin.programs.triton import rows as program
 
-    do, kept, total = program.scaled_backward(dy, o, log_gain, log_divisor, gate, unseen, sums=sums)
+    do, kept, total = program.scaled_backward(
+        dy, o, log_gain, log_divisor, gate, unseen, sums=sums, of_answer=of_answer
+    )
     return do, o.new_empty(0) if kept is None else kept, log_gain.new_empty(0) if total is None else total
 
 
@@ -306,6 +330,7 @@ def _(
     gate: Tensor | None,
     unseen: Tensor | None,
     sums: bool,
+    of_answer: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     kept = o.new_empty(0) if unseen is None else torch.empty_like(do)

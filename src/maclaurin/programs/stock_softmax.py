@@ -14,7 +14,8 @@ Backward, with do = e^g dy and a = ∂g/∂lse: the scores get dx = P∘(do Vᵀ
 do for the gradient and (1−a)o for the output it saved. Where D does not depend on the row's weights (1, t,
 a learned sum, a detached row sum) a = 1, and that output is zero. Where D is also constant and there is no
 gate, dx = e^{x − ln D}∘(dy Vᵀ): torch's backward gets dy itself, and ln D for the log-sum-exp it saved, and
-no rows are kept.
+no rows are kept. Under a gate p, whose gradient is Σ dy∘y/p, only the answer y is kept; a gate of zero counts
+as 1e-30.
 
 Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row determine o, so only these are
 kept. A mean that the norm subtracts is lost, but δ = Σ do∘o does not depend on it, as the mean of do is zero.
@@ -294,10 +295,12 @@ class _GainedSoftmax(torch.autograd.Function):
         ctx.call, ctx.layout = (gain.stock, gain.scale, gain.causal), found.o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
+        ctx.of_answer = not gain.uses_row_sum and weights_fit(q)
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
-            ctx.save_for_backward(q, k, v, found.o, found.lse, found.log_divisor, gate, found.unseen)
+            rows = found.y.transpose(1, 2) if ctx.of_answer else found.o
+            ctx.save_for_backward(q, k, v, rows, found.lse, found.log_divisor, gate, found.unseen)
         return found.y
 
     @staticmethod
@@ -307,10 +310,12 @@ class _GainedSoftmax(torch.autograd.Function):
         if ctx.is_direct:
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
             rows = _DirectRows(dy.transpose(1, 2), ctx.layout, *kept)
-            return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
+            return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
-        rows = _GainedRows(dy.transpose(1, 2), ctx.layout, *kept, want_sums=of_divisor or of_gate, sums=[])
-        found = _Backward(*ctx.call).gradients(q, k, v, rows, _SLICES_BESIDE_O)
+        rows = _GainedRows(
+            dy.transpose(1, 2), ctx.layout, ctx.of_answer, *kept, want_sums=of_divisor or of_gate, sums=[]
+        )
+        found = _Backward(*ctx.call).gradients(q, k, v, rows)
         d_divisor = d_gate = None
         if rows.want_sums:
             sums = rows.sums[0] if len(rows.sums) == 1 else torch.cat(rows.sums)
@@ -341,6 +346,8 @@ class _GainedRows(NamedTuple):
 
     dy: Tensor
     layout: tuple[int, ...]
+    #: whether o is the answer y instead
+    of_answer: bool
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
@@ -354,7 +361,9 @@ class _GainedRows(NamedTuple):
         log_divisor, gate, unseen = (
             None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.unseen)
         )
-        do, seen, sums = scaled_rows_backward(dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums)
+        do, seen, sums = scaled_rows_backward(
+            dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums, of_answer=self.of_answer
+        )
         if sums is not None:
             self.sums.append(sums)
         return do, zeros_in_layout(o, self.layout) if seen is None else seen, lse
@@ -423,7 +432,7 @@ class _NormedSoftmax(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, *kept = ctx.saved_tensors
         rows = _NormedRows(dy, ctx.layout, ctx.centred, *kept)
-        return *_Backward(*ctx.call).gradients(q, k, v, rows, _SLICES), None, None, None
+        return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
 
 
 class _NormedRows(NamedTuple):
@@ -448,8 +457,8 @@ class _NormedRows(NamedTuple):
 #: not pay for short texts: copying takes as long per token, and attention less
 SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
 #: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R besides its gradients; a slice takes
-#: its share of 7 R, for do, o, cuDNN's sums and three gradients, and o may be kept besides
-_SLICES, _SLICES_BESIDE_O = 4, 8
+#: its share of 7 R, for do, o, cuDNN's sums and three gradients
+_SLICES = 4
 
 
 class _RowsOfSome(Protocol):
@@ -465,15 +474,13 @@ class _Backward(NamedTuple):
     scale: float
     causal: bool
 
-    def gradients(
-        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, slices: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome) -> tuple[Tensor, Tensor, Tensor]:
         """dq, dk, dv [B, T, H, size]; in slices of the batch if rows are large."""
         batch = q.shape[0]
         if batch == 1 or not _is_large(v):
             return self.of_part(q, k, v, rows, None)
         found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        size = -(-batch // min(slices, batch))
+        size = -(-batch // min(_SLICES, batch))
         for start in range(0, batch, size):
             some = slice(start, start + size)
             self.write_part(q, k, v, rows, some, found)
@@ -484,8 +491,8 @@ class _Backward(NamedTuple):
     ) -> None:
         """Write the gradients of some sequences into the whole; other memory is freed on return."""
         parts = self.of_part(q[some], k[some], v[some], rows, some)
-        for whole, part in zip(found, parts, strict=True):
-            whole[some].copy_(part)
+        copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+        copy([whole[some] for whole in found], list(parts))
 
     def of_part(
         self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice | None

@@ -241,12 +241,15 @@ def quotient_backward(
 
 # -------------------------------------------------------------------------------------------------- the scale
 
+#: least size of a gate: y = p u gives back u at any p that is not zero
+LEAST_GATE = tl.constexpr(1e-30)
+
 
 @triton.jit
 def _factor(
     G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED: tl.constexpr, GATE: tl.constexpr
 ):
-    """e^g/D, and p e^g/D."""
+    """e^g/D, p e^g/D and p."""
     log = tl.load(G + row, mask=row < rows, other=0.0)
     if DIVIDED:
         log -= tl.load(LOG_D + row_offsets(row, H, T, l_b, l_h, l_t), mask=row < rows, other=0.0).to(
@@ -254,9 +257,10 @@ def _factor(
         )
     gain = tl.exp(log)
     if GATE:
-        gate = tl.load(P + row_offsets(row, H, T, p_b, p_h, p_t), mask=row < rows, other=0.0)
-        return gain, gain * gate.to(tl.float32)
-    return gain, gain
+        gate = tl.load(P + row_offsets(row, H, T, p_b, p_h, p_t), mask=row < rows, other=0.0).to(tl.float32)
+        gate = tl.where(tl.abs(gate) < LEAST_GATE, LEAST_GATE, gate)
+        return gain, gain * gate, gate
+    return gain, gain, tl.full(gain.shape, 1.0, tl.float32)
 
 
 @launched
@@ -272,7 +276,7 @@ def _scale(
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    _, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
+    _, factor, _ = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
     at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     y = tl.load(O + at, mask=inside, other=0.0).to(tl.float32) * factor[:, None]
     at = row_offsets(row, H, T, y_b, y_h, y_t)[:, None] + e[None, :]
@@ -285,8 +289,9 @@ def _scale_backward(
     DY, O, G, LOG_D, P, U, DO, KEPT, TOTAL,
     d_strides, o_strides, l_strides, p_strides, rows, H, T,
     E: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr, DIVIDED: tl.constexpr, GATE: tl.constexpr,
-    READ: tl.constexpr, KEEP: tl.constexpr,
+    READ: tl.constexpr, KEEP: tl.constexpr, OF_ANSWER: tl.constexpr,
 ):  # fmt: skip
+    """OF_ANSWER: O is y = p e^g o/D."""
     d_b, d_h, d_t = d_strides
     o_b, o_h, o_t = o_strides
     l_b, l_h, l_t = l_strides
@@ -294,14 +299,15 @@ def _scale_backward(
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     e = tl.arange(0, BE)
     inside = (row < rows)[:, None] & (e < E)[None, :]
-    gain, factor = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
+    gain, factor, gate = _factor(G, LOG_D, P, l_b, l_h, l_t, p_b, p_h, p_t, row, rows, H, T, DIVIDED, GATE)
     at = row_offsets(row, H, T, d_b, d_h, d_t)[:, None] + e[None, :]
     dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, H, T, o_b, o_h, o_t)[:, None] + e[None, :]
     tl.store(DO + at, (dy * factor[:, None]).to(DO.dtype.element_ty), mask=inside)
     if READ:
         o = tl.load(O + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(TOTAL + row, tl.sum(dy * o, 1) * gain, mask=row < rows)
+        found = tl.sum(dy * o, 1)
+        tl.store(TOTAL + row, found / gate if OF_ANSWER else found * gain, mask=row < rows)
         if KEEP:
             unseen = tl.load(U + row, mask=row < rows, other=0.0)
             tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
@@ -366,8 +372,12 @@ def scaled_backward(
     unseen: Tensor | None,
     *,
     sums: bool,
+    of_answer: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do, kept (if `unseen` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`)."""
+    """do, kept (if `unseen` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`).
+
+    `of_answer`: o is y = p e^g o/D.
+    """
     read = sums or unseen is not None
     dy = dense(dy)
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
@@ -378,6 +388,7 @@ def scaled_backward(
         dy, o, log_gain, log_divisor, gate, unseen, do, kept, total,
         dy.stride()[:3], o.stride()[:3], _strides_of_divisor(log_divisor), _strides_of_gate(gate), *rows,
         **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None, READ=read, KEEP=unseen is not None,
+        OF_ANSWER=of_answer,
     )  # fmt: skip
     return do, kept, total
 
