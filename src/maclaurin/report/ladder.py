@@ -28,7 +28,7 @@ from scipy import stats
 from statsmodels.regression.linear_model import OLS
 
 from maclaurin.report.outcome import CellOutcome, Outcome
-from maclaurin.report.statistics import CONFIDENCE, Difference, holm, mean_of, two_sided
+from maclaurin.report.statistics import CONFIDENCE, Difference, holm, mean_of, paired, to_scale, two_sided
 
 GROWS, SHRINKS, TURNS, UNDECIDED = "the gap grows", "the gap shrinks", "the gap changes sign", "undecided"
 Direction = Literal["the gap grows", "the gap shrinks", "the gap changes sign", "undecided"]
@@ -209,6 +209,16 @@ class Ladder:
         """The order of the cells from each size to the next."""
         return tuple(self._step(one, other) for one, other in itertools.pairwise(self.rungs))
 
+    def during(self, rung: Rung, cell: str) -> dict[int, Difference]:
+        """Training tokens → difference to the baseline at that evaluation, by the validation curves."""
+        own, other = _curves(rung, cell), _curves(rung, self.baseline)
+        found = {}
+        for tokens in sorted(own.keys() & other.keys()):
+            difference = paired(own[tokens], other[tokens])
+            if difference is not None:
+                found[tokens] = difference
+        return found
+
     def _gap_line(self, cell: str) -> Line | None:
         if any(found.diverged for found in (*self.runs(cell), *self.runs(self.baseline))):
             return None  # a difference that has no bound fits no line
@@ -266,6 +276,17 @@ def _gaps(rung: Rung, cell: str, baseline: str) -> dict[int, float]:
     """Seed → cell − baseline, on the scale of differences."""
     own, other = rung.outcome.cells[cell].scaled, rung.outcome.cells[baseline].scaled
     return {seed: own[seed] - other[seed] for seed in sorted(set(own) & set(other))}
+
+
+def _curves(rung: Rung, cell: str) -> dict[int, dict[int, float]]:
+    """Training tokens → seed → value at that evaluation, on the scale of differences."""
+    experiment, found = rung.outcome.experiment, {}
+    for seed, record in rung.outcome.cells[cell].records.items():
+        curve = record.curves.get(f"validation_{experiment.metric}", ())
+        for step, value in curve if record.status == "finished" else ():
+            tokens = round(record.run.tokens * step / record.run.steps)
+            found.setdefault(tokens, {})[seed] = to_scale(value, experiment.scale)
+    return found
 
 
 def _means(rung: Rung) -> dict[str, float]:

@@ -56,6 +56,7 @@ from maclaurin.report.study_tables import (
     figures_table,
     forms_table,
     ladder_gaps_table,
+    ladder_tokens_table,
     ladder_values_table,
     margin_text,
     mixtures,
@@ -78,6 +79,11 @@ FOOT = (
     "95 % intervals from the pair's own spread (paired t), in log-odds for accuracies. Intervals in "
     "tables are not corrected for their number; claims and effects are (Holm). A run that diverged "
     "counts as the worst result."
+)
+
+DURING = (
+    "From the evaluations on validation data. The learning rate of a run decays over the whole run, so an "
+    "earlier evaluation is not the result of a shorter training."
 )
 
 
@@ -213,7 +219,7 @@ class Composer:
         if not found.has_lines:
             return [Bullets(tuple(ladder_findings(found)))]
         records = [record for rung in found.rungs for record in rung.outcome.records]
-        metric = found.first.metric
+        metric, during = found.first.metric, ladder_tokens_table(found)
         return [
             Bullets(tuple(ladder_findings(found))),
             *self._figure(
@@ -230,6 +236,7 @@ class Composer:
                 ladder_gaps_table(found), f"Difference to {found.baseline} by size, and its slope", records
             ),
             self._table(ladder_values_table(found), f"{metric.capitalize()} by size", records),
+            *([Fold("The differences during training", (Text(DURING), Tabled(during)))] if during else []),
             Text(ladder_limits(found), "note"),
         ]
 

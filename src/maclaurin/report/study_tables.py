@@ -213,7 +213,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
     rows = []
     for name, cell in tuning.cells.items():
         values = trial_means(cell)
-        at_rate, best = values.get(cell.rate), best_rate(cell, sign)
+        at_rate, best = values.get(cell.rate), best_rate(cell, sign) if tuning.rule else cell.rate
         note = "at the edge of the rates tried" if cell.on_edge else ""
         if best is not None and best != cell.rate:
             note = f"by the rule; {best:g} is better here"
@@ -464,6 +464,28 @@ def ladder_values_table(found: Ladder) -> Table:
         for cell, line in found.powers.items()
     )
     return Table("values by size", columns, rows)
+
+
+def ladder_tokens_table(found: Ladder) -> Table | None:
+    """The difference to the baseline during training, size by size; None if evaluations do not match."""
+    during = {(cell, rung): found.during(rung, cell) for cell in found.others for rung in found.rungs}
+    tokens = sorted({at for gaps in during.values() for at in gaps})
+    if len(tokens) < 2 or any(set(gaps) != set(tokens) for gaps in during.values()):
+        return None
+    columns = (
+        Column("cell"),
+        Column("size"),
+        *(Column(f"minus {found.baseline} at {many(at)} tokens", "number") for at in tokens),
+    )
+    rows = tuple(
+        (
+            Entry(cell, cell),
+            Entry(rung.name, rung.parameters),
+            *(difference_entry(gaps[at], 3) for at in tokens),
+        )
+        for (cell, rung), gaps in during.items()
+    )
+    return Table("gaps during training", columns, rows)
 
 
 def _share_entry(value: float, whole: float) -> Entry:

@@ -27,6 +27,7 @@ from maclaurin.report.study_tables import (
     effects_table,
     forms_table,
     ladder_gaps_table,
+    ladder_tokens_table,
     ladder_values_table,
     pairs_table,
     parts_table,
@@ -286,6 +287,8 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
     if analysis.ladder is not None and analysis.ladder.has_lines:
         yield "## The ladder\n\n" + markdown(ladder_gaps_table(analysis.ladder))
         yield markdown(ladder_values_table(analysis.ladder))
+        if (during := ladder_tokens_table(analysis.ladder)) is not None:
+            yield "During training, on validation data:\n\n" + markdown(during)
     for name, outcome in analysis.outcomes.items():
         yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
         for way in analysis.waterfalls.get(name, []):

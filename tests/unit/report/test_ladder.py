@@ -16,7 +16,7 @@ from maclaurin.report.analysis import analyse
 from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, UNDECIDED, Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import ladder_findings, ladder_limits, tuning_finding
-from maclaurin.report.study_tables import ladder_gaps_table, tuning_table
+from maclaurin.report.study_tables import ladder_gaps_table, ladder_tokens_table, tuning_table
 from maclaurin.study.run_record import CellTuning, Trial, Tuning, read_study, write_study
 
 SIZES = {"small": 1e6, "middle": 4e6, "large": 16e6}  # two doublings from one to the next
@@ -228,6 +228,23 @@ def test_page_tables_and_one_figure_show_it_from_a_file_of_records(tmp_path):
         "mini-ladder.pdf",
         "mini-ladder.svg",
     ]
+
+
+def test_differences_during_training_are_paired_by_seed_and_evaluation():
+    whole = made({"far": (0.1, 0.2, 0.3)})
+    curved = {
+        key: dataclasses.replace(
+            run, curves={"validation_loss": ((200, run.metrics["loss"] + 1.0), (400, run.metrics["loss"]))}
+        )
+        for key, run in whole.runs.items()
+    }
+    found = analyse([(dataclasses.replace(whole, runs=curved), "")])[0].ladder
+    during = found.during(found.rungs[0], "far")
+    assert list(during) == [409_600, 819_200]  # half of the tokens, and all
+    assert during[409_600].value == pytest.approx(found.rungs[0].outcome.differences["far"].value)
+    table = ladder_tokens_table(found)
+    assert [row[1].text for row in table.rows] == list(SIZES)
+    assert ladder_tokens_table(ladder({"far": (0.1, 0.2, 0.3)})) is None
 
 
 def test_older_records_have_no_ladder(tmp_path):
