@@ -7,6 +7,8 @@ python benchmarks/h200_records.py studies/ladder_h200 OUT/records.jsonl
 The sizes 5m and 60m are defined in benchmarks/h200_runs.py.
 """
 
+from paper_claims import gate_does_not_stand_in, norm_stands_in
+
 from maclaurin.study import Behind, Cell, Experiment, Ordered, Study
 
 #: name → (notation, learning rate tuned at 17M parameters: the study parts-h200)
@@ -63,14 +65,16 @@ study = Study(
     budget="about 20 minutes on one H200, four runs at a time",
     experiments=(rung("5m", "5m", 2.0), rung("17m", "mini", 1.0), rung("60m", "60m", 0.5)),
     ladder=("5m", "17m", "60m"),
-    claims=(
+    claims=(  # those of parts-h200 about these cells, at the largest size
+        norm_stands_in("60m", "norm l2"),
+        gate_does_not_stand_in("60m", "gate"),
         Behind(
-            says="At 60M parameters linear attention is behind softmax.",
+            says="Linear attention is behind softmax.",
             experiment="60m",
             cells=("softmax", "linear elu"),
         ),
         Ordered(
-            says="At 60M parameters each further order of the series is closer to softmax.",
+            says="Each further order of the series brings the loss closer to softmax.",
             experiment="60m",
             cells=("order 2", "order 4", "softmax"),
         ),
