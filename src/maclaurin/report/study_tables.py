@@ -409,18 +409,18 @@ def pairs_table(found: Contributions) -> Table:
 
 
 def ladder_gaps_table(found: Ladder) -> Table:
-    """The difference to the baseline at each size, and its slope."""
+    """The slope of the difference to the baseline, and the difference at each size."""
     unit = f", {found.first.difference_unit}" if found.first.difference_unit else ""
     columns = (
         Column("cell"),
-        *(
-            Column(f"minus {found.baseline} at {rung.name}{unit}", "number", "seed by seed, 95 % interval")
-            for rung in found.rungs
-        ),
         Column("per doubling of the parameters", "number", "slope of the line, 95 % interval (HC3)"),
         Column("one slope per seed", "number", "their mean, 95 % interval over the seeds"),
         Column("p (Holm)", "number", "of the slope of the line"),
         Column("verdict"),
+        *(
+            Column(f"minus {found.baseline} at {rung.name}{unit}", "number", "seed by seed, 95 % interval")
+            for rung in found.rungs
+        ),
     )
     rows = []
     for cell, trend in found.trends.items():
@@ -428,13 +428,13 @@ def ladder_gaps_table(found: Ladder) -> Table:
         rows.append(
             (
                 Entry(cell, cell),
-                *(difference_entry(rung.outcome.differences[cell], 3) for rung in found.rungs),
                 difference_entry(slope, 3),
                 difference_entry(trend.by_seed, 3),
                 Entry(NOTHING if trend.p is None else _p(trend.p), trend.p),
                 Entry(
                     trend.direction, trend.direction, tone="unsure" if trend.direction == UNDECIDED else ""
                 ),
+                *(difference_entry(rung.outcome.differences[cell], 3) for rung in found.rungs),
             )
         )
     return Table("gaps by size", columns, tuple(rows))
