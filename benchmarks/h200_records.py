@@ -3,17 +3,21 @@
     python benchmarks/h200_records.py studies/parts_h200 benchmarks/results/h200/*.jsonl
 
 The study's cells are matched by attention, size and steps. A cell's learning rate is the one with the
-smallest validation loss of the tuning runs; its results are the runs of the plan's last phase at that rate.
+smallest validation loss of the tuning runs. At a size where nothing was tuned it is the one that the rule of
+the ladder gives (h200_runs.ladder), and the record says so. A cell's results are the runs of the plan's last
+phase at that rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from h200_runs import Record, _register_sizes, read_records
+from h200_runs import LADDER, Record, _register_sizes, carried, read_records, rule_exponent, tuned_rate
 
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.study.design import Cell, Experiment, Study
@@ -34,6 +38,33 @@ from maclaurin.study.runner import study_record
 from maclaurin.training.config import config_from
 
 SEARCHES = ("tune", "rule")
+#: of the provenance of a line, what says where it was made
+MACHINE = ("python", "platform", "threads", "gpu")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Learning rates at one size, carried from mini by the exponent that suits most specs at 5m."""
+
+    rates: Mapping[str, float]
+    exponent: int
+    factor: float
+
+    def __str__(self) -> str:
+        times = {2.0: "twice", 0.5: "half"}.get(self.factor, f"{self.factor:g} times")
+        return (
+            f"{times} the rate tuned at 17M parameters (rate ∝ width^−{self.exponent}, in factors of two; "
+            "the exponent is the one that suits most cells at 5M parameters)"
+        )
+
+
+def rule_at(lines: Sequence[Record], size: str) -> Rule | None:
+    """The rule at a size; None at mini, where rates are tuned, and while tuning is unfinished."""
+    best = {spec: rate for spec in LADDER if (rate := tuned_rate(lines, spec, {})) is not None}
+    exponent = rule_exponent(lines, best, {})
+    if size == "mini" or len(best) < len(LADDER) or exponent is None:
+        return None
+    return Rule(carried(best, size, exponent), exponent, carried({"": 1.0}, size, exponent)[""])
 
 
 def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
@@ -43,9 +74,11 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
     tunings: dict[str, Tuning] = {}
     for experiment in study.experiments:
         tuned: dict[str, CellTuning] = {}
+        rule = rule_at(lines, experiment.common.get("size", ""))
         for cell in experiment.cells:
             own = [line for line in lines if _belongs(line, experiment, cell)]
-            search = _search([line for line in own if line["phase"] in SEARCHES])
+            tried = [line for line in own if line["phase"] in SEARCHES]
+            search = _search(tried) if rule is None else _by_rule(rule, experiment.settings(cell), tried)
             if search is not None:
                 tuned[cell.name] = search
             for line in own:
@@ -53,7 +86,10 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
                 if line["phase"] not in SEARCHES and line["seed"] in experiment.seeds and at_rate:
                     plan[Label(experiment.name, cell.name, line["seed"])] = run_record(line)
         if tuned:
-            tunings[experiment.name] = Tuning(metric="validation_loss", source="this study", cells=tuned)
+            words = "" if rule is None else str(rule)
+            tunings[experiment.name] = Tuning(
+                metric="validation_loss", source="this study", cells=tuned, rule=words
+            )
     runs = {record.key: record for record in plan.values()}
     return study_record(study, plan, runs, scale=1.0, added={}, tunings=tunings, forms=None)
 
@@ -77,6 +113,18 @@ def _search(lines: Sequence[Record]) -> CellTuning | None:
     return CellTuning(rate=best, trials=trials, subject="", on_edge=on_edge)
 
 
+def _by_rule(rule: Rule, settings: Mapping[str, Any], lines: Sequence[Record]) -> CellTuning | None:
+    """The rate that the rule gives, with the runs at other rates that test it."""
+    (attention,) = settings["attention"]
+    if attention not in rule.rates:
+        return None
+    rate = rule.rates[attention]
+    if settings.get("lr", rate) != rate:
+        raise ValueError(f"the study has lr={settings['lr']:g} for {attention}, but the rule gives {rate:g}.")
+    trials = tuple(_trial(line) for line in sorted(lines, key=lambda line: line["lr"]))
+    return CellTuning(rate=rate, trials=trials, subject="")
+
+
 def _trial(line: Record) -> Trial:
     return Trial(
         rate=line["lr"],
@@ -90,9 +138,13 @@ def _trial(line: Record) -> Trial:
 
 
 def run_record(line: Record) -> RunRecord:
-    """One line as the record of a run. Speeds are left out: the runs shared the GPU."""
+    """One line as the record of a run. Speeds are left out: the runs shared the GPU.
+
+    The text is recorded by its name, not by where it was on that machine.
+    """
     machine = line["machine"] or {}
     versions = machine.get("versions", {})
+    config = {**line["config"], "data": Path(line["config"]["data"]).name}
     order, state_bytes = attention_facts(config_from(line["config"]))
     flops = line["flops_per_token"]
     numbers = {
@@ -107,9 +159,7 @@ def run_record(line: Record) -> RunRecord:
     }
     version = ".".join(versions.get("torch", "0.0").split(".")[:2])
     return RunRecord(
-        run=Run(
-            config=line["config"], data=line["data"]["fingerprint"], torch=version, numerics=NUMERICS_VERSION
-        ),
+        run=Run(config=config, data=line["data"]["fingerprint"], torch=version, numerics=NUMERICS_VERSION),
         status=line["status"],
         message=line["diverged"]["reason"] if line["diverged"] else None,
         step=line["diverged"]["step"] if line["diverged"] else line["run"]["steps"],
@@ -126,7 +176,7 @@ def run_record(line: Record) -> RunRecord:
         provenance={
             "data": line["data"]["name"],
             "commit": line["commit"],
-            "machine": {key: value for key, value in machine.items() if key != "versions"},
+            "machine": {key: machine[key] for key in MACHINE if key in machine},
             "versions": versions,
             "runs_at_once": line["workers"],
             "date": line["date"],

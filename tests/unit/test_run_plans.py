@@ -200,6 +200,40 @@ def test_lines_of_the_gpu_become_the_records_of_a_study():
     assert json.loads(json.dumps(to_plain(record)))["name"] == "parts-h200"
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_ladder_asks_for_what_the_plan_trains():
+    study = load_study(ROOT / "studies" / "ladder_h200")
+    for experiment, size in zip(study.experiments, ("5m", "mini", "60m"), strict=True):
+        assert experiment.common["size"] == size
+        assert [cell.settings["attention"][0] for cell in experiment.cells] == runs.LADDER
+        assert experiment.seeds == runs.FINAL_SEEDS
+        shared = experiment.common.keys() & runs.COMMON.keys() - {"eval_every", "size"}
+        assert {key: experiment.common[key] for key in shared} == {key: runs.COMMON[key] for key in shared}
+
+
+def test_where_nothing_was_tuned_the_rate_and_its_source_are_those_of_the_rule():
+    lines = runs.read_records(sorted((ROOT / "benchmarks" / "results" / "h200").glob("*.jsonl"))).values()
+    runs._register_sizes()
+    record = lines_as_records.records_of(load_study(ROOT / "studies" / "ladder_h200"), lines)
+    small, middle, large = (experiment.tuning for experiment in record.experiments)
+    assert middle.rule == ""
+    assert small.rule.startswith("twice the rate tuned at 17M parameters")
+    assert large.rule.startswith("half the rate tuned at 17M parameters")
+    for cell, tuned in middle.cells.items():
+        assert (small.cells[cell].rate, large.cells[cell].rate) == (2 * tuned.rate, tuned.rate / 2)
+    assert {cell for cell, tuned in large.cells.items() if tuned.trials} == {"softmax", "order 2"}
+    assert len(record.runs) == 63
+    assert {run.run.config["data"] for run in record.runs.values()} == {"prose.jsonl.xz"}
+
+
+def test_a_study_whose_rates_are_not_those_of_the_rule_is_refused():
+    rule = lines_as_records.Rule(rates={"exp/sum": 1e-3}, exponent=1, factor=0.5)
+    with pytest.raises(ValueError, match=r"the rule gives 0\.001"):
+        lines_as_records._by_rule(rule, {"attention": ("exp/sum",), "lr": 2e-3}, [])
+
+
 def test_the_study_asks_for_what_the_plan_trains():
     experiment = load_study(Path(__file__).parents[2] / "studies" / "parts_h200").experiments[0]
     assert [cell.settings["attention"][0] for cell in experiment.cells] == runs.PARTS

@@ -9,12 +9,14 @@ from typing import final
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions, contributions
 from maclaurin.report.formatting import counted
+from maclaurin.report.ladder import Ladder, ladder_of
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import (
     experiment_finding,
     factorial_finding,
     forms_finding,
     headline,
+    ladder_findings,
     tuning_finding,
     verdict_counts,
     waterfall_finding,
@@ -25,7 +27,7 @@ from maclaurin.study.run_record import StudyRecord
 
 @final
 class Analysis:
-    """Outcomes by experiment, factorials of experiments with axes, waterfalls, and a judgement per claim.
+    """Outcomes by experiment, factorials of experiments with axes, waterfalls, a ladder, and judgements.
 
     Created by `analyse`, which corrects claims over all studies of a page.
     """
@@ -50,6 +52,11 @@ class Analysis:
         return {name: found for name, outcome in self.outcomes.items() if (found := contributions(outcome))}
 
     @functools.cached_property
+    def ladder(self) -> Ladder | None:
+        """The experiments that the study declares as a ladder."""
+        return ladder_of(self.outcomes, self.study.ladder)
+
+    @functools.cached_property
     def with_own_runs(self) -> tuple[Outcome, ...]:
         """Outcomes with distinct runs: of experiments that share all runs, only the first."""
         first: dict[object, Outcome] = {}
@@ -62,6 +69,7 @@ class Analysis:
     def findings(self) -> list[str]:
         """The study in a few sentences."""
         sentences = [forms_finding(self.study.forms)] if self.study.forms else []
+        sentences += ladder_findings(self.ladder) if self.ladder else []
         for name, outcome in self.outcomes.items():
             factorial = self.factorials.get(name)
             effects = factorial_finding(factorial) if factorial else ""

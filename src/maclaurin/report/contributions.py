@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import final
 
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.statistics import CONFIDENCE, Difference, Spread, holm, mean_of
+from maclaurin.report.statistics import CONFIDENCE, Difference, Spread, holm, mean_of, two_sided
 from maclaurin.study.shapley import Interaction, Waterfall
 
 
@@ -130,4 +130,4 @@ def _corrected(differences: Sequence[Difference]) -> list[float | None]:
     """Two-sided p of each difference against zero, corrected for their number; None if untestable."""
     if not all(difference.is_tested for difference in differences):
         return [None] * len(differences)
-    return list(holm([min(1.0, 2 * min(d.p_above(0.0), d.p_below(0.0))) for d in differences]))
+    return list(holm([two_sided(difference) for difference in differences]))

@@ -7,12 +7,25 @@ import math
 
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.contributions import Contributions, PairEffect
-from maclaurin.report.formatting import chance, counted, interval, listed, plain, power, ratio, share, signed
+from maclaurin.report.formatting import (
+    chance,
+    counted,
+    interval,
+    listed,
+    many,
+    plain,
+    power,
+    ratio,
+    share,
+    signed,
+)
+from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, Ladder, Line, RankStep, Trend
+from maclaurin.report.ladder import UNDECIDED as OPEN
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
-from maclaurin.report.study_tables import good_range, planned_runs, trial_means
+from maclaurin.report.study_tables import best_rate, good_range, planned_runs, trial_means
 from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
-from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord
+from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning
 
 SHORT = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided", NOT_RUN: "not run"}
 
@@ -134,6 +147,8 @@ def tuning_finding(outcome: Outcome) -> str:
         return ""
     rates = [cell.rate for cell in tuning.cells.values()]
     sign = -1.0 if tuning.metric.endswith("accuracy") else 1.0
+    if tuning.rule:
+        return f"{outcome.experiment.title}: {_rule_text(tuning, sign)}"
     widths = {}
     for name, cell in tuning.cells.items():
         low, high, _ = good_range(trial_means(cell), cell.rate, sign)
@@ -150,6 +165,29 @@ def tuning_finding(outcome: Outcome) -> str:
             f"{narrow} ({widths[narrow]:.1f})"
         )
     return text + "."
+
+
+def _rule_text(tuning: Tuning, sign: float) -> str:
+    """The rule, and what the rates tried beside its own say about it."""
+    rates = sorted({cell.rate for cell in tuning.cells.values()})
+    text = f"learning rates ({' to '.join(f'{rate:g}' for rate in rates[:: len(rates) - 1 or 1])}) "
+    text += f"come from a rule: {tuning.rule}."
+    best = {name: rate for name, cell in tuning.cells.items() if (rate := best_rate(cell, sign))}
+    if not best:
+        return text + " No other rates were tried here."
+    right = [name for name, rate in best.items() if rate == tuning.cells[name].rate]
+    wrong = []
+    for name, rate in best.items():
+        values = trial_means(tuning.cells[name])
+        if name not in right:
+            gained = abs(values[tuning.cells[name].rate] - values[rate])
+            wrong.append(f"{name} is better at {rate:g} by {plain(gained)}")
+    seeds = {trial.seed for cell in tuning.cells.values() for trial in cell.trials}
+    text += (
+        f" Of the {counted(len(best), 'cell')} with other rates tried ({counted(len(seeds), 'seed')}), "
+        f"{listed(right) or 'none'} {_is(right or [''])} best at the rule's rate"
+    )
+    return text + (f"; {listed(wrong)}" if wrong else "") + "."
 
 
 def factorial_finding(factorial: Factorial) -> str:
@@ -237,6 +275,117 @@ def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
         f"{signed(effect.alone.value)} without {first} and {signed(effect.beside.value)} with it "
         f"(a difference of {signed(effect.twist.value)} {interval(effect.twist.bounds)}{p})."
     )
+
+
+# ------------------------------------------------------------------------------------ the ladder
+
+
+def ladder_findings(found: Ladder) -> list[str]:
+    """How the metric changes with size, where gaps go, and whether ranks hold."""
+    if not found.has_lines:
+        names = [rung.name for rung in found.rungs]
+        return [f"The ladder has results of {listed(names)}; a line needs three sizes."]
+    return [_sizes_sentence(found), _gaps_sentence(found), _ranks_sentence(found)]
+
+
+def ladder_limits(found: Ladder) -> str:
+    """What the lines of a ladder can say, and what they cannot."""
+    text = (
+        f"The lines describe these {len(found.rungs)} sizes. {_points_of(found)} do not show whether a line "
+        "bends, so nothing here says what happens at other sizes. The exponent is that of a power law "
+        "without a floor, which no loss follows far."
+    )
+    tokens = {rung.tokens for rung in found.rungs}
+    if len(tokens) == 1:
+        shares = [f"{rung.tokens / rung.parameters:.2g}" for rung in found.rungs]
+        text += (
+            f" All runs have {many(tokens.pop())} training tokens, so larger models see fewer tokens per "
+            f"parameter ({' → '.join(shares)}), and the effect of size cannot be separated from that."
+        )
+    return text + " Intervals are over seeds; they know nothing of learning rates that suit one size better."
+
+
+def _points_of(found: Ladder) -> str:
+    return {3: "Three points", 4: "Four points"}.get(len(found.rungs), "So few points")
+
+
+def _sizes_sentence(found: Ladder) -> str:
+    """Sizes, tokens, and the exponents of the baseline, the steepest and the flattest cell."""
+    sizes = listed([many(rung.parameters) for rung in found.rungs])
+    tokens = sorted({rung.tokens for rung in found.rungs})
+    trained = f"{many(tokens[0])} tokens each" if len(tokens) == 1 else f"{many(tokens[0])} tokens or more"
+    text = f"Over {sizes} parameters ({trained})"
+    lines = {cell: line for cell, line in found.powers.items() if line is not None}
+    ranked = sorted(lines, key=lambda cell: lines[cell].slope.value)
+    shown = [name for name in dict.fromkeys([found.baseline, *ranked[:1], *ranked[-1:]]) if name in lines]
+    parts = [f"{_from_to(found, name)} for {name} ({_exponent(lines[name])})" for name in shown]
+    return f"{text}, {found.first.metric} goes {listed(parts)}." if parts else f"{text}."
+
+
+def _from_to(found: Ladder, cell: str) -> str:
+    spreads = [each.spread for each in found.runs(cell)]
+    return f"from {plain(spreads[0] and spreads[0].mean)} to {plain(spreads[-1] and spreads[-1].mean)}"
+
+
+def _exponent(line: Line) -> str:
+    return f"exponent {plain(line.slope.value)} {interval(line.slope.bounds)}".rstrip()
+
+
+def _gaps_sentence(found: Ladder) -> str:
+    groups: dict[str, list[Trend]] = {}
+    for trend in found.trends.values():
+        groups.setdefault(trend.direction, []).append(trend)
+    head = f"Per doubling of the parameters, the gap to {found.baseline}"
+    if not groups.keys() - {OPEN}:
+        return f"{head} changes for no cell in a way that is decided ({_slopes(groups.get(OPEN, []))})."
+    parts = [
+        f"{direction.removeprefix('the gap ')} for {_slopes(groups[direction], with_p=True)}"
+        for direction in (GROWS, SHRINKS, TURNS)
+        if direction in groups
+    ]
+    if OPEN in groups:
+        parts.append(f"is undecided for {_slopes(groups[OPEN])}")
+    return f"{head} {'; it '.join(parts)}."
+
+
+def _slopes(trends: list[Trend], *, with_p: bool = False) -> str:
+    texts = []
+    for trend in trends:
+        slope = trend.line.slope if trend.line else None
+        if slope is None:
+            texts.append(f"{trend.cell} (no line)")
+            continue
+        p = f", {chance(trend.p)}" if with_p and trend.p is not None else ""
+        if with_p and trend.by_seed and trend.by_seed.bounds:
+            p += f"; from one slope per seed {interval(trend.by_seed.bounds)}"
+        texts.append(f"{trend.cell} ({signed(slope.value)} {interval(slope.bounds)}".rstrip() + f"{p})")
+    return listed(texts)
+
+
+def _ranks_sentence(found: Ladder) -> str:
+    """Kendall's tau from size to size, and the pairs that change places."""
+    taus = [
+        f"{plain(step.tau, 2)} from {step.smaller} to {step.larger} ({step.sure} of "
+        f"{counted(step.pairs, 'pair')} in the same order, decided at both)"
+        for step in found.steps
+    ]
+    text = f"Ranks: Kendall's tau is {listed(taus)}."
+    decided = [pair for step in found.steps for pair in _swapped(step, decided=True)]
+    undecided = [pair for step in found.steps for pair in _swapped(step, decided=False)]
+    if decided:
+        text += f" Decided changes of place: {listed(decided)}."
+    if undecided:
+        lead = "Other" if decided else "No change of place is decided;"
+        text += f" {lead} pairs whose means change places: {listed(undecided)}."
+    return text + (" No two cells change places." if not decided and not undecided else "")
+
+
+def _swapped(step: RankStep, *, decided: bool) -> list[str]:
+    return [
+        f"{swap.after} passes {swap.before} ({step.smaller} to {step.larger})"
+        for swap in step.swaps
+        if swap.is_decided == decided
+    ]
 
 
 # ----------------------------------------------------------------------------------- the effects

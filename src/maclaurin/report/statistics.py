@@ -154,6 +154,11 @@ class Spread:
         return cls(float(np.mean(values)), deviation, len(values))
 
 
+def two_sided(difference: Difference) -> float:
+    """p of 'the difference is zero'."""
+    return min(1.0, 2 * min(difference.p_above(0.0), difference.p_below(0.0)))
+
+
 def holm(ps: Sequence[float]) -> list[float]:
     """Each p corrected for the number of tests, by Holm's method."""
     return np.asarray(multipletests(list(ps), method="holm")[1]).tolist() if ps else []

@@ -12,6 +12,7 @@ from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import Figure
 from maclaurin.report.formatting import Table, counted, duration, listed
+from maclaurin.report.ladder import Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import (
     Article,
@@ -36,6 +37,8 @@ from maclaurin.report.sentences import (
     effect_sentence,
     forms_finding,
     interaction_sentences,
+    ladder_findings,
+    ladder_limits,
     status_sentence,
     trouble,
     tuning_finding,
@@ -52,6 +55,9 @@ from maclaurin.report.study_tables import (
     effects_table,
     figures_table,
     forms_table,
+    ladder_gaps_table,
+    ladder_tokens_table,
+    ladder_values_table,
     margin_text,
     mixtures,
     pairs_table,
@@ -73,6 +79,11 @@ FOOT = (
     "95 % intervals from the pair's own spread (paired t), in log-odds for accuracies. Intervals in "
     "tables are not corrected for their number; claims and effects are (Holm). A run that diverged "
     "counts as the worst result."
+)
+
+DURING = (
+    "From the evaluations on validation data. The learning rate of a run decays over the whole run, so an "
+    "earlier evaluation is not the result of a shorter training."
 )
 
 
@@ -111,6 +122,7 @@ class Composer:
         study = self._analysis.study
         sections = [
             ("form", "The form", self._form()),
+            ("ladder", "The ladder", self._ladder(self._analysis.ladder)),
             ("parts", "The parts", self._each(self._part)),
             ("gap", "The gap, explained", self._waterfalls()),
             ("tuning", "The learning rates", self._each_with_own_runs(self._tuning)),
@@ -199,6 +211,33 @@ class Composer:
                 (),
                 "The same inputs at every order.",
             ),
+        ]
+
+    def _ladder(self, found: Ladder | None) -> list[Block]:
+        if found is None:
+            return []
+        if not found.has_lines:
+            return [Bullets(tuple(ladder_findings(found)))]
+        records = [record for rung in found.rungs for record in rung.outcome.records]
+        metric, during = found.first.metric, ladder_tokens_table(found)
+        return [
+            Bullets(tuple(ladder_findings(found))),
+            *self._figure(
+                "ladder",
+                f"{metric.capitalize()} and difference to {found.baseline} against parameters",
+                charts.ladder(found),
+                records,
+                f"Left: mean and standard deviation over seeds, and the line through ln {metric} against ln "
+                "parameters. Right: difference seed by seed with its 95 % interval, the line through all "
+                "seeds and its 95 % band; points at one size stand side by side so that they can be told "
+                "apart. Lines whose slope is decided are thick, others dashed.",
+            ),
+            self._table(
+                ladder_gaps_table(found), f"Difference to {found.baseline} by size, and its slope", records
+            ),
+            self._table(ladder_values_table(found), f"{metric.capitalize()} by size", records),
+            *([Fold("The differences during training", (Text(DURING), Tabled(during)))] if during else []),
+            Text(ladder_limits(found), "note"),
         ]
 
     def _part(self, outcome: Outcome) -> list[Block]:
@@ -356,7 +395,8 @@ class Composer:
         ]
 
     def _across(self) -> list[Block]:
-        outcomes = list(self._analysis.outcomes.values())
+        ladder = self._analysis.study.ladder  # has a figure of its own
+        outcomes = [outcome for name, outcome in self._analysis.outcomes.items() if name not in ladder]
         records = [record for outcome in outcomes for record in outcome.records]
         return self._figure(
             "across",

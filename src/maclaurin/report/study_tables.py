@@ -29,6 +29,7 @@ from maclaurin.report.formatting import (
     signed,
     size,
 )
+from maclaurin.report.ladder import UNDECIDED, Ladder
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference
 from maclaurin.report.verdict import Judgement
@@ -212,22 +213,38 @@ def tuning_table(outcome: Outcome) -> Table | None:
     rows = []
     for name, cell in tuning.cells.items():
         values = trial_means(cell)
-        best = values.get(cell.rate)
-        low, high, is_open = good_range(values, cell.rate, sign)
-        width = high / low if low else None
+        at_rate, best = values.get(cell.rate), best_rate(cell, sign) if tuning.rule else cell.rate
+        note = "at the edge of the rates tried" if cell.on_edge else ""
+        if best is not None and best != cell.rate:
+            note = f"by the rule; {best:g} is better here"
         seconds = sum(trial.seconds or 0.0 for trial in cell.trials)
         rows.append(
             (
                 Entry(name, name),
-                Entry(f"{cell.rate:g}", cell.rate, "at the edge of the rates tried" if cell.on_edge else ""),
-                Entry(plain(best), best),
-                Entry(f"{low:.2g} – {high:.2g}{' or more' if is_open else ''}", low),
-                Entry(NOTHING if width is None else f"× {width:.1f}", width),
+                Entry(f"{cell.rate:g}", cell.rate, note),
+                Entry(plain(at_rate), at_rate),
+                *(_good_range_entries(values, best, sign) if best is not None else (Entry(NOTHING),) * 2),
                 Entry(counted(len({trial.rate for trial in cell.trials}), "rate"), len(cell.trials)),
-                Entry(duration(seconds), seconds),
+                Entry(duration(seconds) if cell.trials else NOTHING, seconds),
             )
         )
     return Table("learning rates", columns, tuple(rows))
+
+
+def _good_range_entries(values: dict[float, float], best: float, sign: float) -> tuple[Entry, Entry]:
+    """The good range, and its width."""
+    low, high, is_open = good_range(values, best, sign)
+    width = high / low if low else None
+    return (
+        Entry(f"{low:.2g} – {high:.2g}{' or more' if is_open else ''}", low),
+        Entry(NOTHING if width is None else f"× {width:.1f}", width),
+    )
+
+
+def best_rate(cell: CellTuning, sign: float) -> float | None:
+    """The best of the rates tried, the cell's own if another is as good; None if none was tried."""
+    values = trial_means(cell)
+    return min(values, key=lambda rate: (sign * values[rate], rate != cell.rate), default=None)
 
 
 def trial_means(cell: CellTuning) -> dict[float, float]:
@@ -389,6 +406,86 @@ def pairs_table(found: Contributions) -> Table:
         for effect in found.interactions
     )
     return Table("pairs of parts", columns, rows)
+
+
+def ladder_gaps_table(found: Ladder) -> Table:
+    """The slope of the difference to the baseline, and the difference at each size."""
+    unit = f", {found.first.difference_unit}" if found.first.difference_unit else ""
+    columns = (
+        Column("cell"),
+        Column("per doubling of the parameters", "number", "slope of the line, 95 % interval (HC3)"),
+        Column("one slope per seed", "number", "their mean, 95 % interval over the seeds"),
+        Column("p (Holm)", "number", "of the slope of the line"),
+        Column("verdict"),
+        *(
+            Column(f"minus {found.baseline} at {rung.name}{unit}", "number", "seed by seed, 95 % interval")
+            for rung in found.rungs
+        ),
+    )
+    rows = []
+    for cell, trend in found.trends.items():
+        slope = trend.line.slope if trend.line else None
+        rows.append(
+            (
+                Entry(cell, cell),
+                difference_entry(slope, 3),
+                difference_entry(trend.by_seed, 3),
+                Entry(NOTHING if trend.p is None else _p(trend.p), trend.p),
+                Entry(
+                    trend.direction, trend.direction, tone="unsure" if trend.direction == UNDECIDED else ""
+                ),
+                *(difference_entry(rung.outcome.differences[cell], 3) for rung in found.rungs),
+            )
+        )
+    return Table("gaps by size", columns, tuple(rows))
+
+
+def ladder_values_table(found: Ladder) -> Table:
+    """The metric of each cell at each size, and the exponent of its fit."""
+    metric = found.first.metric
+    columns = (
+        Column("cell"),
+        *(
+            Column(
+                f"{metric} at {rung.name} ({many(rung.parameters)})",
+                "number",
+                f"{rung.tokens / rung.parameters:.2g} tokens per parameter; mean ± standard deviation",
+            )
+            for rung in found.rungs
+        ),
+        Column("exponent", "number", f"slope of ln {metric} against ln parameters, 95 % interval (HC3)"),
+    )
+    rows = tuple(
+        (
+            Entry(cell, cell),
+            *(spread_entry(each, 3) for each in found.runs(cell)),
+            difference_entry(line.slope if line else None, 4),
+        )
+        for cell, line in found.powers.items()
+    )
+    return Table("values by size", columns, rows)
+
+
+def ladder_tokens_table(found: Ladder) -> Table | None:
+    """The difference to the baseline during training, size by size; None if evaluations do not match."""
+    during = {(cell, rung): found.during(rung, cell) for cell in found.others for rung in found.rungs}
+    tokens = sorted({at for gaps in during.values() for at in gaps})
+    if len(tokens) < 2 or any(set(gaps) != set(tokens) for gaps in during.values()):
+        return None
+    columns = (
+        Column("cell"),
+        Column("size"),
+        *(Column(f"minus {found.baseline} at {many(at)} tokens", "number") for at in tokens),
+    )
+    rows = tuple(
+        (
+            Entry(cell, cell),
+            Entry(rung.name, rung.parameters),
+            *(difference_entry(gaps[at], 3) for at in tokens),
+        )
+        for (cell, rung), gaps in during.items()
+    )
+    return Table("gaps during training", columns, rows)
 
 
 def _share_entry(value: float, whole: float) -> Entry:

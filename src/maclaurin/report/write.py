@@ -26,6 +26,9 @@ from maclaurin.report.study_tables import (
     cost_table,
     effects_table,
     forms_table,
+    ladder_gaps_table,
+    ladder_tokens_table,
+    ladder_values_table,
     pairs_table,
     parts_table,
     settings_table,
@@ -94,7 +97,7 @@ def _read(path: Path) -> StudyRecord:
 
 
 def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
-    """The study with the claims and waterfalls of its current study.py, and the name of that file.
+    """The study with the claims, waterfalls and ladder of its current study.py, and the name of that file.
 
     This is the file beside the records, else the one the study was run from. Records without either, or whose
     file now defines another study, keep the claims they were written with.
@@ -123,7 +126,8 @@ def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, st
         )
         for e in study.experiments
     )
-    found = dataclasses.replace(study, claims=claims, experiments=experiments)
+    ladder = present.ladder if {e.name for e in study.experiments}.issuperset(present.ladder) else ()
+    found = dataclasses.replace(study, claims=claims, experiments=experiments, ladder=ladder)
     return found, study.source or file.name
 
 
@@ -149,6 +153,7 @@ def _together(one: StudyRecord, other: StudyRecord) -> StudyRecord:
         claims=tuple({claim.says: claim for claim in (*one.claims, *other.claims)}.values()),
         runs=runs,
         forms=one.forms or other.forms,
+        ladder=one.ladder or other.ladder,
     )
 
 
@@ -279,6 +284,11 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
     yield "\n".join(f"- {s}" for s in analysis.findings) + "\n"
     if study.forms is not None:
         yield "## The form\n\n" + markdown(forms_table(study.forms))
+    if analysis.ladder is not None and analysis.ladder.has_lines:
+        yield "## The ladder\n\n" + markdown(ladder_gaps_table(analysis.ladder))
+        yield markdown(ladder_values_table(analysis.ladder))
+        if (during := ladder_tokens_table(analysis.ladder)) is not None:
+            yield "During training, on validation data:\n\n" + markdown(during)
     for name, outcome in analysis.outcomes.items():
         yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
         for way in analysis.waterfalls.get(name, []):

@@ -237,6 +237,7 @@ class Study:
     budget    what it takes, in words, as in its README
     claims    what the paper (or you) expect; the report tests each on the runs
     imports   modules, or files beside study.py, that define your own parts; every worker loads them
+    ladder    names of experiments with the same cells at three sizes or more: the page fits lines over size
     file      the file that defines it
     """
 
@@ -247,6 +248,7 @@ class Study:
     experiments: tuple[Experiment, ...]
     claims: tuple[AnyClaim, ...] = ()
     imports: tuple[str, ...] = ()
+    ladder: tuple[str, ...] = ()
     file: Path | None = field(default=None, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -271,6 +273,34 @@ class Study:
                     f"{claim.experiment!r} has no such cell; it has "
                     f"{', '.join(sorted(cells[claim.experiment]))}."
                 )
+        if self.ladder:
+            self._check_ladder()
+
+    def _check_ladder(self) -> None:
+        """Raise unless the ladder names three experiments or more that compare the same cells."""
+        known = {experiment.name: experiment for experiment in self.experiments}
+        if isinstance(self.ladder, str):
+            raise InputError(f'ladder takes a tuple of names such as ("5m", "17m"), got {self.ladder!r}.')
+        unknown = [name for name in self.ladder if name not in known]
+        if unknown:
+            raise InputError(
+                f"the ladder of study {self.name!r} names {', '.join(unknown)}, but the study has no such "
+                f"experiment; it has {', '.join(known)}."
+            )
+        if len(set(self.ladder)) < max(len(self.ladder), FEWEST_RUNGS):
+            raise InputError(
+                f"a ladder needs {FEWEST_RUNGS} different experiments or more, got "
+                f"{', '.join(self.ladder)}: a line through two sizes fits whatever they are."
+            )
+        first, *others = (known[name] for name in self.ladder)
+        for other in others:
+            differing = [what for what, read in SAME_ON_A_LADDER.items() if read(first) != read(other)]
+            if differing:
+                raise InputError(
+                    f"the ladder of study {self.name!r} joins {first.name!r} and {other.name!r}, which "
+                    f"differ in their {' and '.join(differing)}: experiments of a ladder compare the same "
+                    "cells on the same metric, only their size differs."
+                )
 
     @property
     def run_count(self) -> int:
@@ -282,6 +312,16 @@ class Study:
                 for cell, seed in e.points()
             }
         )
+
+
+#: a line through fewer sizes fits always
+FEWEST_RUNGS = 3
+#: what all experiments of a ladder share
+SAME_ON_A_LADDER: dict[str, Callable[[Experiment], object]] = {
+    "cells": lambda e: {cell.name: e.settings(cell).get("attention") for cell in e.cells},
+    "metric": lambda e: e.measure,
+    "baseline": lambda e: e.baseline,
+}
 
 
 def _check_seeds(seeds: tuple[int, ...], place: str) -> None:

@@ -248,7 +248,8 @@ def select(study: Study, only: Sequence[str]) -> Study:
     experiments = tuple(kept for e in study.experiments if (kept := _reduced(e, only)) is not None)
     left = {e.name: {cell.name for cell in e.cells} for e in experiments}
     claims = tuple(c for c in study.claims if set(c.cells) <= left.get(c.experiment, set()))
-    return dataclasses.replace(study, experiments=experiments, claims=claims)
+    ladder = study.ladder if left.keys() >= set(study.ladder) else ()
+    return dataclasses.replace(study, experiments=experiments, claims=claims, ladder=ladder)
 
 
 def with_seeds(study: Study, count: int) -> Study:

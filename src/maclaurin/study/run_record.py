@@ -191,11 +191,13 @@ class Tuning:
     metric   the metric they were chosen by
     source   where they come from: a file, or this study
     cells    cell → how its rate was chosen
+    rule     the rule that gave all rates, in words; the trials of a cell, if any, then only test it
     """
 
     metric: str
     source: str
     cells: Mapping[str, CellTuning]
+    rule: str = ""
 
 
 @final
@@ -250,6 +252,7 @@ class StudyRecord:
     source   the file that defines it, by its recorded name
     scale    factor on the steps in its file
     runs     key → record; two cells with the same run share one
+    ladder   names of experiments with the same cells at several sizes, the smallest first
     """
 
     name: str
@@ -262,6 +265,7 @@ class StudyRecord:
     claims: tuple[AnyClaim, ...]
     runs: Mapping[str, RunRecord]
     forms: FormsRecord | None = None
+    ladder: tuple[str, ...] = ()
 
     def labelled(self) -> Iterator[tuple[Label, RunRecord]]:
         """Every recorded run, under each label the study has for it."""

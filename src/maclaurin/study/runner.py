@@ -435,4 +435,5 @@ def study_record(
         claims=study.claims,
         runs=dict(runs),
         forms=forms,
+        ladder=study.ladder,
     )

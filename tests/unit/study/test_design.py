@@ -8,7 +8,7 @@ from maclaurin import InputError
 from maclaurin.study import Alike, Behind, Experiment, Ordered, Published, Study, Tasks, Tune, cells_of, grid
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.find import find_study, known_studies, load_study, source_file, source_name
-from maclaurin.study.plan_runs import plan_study
+from maclaurin.study.plan_runs import plan_study, select
 
 CELLS = cells_of({"a": "exp/sum", "b": "exp/l2"})
 
@@ -19,6 +19,12 @@ def experiment(**changes):
         "baseline": "a",
     }  # fmt: skip
     return Experiment(**{**values, **changes})
+
+
+def rungs(*ladder, **changes):
+    """A study with the experiments e, f and g, of which g differs, and this ladder."""
+    made = (experiment(), experiment(name="f"), experiment(name="g", **changes))
+    return Study("s", "S", "?", "b", made, ladder=ladder)
 
 
 WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
@@ -72,6 +78,17 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
             lambda: Study("s", "S", "?", "b", (experiment(),), (Behind(**{**WORDS, "cells": ("a", "c")}),)),
             "has no such cell",
         ),
+        (lambda: rungs("e", "f", "h"), "names h, but the study has no such experiment; it has e, f, g"),
+        (lambda: rungs("e", "f"), "needs 3 different experiments or more, got e, f"),
+        (lambda: rungs("e", "f", "f"), "needs 3 different experiments or more"),
+        (lambda: rungs("e", "f", "g", metric="accuracy"), "joins 'e' and 'g', which differ in their metric"),
+        (
+            lambda: rungs("e", "f", "g", cells=cells_of({"a": "exp/sum", "b": "exp/rms"})),
+            "differ in their cells: experiments of a ladder compare the same cells on the same metric",
+        ),
+        (lambda: rungs("e", "f", "g", cells=CELLS[:1]), "differ in their cells"),
+        (lambda: rungs("e", "f", "g", baseline="b"), "differ in their baseline"),
+        (lambda: Study("s", "S", "?", "b", (experiment(),), ladder="e"), "a tuple of names"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(make, words):
@@ -98,6 +115,14 @@ def test_experiments_that_differ_in_their_metric_alone_share_their_runs():
     assert Study("s", "S", "?", "b", (first, second)).run_count == 6
     other = dataclasses.replace(second, tasks=Tasks(("lines_32",), items=7))
     assert Study("s", "S", "?", "b", (first, other)).run_count == 12
+
+
+def test_a_part_of_a_study_keeps_its_ladder_if_all_sizes_are_left():
+    study = rungs("e", "f", "g")
+    assert select(study, ["b"]).ladder == ("e", "f", "g")
+    alone = experiment(name="h", cells=cells_of({"c": "exp/rms", "d": "exp/len"}), baseline="c")
+    wider = dataclasses.replace(study, experiments=(*study.experiments, alone))
+    assert select(wider, ["d"]).ladder == ()
 
 
 def test_a_claim_of_ones_own_needs_no_paper():

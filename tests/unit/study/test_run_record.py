@@ -134,6 +134,8 @@ def test_shipped_records_are_readable():
         ("orders", 57),
         ("recall", 57),
         ("paper_h200", 51),
+        ("parts_h200", 42),
+        ("ladder_h200", 63),
     ):
         study = read_study(root / name)
         assert isinstance(study, StudyRecord)
