@@ -630,7 +630,10 @@ class Pool:
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         with (self.options.out / "records.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            line = json.dumps(record).replace(
+                json.dumps(str(self.options.data)), json.dumps(self.options.data.name)
+            )
+            file.write(line + "\n")  # no path of this machine
             file.flush()
             os.fsync(file.fileno())
         self.records[sender.key] = record

@@ -276,7 +276,9 @@ def test_passes_over_rows():
         out, gain_of_norm = rows.normed(y, None, 1.0, True, keep=True)
         assert gain_of_norm is not None
         rows.normed_backward_from_answer(out, out, gain_of_norm, True, out.stride())
-        rows.scaled_backward(rows.scaled(o, gain, gain, gate), o, gain, gain, gate, gain, sums=True)
+        answer = rows.scaled(o, gain, gain, gate)
+        rows.scaled_backward(o, o, gain, gain, gate, gain, sums=True, of_answer=False)
+        rows.scaled_backward(o, answer, gain, gain, gate, None, sums=True, of_answer=True)
         rows.delta(o, o, gain)
     assert_good(found, matrix_units=False)
 
