@@ -2,10 +2,10 @@
 
 from maclaurin.study import Tune
 
-#: first learning rates of a search
-RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3))
+#: first learning rates of a search; the two best are trained with a second seed
+RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3), confirm=(1001,))
 #: a search from two rates: in the end each cell has tried a rate on either side of its best
-SHORT_SEARCH = Tune(rates=(4e-3, 8e-3))
+SHORT_SEARCH = Tune(rates=(4e-3, 8e-3), confirm=(1001,))
 
 #: text at pico size: 300 steps of 16 × 128 tokens, about twenty seconds on one core
 PICO_TEXT = {

@@ -55,12 +55,14 @@ class Tune:
     rates    the first grid, each rate twice the one before; extended while the best rate is at its edge
     metric   the number to choose by
     seeds    seeds of the tuning runs; the final runs have others
+    confirm  further seeds for the two best rates, to decide between them by the mean
     most     limit on the rates tried, for cells without a best rate
     """
 
     rates: tuple[float, ...]
     metric: str = "validation_loss"
     seeds: tuple[int, ...] = (TUNING_SEED,)
+    confirm: tuple[int, ...] = ()
     most: int = 9
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Tune:
                 f"tune cannot choose by {self.metric!r}: learning rates are chosen on validation data, and "
                 "only the final runs have tasks. Use validation_loss."
             )
-        _check_seeds(self.seeds, "tune")
+        _check_seeds(self.seeds + self.confirm, "tune")
         if len(self.rates) < 2:
             raise InputError(
                 f"tune needs a grid of at least two learning rates, got {self.rates!r}: with one rate there "
@@ -215,7 +217,7 @@ class Experiment:
                 )
 
     def _check_tuning(self, tune: Tune) -> None:
-        both = sorted(set(self.seeds) & set(tune.seeds))
+        both = sorted(set(self.seeds) & set(tune.seeds + tune.confirm))
         if both:
             raise InputError(
                 f"experiment {self.name!r} uses seed {both[0]} for tuning and for its result: the final runs "

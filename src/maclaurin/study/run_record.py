@@ -192,12 +192,14 @@ class Tuning:
     source   where they come from: a file, or this study
     cells    cell → how its rate was chosen
     rule     the rule that gave all rates, in words; the trials of a cell, if any, then only test it
+    data     fingerprints of the data they were chosen on, if known
     """
 
     metric: str
     source: str
     cells: Mapping[str, CellTuning]
     rule: str = ""
+    data: tuple[str, ...] = ()
 
 
 @final

@@ -1,7 +1,8 @@
 """A separate learning rate for every cell, chosen on validation data.
 
 The grid is in factors of two. While the best rate of a cell is at the edge of the rates tried, the next rate
-beyond that edge is tried too. No final run shares a seed with a tuning run.
+beyond that edge is tried too. Then the two best rates get further seeds, if the study asks for them. No final
+run shares a seed with a tuning run.
 """
 
 from __future__ import annotations
@@ -92,11 +93,13 @@ class KnownRates:
 
     cells     experiment → cell → its tuning
     sources   experiment → the file the rates come from
+    data      experiment → fingerprints of the data they were chosen on
     missing   experiment → cell → subject, for cells without a rate
     """
 
     cells: dict[str, dict[str, CellTuning]]
     sources: dict[str, str]
+    data: dict[str, set[str]]
     missing: dict[str, dict[str, str]]
 
 
@@ -105,14 +108,15 @@ def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
     wanted = [e for e in study.experiments if e.tune is not None]
     known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
     sources: dict[str, str] = {}
+    data: dict[str, set[str]] = {e.name: set() for e in wanted}
     if not retune:
         for file in (out / FILE, _beside(study)):
-            _take_known(wanted, file, known, sources)
+            _take_known(wanted, file, known, sources, data)
     missing = {
         e.name: {cell.name: subject(e, cell) for cell in e.cells if cell.name not in known[e.name]}
         for e in wanted
     }
-    return KnownRates(known, sources, {name: cells for name, cells in missing.items() if cells})
+    return KnownRates(known, sources, data, {name: cells for name, cells in missing.items() if cells})
 
 
 def learning_rates(
@@ -134,9 +138,16 @@ def learning_rates(
         _merged(TunedFile.read(target), fresh).write(target)
         for name, tuning in fresh.experiments.items():
             known[name] |= tuning.cells
+            rates.data[name] |= set(tuning.data)
             sources[name] = f"{sources[name]} and this study" if name in sources else "this study"
     tunings = {
-        e.name: Tuning(metric=_tune_of(e).metric, source=sources[e.name], cells=known[e.name]) for e in wanted
+        e.name: Tuning(
+            metric=_tune_of(e).metric,
+            source=sources[e.name],
+            cells=known[e.name],
+            data=tuple(sorted(rates.data[e.name])),
+        )
+        for e in wanted
     }
     experiments = tuple(
         e.with_rates({name: cell.rate for name, cell in known[e.name].items()}) if e.tune is not None else e
@@ -154,6 +165,7 @@ def _take_known(
     file: Path | None,
     known: dict[str, dict[str, CellTuning]],
     sources: dict[str, str],
+    data: dict[str, set[str]],
 ) -> None:
     """Add the rates of a file that were tuned for the same subject.
 
@@ -172,6 +184,12 @@ def _take_known(
             if cell.name not in known[e.name] and old is not None:
                 known[e.name][cell.name] = old
                 sources.setdefault(e.name, source_name(file))
+                data[e.name] |= _data_of(old, found.runs if found is not None else {})
+
+
+def _data_of(tuning: CellTuning, runs: Mapping[str, RunRecord]) -> set[str]:
+    """Fingerprints of the data of its trials."""
+    return {runs[trial.key].run.data for trial in tuning.trials if trial.key in runs}
 
 
 def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
@@ -223,14 +241,17 @@ class Search:
         """Whether the best rate is the largest or smallest that was tried."""
         return self.best in (min(self.trials), max(self.trials))
 
-    def next_rates(self) -> list[float]:
-        """Rates still to try: the grid, then beyond the edge at which the best rate is."""
+    def next_trials(self) -> list[tuple[float, int]]:
+        """Rates and seeds still to try: the grid, beyond the edge at which the best rate is, the two best."""
+        tune = self._tune
         if not self.trials:
-            return list(self._tune.rates)
-        if not self.is_on_edge or len(self.trials) >= self._tune.most:
-            return []
-        best = self.best
-        return [_tidy(best * 2)] if best == max(self.trials) else [_tidy(best / 2)]
+            return [(rate, seed) for rate in tune.rates for seed in tune.seeds]
+        if self.is_on_edge and len(self.trials) < tune.most:
+            beyond = _tidy(self.best * 2 if self.best == max(self.trials) else self.best / 2)
+            return [(beyond, seed) for seed in tune.seeds]
+        two_best = sorted(self.trials, key=self.badness)[:2]
+        tried = {(trial.rate, trial.seed) for trials in self.trials.values() for trial in trials}
+        return [(rate, seed) for rate in two_best for seed in tune.confirm if (rate, seed) not in tried]
 
     def tuning(self, subject: str) -> CellTuning:
         """The outcome."""
@@ -266,7 +287,8 @@ def tune_study(
         name: Tuning(
             metric=_tune_of(experiments[name]).metric,
             source="",
-            cells={cell: searches[name, cell].tuning(subject) for cell, subject in cells.items()},
+            cells=(tuned := {cell: searches[name, cell].tuning(s) for cell, s in cells.items()}),
+            data=tuple(sorted(set[str]().union(*(_data_of(each, runs) for each in tuned.values())))),
         )
         for name, cells in missing.items()
     }
@@ -282,11 +304,10 @@ def _round(
     for (name, cell_name), search in searches.items():
         experiment = experiments[name]
         cell = next(cell for cell in experiment.cells if cell.name == cell_name)
-        for rate in search.next_rates():
-            for seed in _tune_of(experiment).seeds:
-                label = Label(name, f"{cell_name}, lr {rate:g}", seed)
-                plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed})
-                owners[label] = (search, rate)
+        for rate, seed in search.next_trials():
+            label = Label(name, f"{cell_name}, lr {rate:g}", seed)
+            plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed})
+            owners[label] = (search, rate)
     return plan, owners
 
 

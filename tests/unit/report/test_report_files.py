@@ -17,7 +17,7 @@ from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.figure import INK, PALETTE
 from maclaurin.report.page import breakable, embedded
-from maclaurin.report.sentences import status_sentence, trouble
+from maclaurin.report.sentences import status_sentence, trouble, tuning_finding
 from maclaurin.report.study_charts import families
 from maclaurin.report.study_page import study_articles, study_page
 from maclaurin.report.study_tables import good_range, mixtures, settings_table, tuning_table
@@ -399,6 +399,22 @@ def test_learning_rates_come_with_the_width_of_their_good_range(realistic):
     assert softmax["learning rate"] == "0.004"
     assert softmax["tried"] == "5 rates"
     assert tuning_table(analysis(small()).outcomes["lm"]) is None
+
+
+def test_the_page_says_where_rates_were_chosen_on_other_data(realistic):
+    outcome = analysis(realistic).outcomes["lm"]
+    own = {record.run.data for cell in outcome.cells.values() for record in cell.records.values()}
+    for data, differs in ((tuple(own), False), (("another text",), True), ((), False)):
+        experiments = tuple(
+            dataclasses.replace(
+                e, tuning=None if e.tuning is None else dataclasses.replace(e.tuning, data=data)
+            )
+            for e in realistic.experiments
+        )
+        found = tuning_finding(
+            analysis(dataclasses.replace(realistic, experiments=experiments)).outcomes["lm"]
+        )
+        assert ("chosen on other data than these runs read" in found) == differs
 
 
 def test_a_good_range_is_interpolated_and_bounded_by_divergence():
