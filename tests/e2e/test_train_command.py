@@ -129,6 +129,7 @@ def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.exhaustive  # inductor compiles for half a minute
 def test_a_compiled_run_ends_when_it_is_done(tmp_path):
     """Nothing of it is alive any more a few seconds after its last line: no process, no worker."""
     out = tmp_path / "run"

@@ -81,6 +81,7 @@ atexit.register(lambda: pathlib.Path(FOLDER, "calls-" + os.environ["RANK"]).writ
 """
 
 
+@pytest.mark.exhaustive  # four processes that start torch
 def test_sharded_gradients_are_reduced_once_per_step(tmp_path):
     """However many parts a batch is accumulated over."""
     found = []

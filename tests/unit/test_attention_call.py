@@ -383,9 +383,16 @@ COMPILED = [
     "poly(0)+window(4,sinks=1,kept=3)/sum",
     "taylor(2,about=mean)+window(4,kept=3)/sum",
 ]
-#: kept keys in chunks take ten seconds to trace
+#: forms that are traced in every run of the tests, besides the one that is chosen; tracing takes seconds
+ALSO_TRACED = {
+    ("exp/sum", "parallel"),
+    ("power(2)*forget/sum", "chunked"),
+    ("taylor(2,about=mean)+window(4,sinks=1)/sum", "chunked"),
+}
 TRACED = [
-    pytest.param(spec, form, marks=[pytest.mark.exhaustive] if "kept" in spec and form == "chunked" else [])
+    pytest.param(
+        spec, form, marks=[] if form == "auto" or (spec, form) in ALSO_TRACED else [pytest.mark.exhaustive]
+    )
     for spec in COMPILED
     for form in ("auto", "parallel", "chunked")
 ]
