@@ -87,6 +87,7 @@ DAMAGE = TextDamage(
 
 @pytest.mark.parametrize("damage", [None, DAMAGE], ids=["equal", "by damage"])
 @pytest.mark.parametrize("wish", [{"memory": "30%"}, {"memory": "90%"}, {"constant": "30kB"}])
+@pytest.mark.slow
 def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
     budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
     plans = plans_for(model.config, budget, RANKING, damage)
@@ -321,6 +322,7 @@ def convert(saved, **more):
     return maclaurin.convert(str(saved / "model"), saved / "small", **settings)
 
 
+@pytest.mark.slow
 def test_a_model_is_converted_to_its_budget(saved):
     chosen, conversion = convert(saved)
     small = MaclaurinForCausalLM.from_pretrained(saved / "small").bfloat16().eval()
@@ -339,6 +341,7 @@ def test_a_model_is_converted_to_its_budget(saved):
     assert generated.shape == (1, 8)
 
 
+@pytest.mark.slow
 def test_a_stopped_conversion_goes_on(saved, monkeypatch):
     from maclaurin.conversion import allocate
 

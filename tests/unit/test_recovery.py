@@ -86,6 +86,7 @@ def test_what_attention_has_beside_its_projections_is_trained_with_the_adapters(
     assert all("self_attn" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_as_peft_reads_them(tmp_path):
     peft = pytest.importorskip("peft")
     start = saved(tmp_path / "start", "exp*in*forget/len*out")
@@ -127,6 +128,7 @@ def test_a_student_comes_closer_to_its_teachers_attention(tmp_path, teacher, lor
     assert reloaded.config.attention == "taylor(2)/sum"
 
 
+@pytest.mark.slow
 def test_a_recovery_that_was_cut_off_goes_on(tmp_path):
     student = saved(tmp_path / "student", "taylor(2)/sum")
     config = config_from({**SETTINGS, "start": student, "lora": 2, "checkpoint_every": 4, "keep": 5})
@@ -156,6 +158,7 @@ def test_settings_that_contradict_each_other_are_errors(tmp_path, teacher):
 
 
 @pytest.mark.parametrize("objective", ["match-attention", "match-logits"])
+@pytest.mark.slow
 def test_a_hybrid_learns_from_its_teacher(teacher, tmp_path, objective):
     """Heads that differ, trained towards the original's attention or predictions."""
     hybrid = "0: exp/sum; *: poly(0)+window(2,sinks=1,kept=2)/sum"

@@ -182,6 +182,7 @@ def test_a_key_is_kept_by_the_attention_it_received():
     assert float(exact.kept_score.max()) > 3
 
 
+@pytest.mark.slow
 def test_chunks_with_kept_keys_take_no_square_of_the_text():
     """Twice the text, twice the memory at most, forward and backward."""
     from torch.utils._python_dispatch import TorchDispatchMode

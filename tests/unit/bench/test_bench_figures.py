@@ -70,6 +70,7 @@ def test_no_crossing_is_told_that_was_not_seen(quadratic, linear):
     assert crossing(quadratic, linear) is None
 
 
+@pytest.mark.slow
 def test_all_figures_are_drawn_and_the_same_again(tmp_path):
     written, missing = draw_figures(swept(), tmp_path / "a")
     assert sorted(path.name for path in written) == [

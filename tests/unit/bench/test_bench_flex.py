@@ -23,6 +23,7 @@ MEANINGS = {
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("notation", "meaning"), MEANINGS.items())
+@pytest.mark.slow
 def test_it_computes_what_it_is_said_to(notation, meaning):
     spec = parse(notation)
     assert str(softmax_of(spec)) == meaning

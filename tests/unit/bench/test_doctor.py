@@ -19,6 +19,7 @@ def findings(program):
 
 
 @pytest.mark.parametrize("program", ["token step", "stock softmax", "plain recurrent"])
+@pytest.mark.slow
 def test_right_programs_are_found_right(program):
     found = findings(program)
     assert len(found) == examine.SPECS_PER_PROGRAM
@@ -52,6 +53,7 @@ def test_an_exception_is_a_finding(monkeypatch):
     assert {finding.problem for finding in findings("stock softmax")} == {"RuntimeError: out of registers"}
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_found(tmp_path):
     pytest.importorskip(
         "altair"
@@ -62,6 +64,7 @@ def test_the_command_says_what_was_found(tmp_path):
     assert '"right": true' in (tmp_path / "doctor.json").read_text()
 
 
+@pytest.mark.slow
 def test_programs_can_be_left_out():
     code = (
         "import torch, maclaurin; q = torch.randn(1, 9, 2, 4); plan = maclaurin.plan(q, q, q, 'exp/sum'); "

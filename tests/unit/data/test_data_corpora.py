@@ -146,6 +146,7 @@ def test_limit_takes_the_first_documents(tmp_path, jsonl, texts):
     assert [document.progress for document in corpus.documents()][-1] == 1.0
 
 
+@pytest.mark.slow
 def test_a_large_corpus_is_never_in_memory_at_once(tmp_path, files, monkeypatch):
     monkeypatch.setattr(token_shards, "_TEXT_AT_ONCE", 1 << 15)
     words = random.Random(0).choices(["alpha", "beta", "gamma\n"], k=800_000)
@@ -166,6 +167,7 @@ def test_a_large_corpus_is_never_in_memory_at_once(tmp_path, files, monkeypatch)
 # ------------------------------------------------------------------------------- the standard library
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_there_and_its_tests_are_not():
     texts = read(FirstDocuments(StandardLibrary(), 400))
     assert len(texts) == len(set(texts)) == 400

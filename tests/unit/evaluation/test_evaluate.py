@@ -82,6 +82,7 @@ def test_another_text_or_model_does_not_go_into_the_same_file(model, tmp_path):
         request(model, out=out, attention=("taylor(2)/sum",)).run()
 
 
+@pytest.mark.slow
 def test_a_constant_size_state_answers_too(model):
     options = {"tasks": ("maclaurin_recall_64", "maclaurin_multiquery_256_exact"), "limit": 2}
     whole = request(model, **options).run()

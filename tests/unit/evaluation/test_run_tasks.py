@@ -46,6 +46,7 @@ def test_other_items_have_another_fingerprint():
     assert len(task_items("induction_8", 4, 0)) == 4
 
 
+@pytest.mark.slow
 def test_the_longest_text_is_that_of_a_question_with_its_longest_choice():
     (item,) = task_items("induction_8", 1, 0)
     (query,) = item.queries

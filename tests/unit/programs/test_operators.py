@@ -34,6 +34,7 @@ class Seen(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_same_called_and_compiled():
     x = torch.randn(3, requires_grad=True)
     compiled = torch.compile(lambda u: doubled(u, 3.0).sum(), fullgraph=True, backend="aot_eager")

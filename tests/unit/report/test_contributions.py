@@ -116,6 +116,7 @@ def test_bars_follow_each_other_from_the_first_cell_to_the_last():
     assert rows[1]["to"] == pytest.approx(2.45, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_page_tables_and_figures_show_it_from_a_file_of_records(tmp_path):
     made, runs = record()
     write_study(study((made, runs)), tmp_path / "records.json")

@@ -216,6 +216,7 @@ def test_the_table_has_a_row_per_cell_and_a_verdict():
     assert [(row[0].text, row[4].text) for row in table.rows] == [("far", GROWS), ("near", UNDECIDED)]
 
 
+@pytest.mark.slow
 def test_page_tables_and_one_figure_show_it_from_a_file_of_records(tmp_path):
     write_study(made({"far": (0.1, 0.2, 0.3), "near": (0.1, 0.1, 0.1)}), tmp_path / "records.json")
     assert read_study(tmp_path).ladder == tuple(SIZES)

@@ -175,6 +175,7 @@ claims = st.sampled_from([alike("a", "b", "c", within=0.51), behind("a", "b", "c
 
 
 @given(table=tables, shifts=rows, claim=claims)
+@pytest.mark.slow
 def test_what_a_seed_adds_to_all_cells_changes_no_verdict(table, shifts, claim):
     moved = {name: [v + shifts[s] for s, v in enumerate(row)] for name, row in table.items()}
     assert verdict(claim, table).verdict == verdict(claim, moved).verdict

@@ -69,6 +69,7 @@ records = st.builds(
 
 
 @given(records)
+@pytest.mark.slow
 def test_a_run_is_read_as_it_was_written(tmp_path_factory, record):
     file = tmp_path_factory.mktemp("run") / "record.json"
     write_run(record, file)
@@ -76,6 +77,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path_factory, record):
 
 
 @given(st.lists(records, min_size=1, max_size=3), st.booleans())
+@pytest.mark.slow
 def test_a_study_is_read_as_it_was_written(tmp_path_factory, found, with_forms):
     folder = tmp_path_factory.mktemp("study")
     claim = Alike(says="s", experiment="e", cells=("a", "b"), within=0.1, because="r")
@@ -122,6 +124,7 @@ def test_a_file_that_is_no_study_is_one_clear_error(tmp_path, text, words):
         read_study(tmp_path)
 
 
+@pytest.mark.slow
 def test_shipped_records_are_readable():
     from pathlib import Path
 

@@ -192,6 +192,7 @@ def planned(study):
     return record.run
 
 
+@pytest.mark.slow
 def test_tasks_are_part_of_the_key_only_where_they_change_numbers():
     plain, asked = planned(asking()), planned(asking("induction_8", "perplexity"))
     assert plain.tasks == ()
@@ -216,11 +217,13 @@ def test_tasks_are_part_of_the_key_only_where_they_change_numbers():
         (lambda: asking("cloze", data="mqar:pairs=3,vocab=32,length=24"), "cannot read text"),
     ],
 )
+@pytest.mark.slow
 def test_tasks_that_cannot_be_asked_are_one_error(make, words):
     with pytest.raises(InputError, match=words):
         plan_study(make())
 
 
+@pytest.mark.slow
 def test_a_task_that_does_not_fit_is_one_error_before_anything_is_trained():
     Sources().require_tasks_fit(plan_study(asking("induction_8", "perplexity")))
     with pytest.raises(InputError, match=r"experiment 'text': the task recall_64 has .* the model reads 128"):
