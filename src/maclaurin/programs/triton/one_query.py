@@ -24,7 +24,7 @@ KEYS = 64
 _PROGRAMS, _MOST_STRETCHES = 264, 128
 _LOG2_E = 1.4426950408889634
 #: numbers that change with every token: no program is compiled for particular ones
-_ANY = ("S", "stretch", "stretches")
+_ANY = ("S", "stretch", "stretches", "present_stride")
 
 
 @triton.jit
