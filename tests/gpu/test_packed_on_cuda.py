@@ -11,6 +11,7 @@ pytestmark = pytest.mark.gpu
 
 SPECS = ["taylor(2)/sum", "taylor(4)*in/sum", "poly(1,0.5,0.25)/len*out", "taylor(2)/l2", "sigmoid(-1)"]
 SPECS += ["taylor(2,about=mean)/sum", "hermite(2)/len"]
+SPECS += ["exp/sum", "exp/l2", "exp/len*out", "exp(clamp=5)/len", "poly(0)+window(64,sinks=1)/sum"]
 
 
 @pytest.fixture
