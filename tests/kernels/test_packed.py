@@ -129,6 +129,17 @@ def test_cuts_in_64_bits(notation, device):
     assert torch.equal(in_place(case, ALIKE), in_place(case, ALIKE, cuts_dtype=torch.int64))
 
 
+def test_cuts_with_gaps_in_memory(device):
+    q, k, v = (torch.randn(1, 12, 2, 16, device=device) for _ in range(3))
+    cuts = torch.tensor([[0, 9], [5, 9], [12, 9]], device=device)[:, 0]
+    for notation in ("taylor(2)/sum", "exp/sum"):
+        found, expected = (
+            maclaurin.attention(q, k, v, notation, form="parallel", cu_seqlens=given)
+            for given in (cuts, cuts.contiguous())
+        )
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "notation",
     [
