@@ -29,6 +29,7 @@ TOOLKIT = "/usr/local/cuda/bin/compute-sanitizer"
 SMALL_SHAPES = [
     ("test_softmax_score_mod.py", "every_length and bfloat16 and (63 or 65)"),
     ("test_softmax_score_mod.py", "strong_forgetting and float16"),
+    ("test_packed.py", "sequence_of_exp and bfloat16"),
     ("test_polynomial_quadratic.py", "every_length and bfloat16 and (1] or 63 or 65)"),
     ("test_polynomial_linear.py", "every_length and bfloat16 and (16-63 or 16-65 or 64-65)"),
     ("test_polynomial_linear.py", "heads_of_order_3 and (2 or 17)"),

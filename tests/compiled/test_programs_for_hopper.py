@@ -267,6 +267,33 @@ def test_softmax_of_a_changed_score(d, call):
     assert_good(found, may_wait={*MAY_WAIT, "_forward"})  # rows are rescaled between its products anyway
 
 
+@pytest.mark.parametrize("d", [64, more(128)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        softmax_score_mod.Call(0.125, True),
+        more(softmax_score_mod.Call(0.125, False)),
+        more(softmax_score_mod.Call(0.125, True, clamp=5.0)),
+        more(softmax_score_mod.Call(0.125, True, window=64, sinks=1)),
+    ],
+)
+def test_softmax_of_packed_sequences(d, call):
+    """No loop spills more than that of rows."""
+    q, k, v = (u.transpose(1, 2) for u in tensors(d, d))
+    cuts = torch.zeros(17, dtype=torch.int32)
+    with compiled_for(HOPPER) as found:
+        o, lse = softmax_score_mod.forward(q, k, v, None, call, cuts)
+        softmax_score_mod.backward(o, q, k, v, None, lse, lse, call, cuts)
+    assert_good(found, may_wait={*MAY_WAIT, "_forward"})
+    with compiled_for(HOPPER) as of_rows:
+        softmax_score_mod.forward(q, k, v, None, call)
+        softmax_score_mod.backward(o, q, k, v, None, lse, lse, call)
+    known = {program.name: program.spills_in_loops for program in of_rows}
+    packed = {program.name: program.spills_in_loops for program in found if program.name in known}
+    assert len(packed) == 3
+    assert all(packed[name] <= known[name] for name in known), (packed, known)
+
+
 def test_passes_over_rows():
     y = torch.empty(1, 2048, 4, 64, dtype=torch.bfloat16)
     gate = torch.empty(1, 2048, 4)

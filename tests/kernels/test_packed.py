@@ -6,6 +6,7 @@ import torch
 import maclaurin
 from maclaurin import parse
 from maclaurin.programs.quadratic_polynomial import polynomial_attention
+from maclaurin.programs.score_mod import modified_softmax, modified_softmax_backward
 from maclaurin.programs.taylor_attention import mean_polynomial
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
@@ -35,6 +36,19 @@ ABOUT_THE_MEAN = [
     "taylor(1,about=mean)/sum*out",
     "hermite(2)/len",
     "hermite(2)*in/l2",
+]
+EXP = [
+    "exp/sum",
+    "exp*in/sum(eps=0.1)",
+    "exp/l2",
+    "exp/rms*out",
+    "exp/layer",
+    "exp/len",
+    "exp/len*out",
+    "exp(clamp=0.5)/len",
+    "exp(clamp=0.5)/l2",
+    "poly(0)+window(9,sinks=2)/sum",
+    "poly(0)+window(64)/rms",
 ]
 
 
@@ -90,24 +104,56 @@ def test_every_sequence_about_the_mean(notation, dtype, device, poisoned):
     assert_right(notation, LENGTHS, dtype, device)
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)/sum", "taylor(2,about=mean)/sum", "hermite(2)/len"])
+@pytest.mark.parametrize("notation", EXP)
+def test_every_sequence_of_exp(notation, dtype, device, poisoned):
+    assert_right(notation, LENGTHS, dtype, device)
+
+
+@pytest.mark.parametrize(
+    "notation",
+    ["taylor(2)/sum", "taylor(2,about=mean)/sum", "hermite(2)/len", "exp/sum", "exp/l2", "exp(clamp=5)/len"],
+)
 @pytest.mark.parametrize("lengths", [ALIKE, [1], [1, 1, 1], [64, 64], [65], [0, 130]])
 def test_other_lengths(notation, lengths, device, poisoned):
     assert_right(notation, lengths, torch.float32, device, kv_heads=1, group=1, d=16, e=16)
 
 
 def test_without_a_causal_mask(dtype, device, poisoned):
-    for notation in ("taylor(2)/sum", "poly(1,0.5,0.25)/len"):
+    for notation in ("taylor(2)/sum", "poly(1,0.5,0.25)/len", "exp/sum", "exp/l2", "exp/len"):
         assert_right(notation, LENGTHS, dtype, device, causal=False, kv_heads=1, d=16, e=8)
 
 
-def test_cuts_in_64_bits(device):
-    case = packed_case("taylor(2)/sum", ALIKE, torch.float32, device)
+@pytest.mark.parametrize("notation", ["taylor(2)/sum", "exp/len"])
+def test_cuts_in_64_bits(notation, device):
+    case = packed_case(notation, ALIKE, torch.float32, device)
     assert torch.equal(in_place(case, ALIKE), in_place(case, ALIKE, cuts_dtype=torch.int64))
 
 
+def test_cuts_with_gaps_in_memory(device):
+    q, k, v = (torch.randn(1, 12, 2, 16, device=device) for _ in range(3))
+    cuts = torch.tensor([[0, 9], [5, 9], [12, 9]], device=device)[:, 0]
+    for notation in ("taylor(2)/sum", "exp/sum"):
+        found, expected = (
+            maclaurin.attention(q, k, v, notation, form="parallel", cu_seqlens=given)
+            for given in (cuts, cuts.contiguous())
+        )
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
-    "notation", ["taylor(2)/sum", "poly(1,0.5,0.25)/len", "taylor(2,about=mean)/sum", "hermite(2)/len"]
+    "notation",
+    [
+        "taylor(2)/sum",
+        "poly(1,0.5,0.25)/len",
+        "taylor(2,about=mean)/sum",
+        "hermite(2)/len",
+        "exp/sum",
+        "exp/l2",
+        "exp/layer",
+        "exp/len*out",
+        "exp(clamp=0.5)/len",
+        "poly(0)+window(9,sinks=2)/sum",
+    ],
 )
 def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
     """The others are the same to the last bit, in outputs and gradients, when one is all NaN."""
@@ -133,6 +179,8 @@ def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
         ("power(2)*forget/sum", "decay gate run along a row"),
         ("taylor(2)/running", "counted along a row"),
         ("taylor(2,about=mean)+window(4)/sum", "beside a window"),
+        ("exp*forget/sum", "decay gate run along a row"),
+        ("exp(clamp=2)/running", "adds up along a row"),
     ],
 )
 def test_what_runs_along_a_row_is_copied_to_rows(notation, why, device):
@@ -170,10 +218,25 @@ def test_operator_is_registered_as_torch_wants_it(device):
     for divisor in ("sum", "balanced"):
         call = (q, k, v, None, None, cuts, 0.25, [1.0, 1.0, 0.5], True, 0, 0, 0, False, divisor, False)
         assert set(torch.library.opcheck(mean_polynomial.traced, call).values()) == {"SUCCESS"}
+    q, k, v = (u.detach().transpose(1, 2).requires_grad_() for u in (q, k, v))
+    call = (q, k, v, None, cuts, 0.25, True, None, None, 0)
+    assert set(torch.library.opcheck(modified_softmax.traced, call).values()) == {"SUCCESS"}
+    with torch.no_grad():
+        o, lse = modified_softmax(*call)
+        back = (o, *(u.detach() for u in (q, k, v)), None, cuts, lse, o, None, *call[5:])
+        assert set(torch.library.opcheck(modified_softmax_backward.traced, back).values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("notation", ["taylor(2)/sum", "hermite(2)/len"])
-def test_a_compiled_call_reads_them_in_place(notation, device):
+@pytest.mark.parametrize(
+    ("notation", "operator"),
+    [
+        ("taylor(2)/sum", "polynomial"),
+        ("hermite(2)/len", "polynomial"),
+        ("exp/l2", "modified_softmax"),
+        ("exp/len", "modified_softmax"),
+    ],
+)
+def test_a_compiled_call_reads_them_in_place(notation, operator, device):
     q, k, v = (torch.randn(1, 31, 2, 16, device=device) for _ in range(3))
     cuts, graphs = cuts_of(ALIKE, device), []
 
@@ -184,5 +247,5 @@ def test_a_compiled_call_reads_them_in_place(notation, device):
         attention, fullgraph=True, backend=lambda graph, _: graphs.append(graph.code) or graph
     )
     torch.testing.assert_close(compiled(q, k, v, cuts), attention(q, k, v, cuts))
-    assert "polynomial" in graphs[0]
+    assert operator in graphs[0]
     assert "index_put" not in graphs[0]

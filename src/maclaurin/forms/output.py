@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from maclaurin.forms.packing import Packing
 from maclaurin.forms.stream import Inputs, Rows, working_dtype
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.spec import AttentionSpec
@@ -30,10 +31,14 @@ class SeenByRows:
     count: Tensor | None = None  # [B], keys that came before this call
     running: Tensor | None = None  # [B, T, heads], see running_log_sum
     rows: Rows | None = None
+    packing: Packing | None = None  # of sequences in one row, each of which sees only itself
 
     @property
     def keys(self) -> Tensor:
         """The number of keys each row sees, at least 1, [B or 1, 1, 1, T]."""
+        if self.packing is not None:
+            number = self.packing.visible_keys(self.inputs.q.shape[1], self.causal)
+            return number[:, None, None].to(working_dtype(self.inputs.q.dtype))
         number = visible_keys(self.inputs, self.count, self.causal)[:, None, None]
         return number if self.inputs.present is None else number.clamp(min=1)
 

@@ -32,6 +32,13 @@ class Packing(NamedTuple):
         """About how long they are: the longest, if known, else the mean; the cuts are not looked at."""
         return max(1, self.longest or -(-tokens // self.sequences))
 
+    def visible_keys(self, tokens: int, causal: bool) -> Tensor:
+        """How many keys of its own sequence each of the tokens sees, [1, T]; nothing waits for the cuts."""
+        t = torch.arange(tokens, dtype=self.cuts.dtype, device=self.cuts.device)
+        after = torch.searchsorted(self.cuts, t, right=True)  # the first cut behind the token
+        last = t + 1 if causal else self.cuts[after]
+        return (last - self.cuts[after - 1])[None]
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -210,7 +210,7 @@ def attention(
 
 
 def _packing(cu_seqlens: Tensor, max_seqlen: int | None, q: Tensor) -> Packing:
-    return Packing(cu_seqlens.to(q.device, non_blocking=True), max_seqlen)
+    return Packing(cu_seqlens.to(q.device, non_blocking=True).contiguous(), max_seqlen)
 
 
 def _kept(after: State | None, tokens: int) -> State:

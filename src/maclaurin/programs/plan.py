@@ -4,7 +4,7 @@ The plan is found once per spec, shapes, dtypes, device and flags, and cached.
 
 Packed sequences are read in place by programs that can, and copied to padded rows for the others. Costs are
 estimated for rows as long as the longest sequence, if known, or as the mean: the cuts may be on a GPU,
-and nothing waits for them.
+and nothing waits for them. Copies cost padding, and several calls instead of one.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Plan:
     device: str
     state_bytes: int | None
     is_asked: bool
+    is_packed: bool
     #: programs that packed sequences are copied to rows for, and why they do not read them in place
     copied: dict[Program, str]
     #: the program, prepared for calls like this one
@@ -119,16 +120,19 @@ class Plan:
             lines.append(
                 f" {mark} {program.name:21} ≈ {self.seconds(program) * 1e3:9.3g} ms, {cost.flops / 1e9:.3g} "
                 f"GFLOP, {cost.peak_bytes / 2**20:.3g} MiB besides inputs and output"
-                f"{self._copy_note(program)}"
+                f"{self._packing_note(program)}"
             )
         lines += [f"   {program.name:21} no: {why}" for program, why in self.refusals.items()]
         if self.state_bytes is not None:
             lines.append(f"   state: {self.state_bytes:,} bytes, however long the text")
         return "\n".join(lines)
 
-    def _copy_note(self, program: Program) -> str:
+    def _packing_note(self, program: Program) -> str:
+        if not self.is_packed:
+            return ""
         why = self.copied.get(program)
-        return "" if why is None else f", packed sequences copied to rows ({why})"
+        how = "read in place" if why is None else f"copied to rows ({why})"
+        return f", packed sequences {how}"
 
 
 def _refusal(program: Program, call: Call) -> str | None:
@@ -147,11 +151,11 @@ def find_plan(call: Call) -> Plan:
         why = _refusal(program, call)
         why_not_rows = _refusal(program, rows) if call.packing is not None and why is not None else why
         if why_not_rows is not None:
-            refusals[program] = why_not_rows
+            refusals[program] = why if why is not None and program.reads_packed else why_not_rows
             continue
         costs[program] = program.cost(rows)
         if why is not None:
-            copied[program], costs[program] = why, _with_copies(costs[program], rows)
+            copied[program], costs[program] = why, _with_copies(program, costs[program], rows, call)
     program = _cheapest(costs, call.device.type)
     if program is None:
         raise InputError(f"{_why_none(call, refusals)}.")
@@ -164,25 +168,39 @@ def find_plan(call: Call) -> Plan:
         call.device.type,
         state_bytes(call),
         call.form is not None,
+        call.packing is not None,
         copied,
         program.run if program in copied else program.prepared(call),
     )
 
 
-#: tokens of padded rows over those of their sequences, on average (docs/LOG.md); launches to copy them
-_PADDED, _LAUNCHES_TO_COPY = 1.2, 30
+#: sequences whose lengths share a power of two are rows of one batch: how many batches, and their tokens and
+#: pairs over those of the sequences, on average (docs/LOG.md)
+_BATCHES, _PADDED_TOKENS, _PADDED_PAIRS = 2, 1.2, 1.4
+#: launches in whose time a batch is copied there and back: two batches of exp/l2 took the host 2.5 ms, with
+#: their calls and a wait for the lengths (benchmarks/results/gpu_bench_packed.json)
+_LAUNCHES_TO_COPY = 150
 
 
-def _with_copies(cost: Cost, call: Call) -> Cost:
-    """The cost on padded rows that sequences are copied to and from."""
-    q, k, v = call.inputs[:3]
+def _with_copies(program: Program, cost: Cost, rows: Call, call: Call) -> Cost:
+    """The cost on padded rows that sequences are copied to and from; `cost` is that of rows without padding.
+
+    If the longest is known, all rows are that long, in one batch.
+    """
+    assert call.packing is not None
+    batches, padded, pairs = _BATCHES, _PADDED_TOKENS, _PADDED_PAIRS
+    if call.packing.longest is not None:
+        batches = 1
+        padded = pairs = max(1.0, call.packing.sequences * call.packing.longest / max(1, call.keys))
+    work = pairs if program.form in (Form.PARALLEL, Form.BLOCKED) else padded
+    q, k, v = rows.inputs[:3]
     tokens = sum(u.numel() for u in (q, k, v)) + q[..., 0].numel() * v.shape[3]
-    copies = _PADDED * tokens * q.element_size()
+    copies = padded * tokens * q.element_size()
     return Cost(
-        _PADDED * cost.flops,
-        _PADDED * cost.bytes + 2 * copies,
-        cost.launches + _LAUNCHES_TO_COPY,
-        _PADDED * cost.peak_bytes + copies,
+        work * cost.flops,
+        padded * cost.bytes + 2 * copies,
+        batches * (cost.launches + _LAUNCHES_TO_COPY),
+        padded * cost.peak_bytes + copies,
     )
 
 

@@ -5,10 +5,14 @@ softmax rows and their log-sum-exp, both with gradients.
 
 Where D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass uses ln D as the log-sum-exp and needs no
 rows.
+
+Packed sequences are read in place, also those of exp itself: torch's fused attention is faster on rows
+(programs/stock_softmax.py), but sequences would first have to be copied to them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from maclaurin.forms.attend import Form
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Inputs, Rows, log_decay, running_totals
+from maclaurin.forms.stream import Rows, log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import (
@@ -35,19 +39,30 @@ from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.programs.stock_softmax import weights_fit
 from maclaurin.spec import AttentionSpec
 
+#: how much longer it takes than torch's fused attention, which has no window: forward 1.2 to 1.4 times, both
+#: passes 1.3 to 1.5 times (benchmarks/results/gpu_bench.json, exp(clamp=5)/len beside exp/sum)
+_SLOWER = 1.3
+
 
 class ScoreMod(Program):
-    """exp with a clamp or a decay gate, or a window alone, under any denominator and norm per head."""
+    """exp with a clamp or a decay gate, or a window alone, under any denominator and norm per head.
+
+    For packed sequences also exp alone.
+    """
 
     name = "score mod"
     backend = "triton"
     form = Form.PARALLEL
+    reads_packed = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        why = refuse_weights(spec)
-        if why is not None:  # not `if why`: torch.compile cannot branch on a text that it formats
-            return why
+        for why in (
+            _refuse_weights(spec),
+            _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
+        ):
+            if why is not None:  # not `if why`: torch.compile cannot branch on a text that it formats
+                return why
         if call.carries_state:
             return "it carries no state"
         if not call.causal and spec.has_order_of_time:
@@ -57,9 +72,10 @@ class ScoreMod(Program):
         return refuse_tensors(call)
 
     def cost(self, call: Call) -> Cost:
-        window = call.spec.window
-        seen = 0.5 if window is None else min(0.5, (window.slots + 64) / call.keys)
-        return Cost(dense_flops(call) * seen, 0.0, 5, 0.0)
+        window, flops = call.spec.window, dense_flops(call)
+        if window is None:
+            return Cost(_SLOWER * flops / 2, 0.0, 5, 0.0)
+        return Cost(flops * min(0.5, (window.slots + 64) / call.keys), 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         with without_autocast(call.device):
@@ -67,16 +83,29 @@ class ScoreMod(Program):
             return finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype), None
 
 
-def refuse_weights(spec: AttentionSpec) -> str | None:
-    """Why the spec's weights are not just e^(modified score); None if they are."""
+def _refuse_weights(spec: AttentionSpec) -> str | None:
+    """Why the spec's weights are not just e^(score), modified or not; None if they are."""
     weight, window = spec.kernel.fused, spec.window
     if window is not None:
         if spec.kernel.orders:
             return "it supports no tail beside a window"
         return None if window.is_plain else f"it does not compute {window}"
-    if weight is None or weight.function != "exp":
-        return "it supports only e^x of a modified score"
-    return None if weight.clamp is not None or spec.decay_gates else "the score is not modified"
+    return None if weight is not None and weight.function == "exp" else "it supports only e^x"
+
+
+def _refuse_rows(spec: AttentionSpec) -> str | None:
+    """Why rows of such a spec are left to torch's fused attention."""
+    weight = spec.kernel.fused
+    plain = weight is not None and weight.function == "exp" and weight.clamp is None
+    is_modified = not plain or spec.window is not None or spec.decay_gates
+    return None if is_modified else "the score is not modified: on rows torch's fused attention is faster"
+
+
+def _refuse_packed(spec: AttentionSpec) -> str | None:
+    """Why rows are not finished one by one: something of them adds up along the sequence."""
+    if spec.decay_gates:
+        return "its totals of a decay gate run along a row"
+    return None if spec.running_argument is None else f"{spec.denominator} adds up along a row"
 
 
 def _rows(call: Call) -> Tensor:
@@ -84,43 +113,43 @@ def _rows(call: Call) -> Tensor:
     spec, inputs = call.spec, call.inputs
     denominator = spec.denominator
     if spec.ignores_row_scale:
-        return exact_rows(spec, inputs, scale=call.scale, causal=call.causal)[0]
+        return _exact_rows(call)[0]
     running = running_log_sum(spec, inputs, None, call.causal)
-    seen = SeenByRows(spec, inputs, call.causal, running=running)
+    seen = SeenByRows(spec, inputs, call.causal, running=running, packing=call.packing)
     if denominator is not None and denominator.uses_row_sum:
-        o, lse = exact_rows(spec, inputs, scale=call.scale, causal=call.causal)
-        return scale_rows(o, lse - _log_of_row_sum(spec, inputs, seen, lse))
+        o, lse = _exact_rows(call)
+        return scale_rows(o, lse - _log_of_row_sum(seen, lse))
     divisor = None if denominator is None else per_head(denominator.log_divisor(seen), inputs).float()
     if weights_fit(inputs.q) and (divisor is None or not divisor.requires_grad):
         return _directly(call, divisor)
-    o, lse = exact_rows(spec, inputs, scale=call.scale, causal=call.causal)
+    o, lse = _exact_rows(call)
     return scale_rows(o, lse if divisor is None else lse - divisor)
 
 
-def _log_of_row_sum(spec: AttentionSpec, inputs: Inputs, seen: SeenByRows, lse: Tensor) -> Tensor:
+def _log_of_row_sum(seen: SeenByRows, lse: Tensor) -> Tensor:
     """ln D [B, H, T], with its gradient, of a denominator that depends on the row sum e^lse."""
-    assert spec.denominator is not None
-    rows = lse.unflatten(1, (inputs.k.shape[2], -1))
+    assert seen.spec.denominator is not None
+    rows = lse.unflatten(1, (seen.inputs.k.shape[2], -1))
     scale = rows.detach()
-    scaled = SeenByRows(
-        spec, inputs, seen.causal, running=seen.running, rows=Rows(rows, (rows - scale).exp(), scale)
-    )
-    return (scale + spec.denominator.divisor(scaled).log()).flatten(1, 2)
+    scaled = replace(seen, rows=Rows(rows, (rows - scale).exp(), scale))
+    return (scale + seen.spec.denominator.divisor(scaled).log()).flatten(1, 2)
 
 
-def exact_rows(spec: AttentionSpec, inputs: Inputs, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def _exact_rows(call: Call) -> tuple[Tensor, Tensor]:
     """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
-    return modified_softmax(*_arguments(spec, inputs, scale, causal))
+    return modified_softmax(*_arguments(call))
 
 
-def _arguments(spec: AttentionSpec, inputs: Inputs, scale: float, causal: bool) -> tuple[Any, ...]:
+def _arguments(call: Call) -> tuple[Any, ...]:
     """The arguments of the operators below, in order."""
+    spec, inputs = call.spec, call.inputs
     log_forget, weight = log_decay(spec, inputs), spec.kernel.fused
     return (
         *(u.transpose(1, 2) for u in operands(spec, inputs)),
         None if log_forget is None else running_totals(log_forget),
-        scale,
-        causal,
+        None if call.packing is None else call.packing.cuts,
+        call.scale,
+        call.causal,
         None if weight is None else weight.clamp,
         None if spec.window is None else spec.window.size,
         0 if spec.window is None else spec.window.sinks,
@@ -132,25 +161,25 @@ def _directly(call: Call, log_divisor: Tensor | None) -> Tensor:
     q = call.inputs.q
     log = q.new_zeros((), dtype=torch.float32) if log_divisor is None else log_divisor
     log = log.expand(q.shape[0], q.shape[2], q.shape[1]).contiguous()
-    return _DividedRows.apply(log, *_arguments(call.spec, call.inputs, call.scale, call.causal))  # type: ignore[no-any-return]
+    return _DividedRows.apply(log, *_arguments(call))  # type: ignore[no-any-return]
 
 
 class _DividedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, log_divisor: Tensor, *arguments: Any) -> Tensor:
-        q, k, v, totals, *ctx.call = arguments
-        ctx.save_for_backward(q, k, v, totals, log_divisor)
+        q, k, v, totals, cuts, *ctx.call = arguments
+        ctx.save_for_backward(q, k, v, totals, cuts, log_divisor)
         o, lse = modified_softmax(*arguments)
         return scaled_rows(o, lse, log_divisor)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, totals, log_divisor = ctx.saved_tensors
+        q, k, v, totals, cuts, log_divisor = ctx.saved_tensors
         dq, dk, dv, d_totals = modified_softmax_backward(
-            gpu.dense(dy), q, k, v, totals, log_divisor, None, None, *ctx.call
+            gpu.dense(dy), q, k, v, totals, cuts, log_divisor, None, None, *ctx.call
         )
-        return None, dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
+        return None, dq, dk, dv, None if totals is None else d_totals, *(None,) * 6
 
 
 def scale_rows(o: Tensor, log_gain: Tensor) -> Tensor:
@@ -182,16 +211,21 @@ def modified_softmax(
     k: Tensor,
     v: Tensor,
     totals: Tensor | None,
+    cuts: Tensor | None,
     scale: float,
     causal: bool,
     clamp: float | None,
     window: int | None,
     sinks: int,
 ) -> tuple[Tensor, Tensor]:
-    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f."""
+    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f.
+
+    `cuts` [n + 1]: n sequences are packed into one row; queries and keys belong to the same one and count
+    within it.
+    """
     from maclaurin.programs.triton import softmax_score_mod as program
 
-    return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks))
+    return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks), cuts)
 
 
 @operator("maclaurin::modified_softmax_backward")
@@ -201,6 +235,7 @@ def modified_softmax_backward(
     k: Tensor,
     v: Tensor,
     totals: Tensor | None,
+    cuts: Tensor | None,
     lse: Tensor,
     o: Tensor | None,
     dlse: Tensor | None,
@@ -216,38 +251,39 @@ def modified_softmax_backward(
 
     delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o, dlse)
     call = program.Call(scale, causal, clamp, window, sinks)
-    dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call)
+    dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call, cuts)
     return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
 
 
 @modified_softmax.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, heads, tokens, _size = q.shape
-    lse = q.new_empty(batch, heads, tokens, dtype=torch.float32)
-    return v.new_empty(batch, heads, tokens, v.shape[3]), lse
+def _(
+    q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, cuts: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor]:
+    o = gpu.empty_rows_of_heads(v, q.shape[1], packed=cuts is not None)
+    return o, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @modified_softmax_backward.register_fake
 def _(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, *_: Any
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, cuts: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_totals = q.new_empty(0) if totals is None else torch.empty_like(totals)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_totals
+    dq, dk, dv = (gpu.empty_rows_of_heads(u, u.shape[1], packed=cuts is not None) for u in (q, k, v))
+    return dq, dk, dv, q.new_empty(0) if totals is None else torch.empty_like(totals)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, totals, *ctx.call = inputs
-    ctx.save_for_backward(q, k, v, totals, *output)
+    q, k, v, totals, cuts, *ctx.call = inputs
+    ctx.save_for_backward(q, k, v, totals, cuts, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, totals, o, lse = ctx.saved_tensors
+    q, k, v, totals, cuts, o, lse = ctx.saved_tensors
     if do is None and dlse is None:
-        return (None,) * 9
+        return (None,) * 10
     do = torch.zeros_like(o) if do is None else gpu.dense(do)
-    dq, dk, dv, d_totals = modified_softmax_backward(do, q, k, v, totals, lse, o, dlse, *ctx.call)
-    return dq, dk, dv, None if totals is None else d_totals, *(None,) * 5
+    dq, dk, dv, d_totals = modified_softmax_backward(do, q, k, v, totals, cuts, lse, o, dlse, *ctx.call)
+    return dq, dk, dv, None if totals is None else d_totals, *(None,) * 6
 
 
 modified_softmax.register_autograd(_backward, setup_context=_save)

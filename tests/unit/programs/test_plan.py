@@ -60,22 +60,42 @@ def test_a_gpu_that_is_not_there_can_be_planned_for(spec, tokens, call, chosen):
     ("spec", "tokens", "options", "chosen", "copies"),
     [
         ("taylor(2)/sum", 32768, {}, "quadratic polynomial", False),
-        ("taylor(2)/sum", 32768, {"max_seqlen": 32768}, "linear time", True),
+        ("taylor(2)/sum", 32768, {"max_seqlen": 32768}, "quadratic polynomial", False),
+        ("taylor(2)/sum", 1 << 19, {"max_seqlen": 1 << 16}, "linear time", True),
         ("taylor(2)/sum", 1 << 19, {}, "linear time", True),
         ("taylor(2)/sum", 1 << 19, {"form": "parallel"}, "quadratic polynomial", False),
         ("taylor(2)/sum", 1 << 19, {"max_seqlen": 1024}, "quadratic polynomial", False),
-        ("exp/l2", 32768, {}, "stock softmax", True),
+        ("exp/sum", 32768, {}, "score mod", False),
+        ("exp/l2", 32768, {}, "score mod", False),
+        ("exp/len*out", 1 << 19, {}, "score mod", False),
+        ("exp/l2", 32768, {"max_seqlen": 4096}, "score mod", False),
+        ("exp/l2", 1 << 20, {"max_seqlen": 1 << 16}, "stock softmax", True),
+        ("exp(clamp=5)/len", 32768, {}, "score mod", False),
+        ("exp*forget/sum", 32768, {}, "score mod", True),
+        ("exp/running", 32768, {}, "stock softmax", True),
         ("power(2)*forget/sum", 32768, {}, "quadratic polynomial", True),
     ],
 )
 @pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
 def test_packed_sequences_are_read_in_place_unless_they_are_long(spec, tokens, options, chosen, copies):
-    """By the longest, if that is known, or their mean: what the cuts are is not looked at."""
+    """By the longest, if that is known, or their mean: what the cuts are is not looked at.
+
+    Rows are as long as the longest, if known: the copies are worth it for long rows with little padding.
+    """
     cuts = torch.empty(17, dtype=torch.int32, device="meta")
     plan = maclaurin.plan(*meta(tokens, batch=1, heads=4), spec, device="cuda", cu_seqlens=cuts, **options)
     assert (plan.program.name, plan.copies) == (chosen, copies), plan
     assert "packed sequences copied to rows (" in str(plan)
+    line = next(line for line in str(plan).splitlines() if line.startswith(" →"))
+    assert ("packed sequences read in place" in line) is not copies
     assert set(plan.costs) | set(plan.refusals) == set(PROGRAMS)
+
+
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+def test_a_plan_says_why_packed_sequences_are_not_read_in_place():
+    cuts = torch.empty(17, dtype=torch.int32, device="meta")
+    plan = maclaurin.plan(*meta(4096, batch=1), "exp/running", device="cuda", cu_seqlens=cuts)
+    assert "score mod             no: running adds up along a row" in str(plan)
 
 
 def test_every_refusal_is_a_reason():

@@ -76,6 +76,17 @@ def dense(u: Tensor) -> Tensor:
     return u if u.stride(-1) == 1 else u.contiguous()
 
 
+def empty_rows_of_heads(like: Tensor, heads: int, *, packed: bool) -> Tensor:
+    """A new tensor [B, heads, T, size] for `like` [B, ·, T, size]; tokens are outermost in memory if `packed`.
+
+    Packed sequences are one row, which projections before and after attention read token by token.
+    """
+    batch, _, tokens, size = like.shape
+    if packed:
+        return like.new_empty(batch, tokens, heads, size).transpose(1, 2)
+    return like.new_empty(batch, heads, tokens, size)
+
+
 def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
     """Launches go to the GPU of the first tensor, whichever is current."""
 

@@ -7,6 +7,10 @@ L are running totals of the log forget gate, in fp64. A tile looks at them from 
 totals leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the
 log-sum-exp. For fp32 that still rounds too much over a tile, and L_t − L_s is taken pair by pair (PAIRS). Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
 Tensors are [B, H, T, size] seen through three strides.
+
+Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): m, n and T then
+count within the sequence, and so do windows and sinks. They have no forget gate. Without PLACES a program is compiled as if
+there were none.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton import empty_rows_of_heads, on_its_device
 from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for heads up to 64 and up to 128
@@ -108,7 +113,7 @@ def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, TOTALS, O, LSE,
+    Q, K, V, TOTALS, O, LSE, PLACES,
     q_strides, k_strides, v_strides, o_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -119,7 +124,12 @@ def _forward(
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
     o_b, o_h, o_t = o_strides
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM  # the longest rows first
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T  # the longest rows first
+    if PLACES is not None:
+        offset, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
+        first = index * BM
+        Q, K, V = Q + offset * q_t, K + offset * k_t, V + offset * v_t
+        O, LSE = O + offset * o_t, LSE + offset
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     m = first + tl.arange(0, BM)
@@ -131,7 +141,7 @@ def _forward(
     of_row = _totals(TOTALS, totals, m, T, DECAY)
     origin = _totals(TOTALS, totals, first, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
+    row_sum = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
     begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
     for start in range(begin, stop, BN):
@@ -140,7 +150,7 @@ def _forward(
         of_key = _totals(TOTALS, totals, n, T, DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
-        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
+        acc, row_sum, largest = _add(acc, row_sum, largest, x, v, PRECISION)
     for tile in range(masked):
         start = _masked_start(tile, begin, stop, edge, sink_end, BN)
         n = start + tl.arange(0, BN)
@@ -149,14 +159,14 @@ def _forward(
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
         x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
-        acc, total, largest = _add(acc, total, largest, x, v, PRECISION)
-    empty = total == 0
-    o = acc / tl.where(empty, 1.0, total)[:, None]
-    log2 = largest + tl.log2(tl.where(empty, 1.0, total)) + _own(of_row, origin, PAIRS)
+        acc, row_sum, largest = _add(acc, row_sum, largest, x, v, PRECISION)
+    empty = row_sum == 0
+    o = acc / tl.where(empty, 1.0, row_sum)[:, None]
+    log2 = largest + tl.log2(tl.where(empty, 1.0, row_sum)) + _own(of_row, origin, PAIRS)
     lse = tl.where(empty, float("-inf"), log2 * 0.6931471805599453)
     inside = (m < T)[:, None] & (e < E)[None, :]
     tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
-    tl.store(LSE + (b * H + h) * T + m, lse, mask=m < T)
+    tl.store(LSE + (b * H + h) * total + m, lse, mask=m < T)
 
 
 @triton.jit
@@ -205,7 +215,7 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL,
+    Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, o_strides, dq_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -217,7 +227,13 @@ def _backward_queries(
     v_b, v_h, v_t = v_strides
     o_b, o_h, o_t = o_strides
     dq_b, dq_h, dq_t = dq_strides
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T
+    if PLACES is not None:
+        offset, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
+        first = index * BM
+        Q, K, V = Q + offset * q_t, K + offset * k_t, V + offset * v_t
+        DO, DQ = DO + offset * o_t, DQ + offset * dq_t
+        LSE, DELTA = LSE + offset, DELTA + offset
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     m = first + tl.arange(0, BM)
@@ -226,7 +242,7 @@ def _backward_queries(
     do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * T
+    totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * total
     of_row = _totals(TOTALS, totals, m, T, DECAY)
     origin = _totals(TOTALS, totals, first, T, DECAY)
     log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
@@ -287,7 +303,7 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL,
+    Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides,
     T, H, scale, clamp,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -300,7 +316,13 @@ def _backward_keys(
     o_b, o_h, o_t = o_strides
     dk_b, dk_h, dk_t = dk_strides
     dv_b, dv_h, dv_t = dv_strides
-    first = tl.program_id(0) * BN
+    first, total = tl.program_id(0) * BN, T
+    if PLACES is not None:
+        offset, T, index, _ = place_of(PLACES, tl.program_id(0), tl.num_programs(0))
+        first = index * BN
+        Q, K, V = Q + offset * q_t, K + offset * k_t, V + offset * v_t
+        DO, DK, DV = DO + offset * o_t, DK + offset * dk_t, DV + offset * dv_t
+        LSE, DELTA = LSE + offset, DELTA + offset
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n = first + tl.arange(0, BN)
@@ -326,7 +348,7 @@ def _backward_keys(
     before = tl.cdiv(begin - edge, BM)
     for member in range(GROUP):
         h = g * GROUP + member
-        q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * T
+        q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * total
         for tile in range(before + tl.cdiv(end - stop, BM)):
             start = tl.where(tile < before, edge + tile * BM, stop + (tile - before) * BM)
             dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t, o_t,
@@ -350,15 +372,21 @@ def _backward_keys(
 
 
 @on_its_device
-def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
-    """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None."""
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call, cuts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None.
+
+    `cuts` [n + 1] are those of sequences packed into one row (B = 1), which have no totals.
+    """
     batch, heads, tokens, _ = q.shape
-    o = torch.empty(batch, heads, tokens, v.shape[3], dtype=v.dtype, device=q.device)
+    o = empty_rows_of_heads(v, heads, packed=cuts is not None)
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     totals = None if totals is None else totals.contiguous()
     tile = tile_options(TILES["forward"], q, v, tokens)
-    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, totals, o, lse, q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
+    count, found = _tiles(cuts, tokens, tile["BM"])
+    _forward[(count, batch * heads)](
+        q, k, v, totals, o, lse, found, q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
         tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
     )  # fmt: skip
     return o, lse
@@ -366,31 +394,49 @@ def forward(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) 
 
 @on_its_device
 def backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, lse: Tensor, delta: Tensor, call: Call
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    totals: Tensor | None,
+    lse: Tensor,
+    delta: Tensor,
+    call: Call,
+    cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv and the gradient of the totals [B, K, T]."""
     batch, heads, tokens, _ = q.shape
     kv_heads = k.shape[1]
     totals = None if totals is None else totals.contiguous()
-    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    dq, dk, dv = (empty_rows_of_heads(u, u.shape[1], packed=cuts is not None) for u in (q, k, v))
     wide = torch.float64 if q.dtype == torch.float32 else torch.float32
     of_rows = torch.empty(batch, heads, tokens, dtype=wide, device=q.device)
     of_keys = torch.empty(batch, kv_heads, tokens, dtype=wide, device=q.device)
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], do.stride()[:3])
     sizes = _sizes(q, k, v, totals, call)
     tile = tile_options(TILES["queries"], q, v, tokens)
-    _backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, do, totals, lse, delta, dq, of_rows, *strides, dq.stride()[:3],
+    count, found = _tiles(cuts, tokens, tile["BM"])
+    _backward_queries[(count, batch * heads)](
+        q, k, v, do, totals, lse, delta, dq, of_rows, found, *strides, dq.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
-    tile = tile_options(TILES["keys"], q, v, tokens)
-    _backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, do, totals, lse, delta, dk, dv, of_keys, *strides, dk.stride()[:3], dv.stride()[:3],
+    queries, tile = tile["BM"], tile_options(TILES["keys"], q, v, tokens)
+    if tile["BN"] != queries:
+        count, found = _tiles(cuts, tokens, tile["BN"])
+    _backward_keys[(count, batch * kv_heads)](
+        q, k, v, do, totals, lse, delta, dk, dv, of_keys, found, *strides, dk.stride()[:3], dv.stride()[:3],
         tokens, heads, *_score_options(call), **sizes, **tile,
     )  # fmt: skip
     if totals is None:
         return dq, dk, dv, None
     return dq, dk, dv, of_keys + of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+
+
+def _tiles(cuts: Tensor | None, tokens: int, size: int) -> tuple[int, Tensor | None]:
+    """How many tiles a row has, or all sequences packed into it, and the places of these."""
+    if cuts is None:
+        return cdiv(tokens, size), None
+    return tiles_of_packed(tokens, cuts.numel() - 1, size), places(cuts, tokens, size)
 
 
 def _score_options(call: Call) -> tuple[float, float]:
