@@ -144,15 +144,15 @@ def test_cuts_with_gaps_in_memory(device):
     "notation",
     [
         "taylor(2)/sum",
-        "poly(1,0.5,0.25)/len",
+        "exp/l2",
+        "exp/len*out",
+        "poly(0)+window(9,sinks=2)/sum",
         "taylor(2,about=mean)/sum",
+        "poly(1,0.5,0.25)/len",
         "hermite(2)/len",
         "exp/sum",
-        "exp/l2",
         "exp/layer",
-        "exp/len*out",
         "exp(clamp=0.5)/len",
-        "poly(0)+window(9,sinks=2)/sum",
     ],
 )
 def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
