@@ -1,9 +1,9 @@
 """The memory of one attention layer for a text that is read in pieces.
 
-Heads with a finite state keep that state, of the same size however long the text. The others keep the keys
-and values (and gates) of every token, which grow. The last inputs of a short convolution are kept too.
-No tensor is ever changed in place, so a copy of the memory may share them all. The exception is a memory with
-`Room` for more tokens, which a recorded step fills in place.
+Heads with a finite state keep that state, whose size does not depend on the length of the text. Other heads
+keep the keys and values (and gates) of every token, which grow. The last inputs of a short convolution are
+kept too. No tensor is ever changed in place, so a copy of the memory can share all of them. The exception is
+a memory with `Room` for more tokens, which a recorded step fills in place.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup
 
-#: (number of the group, q, k, v, gates) → y, all of the group's own heads
+#: (number of the group, q, k, v, gates) → y, only of the group's own heads
 GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 
 class Room:
-    """Keys that grow lie in buffers [B, capacity + 1, …]; all layers of a cache have as many tokens in them.
+    """Buffers [B, capacity + 1, …] for keys that grow; all layers of a cache hold the same number of tokens.
 
-    The token that is read lies in the last place, as attention expects of a query's own key, and in the first
-    free place, where later tokens see it.
+    A new token is written to two places: the last, where attention expects a query's own key, and the first
+    free one, where later tokens see it.
 
-    length    tokens so far, on the host
-    filled    [1] the same on the device: the first free place
+    length    number of tokens so far, on the host
+    filled    [1] the same on the device: the index of the first free place
     present   [B, capacity + 1] which places the next token sees
     """
 
@@ -44,7 +44,7 @@ class Room:
         self.present = torch.zeros(batch, capacity + 1, dtype=torch.bool, device=device)
 
     def holds(self, length: int, present: Tensor | None) -> None:
-        """There are so many tokens; `present` [B, length] says which are real, by default all."""
+        """Set the number of tokens; `present` [B, length] says which are not padding, by default all."""
         self.length = length
         self.filled.fill_(length)
         self.present.zero_()
@@ -52,12 +52,12 @@ class Room:
         self.present[:, -1] = True
 
     def write(self, buffer: Tensor, token: Tensor) -> None:
-        """Put what a buffer holds of the token [B, 1, …] into both of its places."""
+        """Write a token's tensor [B, 1, …] to both of its places in a buffer."""
         buffer[:, -1:].copy_(token)
         buffer.index_copy_(1, self.filled, token)
 
     def advance(self) -> None:
-        """From now on the token in the first free place is seen; on the device alone."""
+        """Make the token in the first free place visible to later ones; changes device tensors only."""
         self.present.index_fill_(1, self.filled, True)
         self.filled.add_(1)
 
@@ -66,7 +66,7 @@ class HeadsMemory:
     """The memory of heads with this spec.
 
     rollback   how many of the last tokens can be dropped
-    prompt     attention for the first piece of a text, if not the spec; the memory kept is still the spec's
+    prompt     attention for the first piece of a text, instead of the spec; the memory is still the spec's
     """
 
     def __init__(self, spec: AttentionSpec, rollback: int, prompt: AttentionSpec | None = None) -> None:
@@ -228,7 +228,7 @@ class LayerMemory:
         return attend_by_heads(self.groups, q, k, v, gates, of_group)
 
     def before(self, u: Tensor) -> Tensor:
-        """The inputs of a convolution, u [B, T, C] after the last inputs before it: [B, width − 1 + T, C]."""
+        """The inputs of a convolution [B, width − 1 + T, C]: the last earlier inputs, then u [B, T, C]."""
         reach = self.convolution - 1
         if self.tail is None:
             self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
@@ -239,7 +239,7 @@ class LayerMemory:
     # ------------------------------------------------------------------------------ copies and rollback
 
     def fork(self) -> LayerMemory:
-        """A second memory of the same text."""
+        """A copy of the memory that shares all tensors."""
         other = copy.copy(self)
         other.heads = [copy.copy(heads) for heads in self.heads]
         return other
@@ -251,7 +251,7 @@ class LayerMemory:
         self.tail = None if self.tail is None else change(self.tail)
 
     def forget(self) -> None:
-        """Begin again."""
+        """Clear the memory."""
         self.heads, self.tail = self._nothing_yet(), None
 
     def _nothing_yet(self) -> list[HeadsMemory]:
@@ -308,7 +308,7 @@ class LayerMemory:
         }
 
     def use(self, room: Room, *, is_recorded: bool) -> None:
-        """The tensors that grow are buffers with this room; a recorded step writes its token into them."""
+        """Treat the tensors that grow as buffers of this room; a recorded step writes its token into them."""
         for heads in self.heads:
             if heads.grows:
                 heads.room, heads.is_recorded = room, is_recorded

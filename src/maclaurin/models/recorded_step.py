@@ -1,4 +1,4 @@
-"""The step of one token recorded as a CUDA graph: hundreds of small launches become one.
+"""One decoding step recorded as a CUDA graph: hundreds of small launches become one.
 
 A graph reads and writes the same memory each time. So the tensors of the cache are copied to fixed buffers,
 and a replay overwrites the state before the token with the state after it. Keys that grow with the text get
@@ -24,7 +24,7 @@ from maclaurin.spec import AttentionSpec
 
 #: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-#: least room for more tokens, and the share of the tokens so far
+#: room for more tokens: at least this many, or the tokens so far divided by this
 _LEAST_ROOM, _SHARE_OF_ROOM = 1024, 8
 
 
@@ -49,7 +49,7 @@ def _has_fixed_work(spec: AttentionSpec, layer: Any) -> bool:
 
 
 def fixed_shapes(cache: MaclaurinCache) -> dict[str, torch.Size]:
-    """Shapes of the tensors that a recorded step can hold only if they stay as they are."""
+    """Shapes of all tensors that do not grow; a recorded step is valid only while they stay the same."""
     growing = cache.growing() | {"present"}
     return {name: t.shape for name, t in cache.tensors().items() if name not in growing}
 
@@ -128,7 +128,7 @@ class RecordedStep:
             copy([fixed[name] for name in names], [given[name] for name in names])
 
     def _with_room(self, t: Tensor) -> Tensor:
-        """A buffer for a tensor that grows; what is in it comes with `_place`."""
+        """A buffer for a tensor that grows; `_place` fills it."""
         assert self._room is not None
         return t.new_zeros(t.shape[0], self._room.capacity + 1, *t.shape[2:])
 
@@ -160,7 +160,7 @@ class RecordedStep:
         return True
 
     def _fits(self, name: str, t: Tensor) -> bool:
-        """Whether a tensor has the shape of our buffer, or less than its room."""
+        """Whether a tensor has the shape of our buffer or, if it grows, leaves room for another token."""
         own = self._held[name]
         if name not in self._growing:
             return _kind(t) == _kind(own)
@@ -169,7 +169,7 @@ class RecordedStep:
 
 
 def _of_layers(cache: MaclaurinCache) -> dict[str, Tensor]:
-    """The tensors of a cache's layers, without those about rows and padding."""
+    """The tensors of a cache's layers, without those that describe rows and padding."""
     return {n: t for n, t in cache.tensors().items() if n not in ("lengths", "present", "pending")}
 
 

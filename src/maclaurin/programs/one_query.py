@@ -1,4 +1,4 @@
-"""One query over all keys of a text, as in decoding with a cache of keys (triton/one_query.py)."""
+"""One query over all keys of a text, as in decoding with a key–value cache (triton/one_query.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST_HEAD = 128
 
 
 class OneQuery(Program):
-    """exp without a clamp, over the row sum or under a norm: one query per text, forward only."""
+    """Weights e^x without a clamp, divided by the row sum or under a norm; one query, forward only."""
 
     name = "one query"
     backend = "triton"
@@ -41,7 +41,7 @@ class OneQuery(Program):
 
 
 def refuse_spec(spec: AttentionSpec) -> str | None:
-    """Why it does not compute this attention; None if it does."""
+    """Why the program cannot compute this spec; None if it can."""
     weight = spec.kernel.fused
     if weight is None or weight.function != "exp" or weight.clamp is not None:
         return "it supports only weights e^x"

@@ -1,10 +1,10 @@
-"""The table of programs, and the plan of a call: the program that runs it, and why not another.
+"""The table of programs, and the plan of a call: the program that runs it, and why the others do not.
 
 The plan is found once per spec, shapes, dtypes, device and flags, and cached.
 
-Packed sequences are read in place by programs that can, and copied to padded rows for the others. Costs are
-estimated for rows as long as the longest sequence, if known, or as the mean: the cuts may be on a GPU,
-and nothing waits for them. Copies cost padding, and several calls instead of one.
+Programs that can read packed sequences in place do so; for the others, sequences are copied to padded rows.
+Costs are estimated for rows as long as the longest sequence, if known, else as the mean: the cuts may be on a
+GPU, and reading them would wait for it. Copying adds padding, and several calls instead of one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Plan:
     state_bytes: int | None
     is_asked: bool
     is_packed: bool
-    #: programs that packed sequences are copied to rows for, and why they do not read them in place
+    #: programs for which packed sequences are copied to rows, and why they cannot read them in place
     copied: dict[Program, str]
     #: the program, prepared for calls like this one
     run: Run = field(repr=False, compare=False)
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def copies(self) -> bool:
-        """Whether packed sequences are copied to rows; by their real lengths a program is chosen again."""
+        """Whether packed sequences are copied to rows; a program is then chosen by their real lengths."""
         return self.program in self.copied
 
     def seconds(self, program: Program) -> float:
@@ -174,18 +174,18 @@ def find_plan(call: Call) -> Plan:
     )
 
 
-#: sequences whose lengths share a power of two are rows of one batch: how many batches, and their tokens and
-#: pairs over those of the sequences, on average (docs/LOG.md)
+#: sequences whose lengths round up to the same power of two are rows of one batch. On average: the
+#: number of batches, and their tokens and pairs divided by those of the sequences (docs/LOG.md)
 _BATCHES, _PADDED_TOKENS, _PADDED_PAIRS = 2, 1.2, 1.4
-#: launches in whose time a batch is copied there and back: two batches of exp/l2 took the host 2.5 ms, with
-#: their calls and a wait for the lengths (benchmarks/results/gpu_bench_packed.json)
+#: time to copy a batch to rows and back, in launches: the host needed 2.5 ms for two batches of exp/l2,
+#: including their calls and a wait for the lengths (benchmarks/results/gpu_bench_packed.json)
 _LAUNCHES_TO_COPY = 150
 
 
 def _with_copies(program: Program, cost: Cost, rows: Call, call: Call) -> Cost:
-    """The cost on padded rows that sequences are copied to and from; `cost` is that of rows without padding.
+    """The cost with copies to and from padded rows; `cost` is the cost on rows without padding.
 
-    If the longest is known, all rows are that long, in one batch.
+    If the length of the longest sequence is known, all rows have that length and form one batch.
     """
     assert call.packing is not None
     batches, padded, pairs = _BATCHES, _PADDED_TOKENS, _PADDED_PAIRS
@@ -205,7 +205,7 @@ def _with_copies(program: Program, cost: Cost, rows: Call, call: Call) -> Cost:
 
 
 def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
-    """The fastest program that fits in memory, or the fastest if none does; a plain loop can be traced."""
+    """The fastest program that fits in memory, or the fastest if none does; torch.compile can trace it."""
     best: tuple[bool, float] | None = None
     chosen = None
     for program, cost in costs.items():

@@ -20,7 +20,7 @@ from maclaurin.spec import AttentionSpec
 class Call(NamedTuple):
     """One call of `attention` on rows of tokens, with padding only on the right of a row.
 
-    Or on packed sequences in one row: only programs with `reads_packed` take those.
+    Or on packed sequences in one row, which only programs with `reads_packed` accept.
     """
 
     spec: AttentionSpec
@@ -73,9 +73,9 @@ class Call(NamedTuple):
         return any(u.requires_grad for u in given) or (self.state is not None and self.state.has_gradient)
 
     def in_rows(self) -> Call:
-        """A call as large as this one on rows, about as long as its packed sequences, for what it would cost.
+        """A call of the same size on rows about as long as the packed sequences, to estimate costs.
 
-        Rows are views of the first token: nothing is copied, and their numbers mean nothing.
+        Rows are views of the first token: nothing is copied, and their values are meaningless.
         """
         if self.packing is None:
             return self
@@ -100,7 +100,7 @@ class Rates:
 
 
 #: by device and backend. Fused programs on a GPU: measured on an H200, d = 64, bf16, forward, 4,096 to 65,536
-#: tokens (benchmarks/results/gpu_bench.json); the others are typical
+#: tokens (benchmarks/results/gpu_bench.json); the other rates are typical values
 RATES = {
     "cpu": {"torch": Rates(6e10, 1.2e10, 2e5)},
     "cuda": {
@@ -115,7 +115,7 @@ MEMORY_BUDGET = 4 << 30
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate for one forward pass. It decides between programs whose costs differ by factors."""
+    """An estimate for one forward pass, good enough to choose between programs that differ by a factor."""
 
     flops: float
     bytes: float
@@ -143,7 +143,7 @@ class Program(ABC):
     form: Form
     #: what it is made of: "sdpa" (torch's fused softmax), "triton" (our fused programs) or "torch"
     backend: ClassVar[str]
-    #: whether it reads packed sequences where they lie; for other programs they are copied to rows
+    #: whether it reads packed sequences in place; for other programs they are copied to rows
     reads_packed: ClassVar[bool] = False
     #: whether it never reads absent keys and values; for other programs they are replaced by zeros
     skips_absent_keys: ClassVar[bool] = False
@@ -153,7 +153,7 @@ class Program(ABC):
         if call.form is not None and call.form is not self.form:
             return f"it computes the {self.form.value} form, but another was requested"
         if call.packing is not None and not self.reads_packed:
-            return "it takes rows of tokens"
+            return "it does not read packed sequences"
         return self.cannot(call)
 
     @abstractmethod

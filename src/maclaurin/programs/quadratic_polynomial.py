@@ -111,9 +111,9 @@ class _Pairs(NamedTuple):
 
 
 def _refuse_packed(spec: AttentionSpec) -> str | None:
-    """Why rows are not finished one by one: something of them adds up along the sequence."""
+    """Why packed sequences of this spec are not supported; None if they are."""
     if spec.decay_gates:
-        return "its totals of a decay gate run along a row"
+        return "it adds up a decay gate along a row"
     return None if rows_are_divided(spec) else f"{spec.denominator} is counted along a row"
 
 

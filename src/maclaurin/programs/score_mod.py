@@ -1,13 +1,13 @@
-"""exp of a modified score (clamp, decay, a window with sinks) on the program triton/softmax_score_mod.py:
+"""exp of a modified score (clamp, decay, a window with sinks), computed by triton/softmax_score_mod.py as
 softmax rows and their log-sum-exp, both with gradients.
 
     Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
 
-Where D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass uses ln D as the log-sum-exp and needs no
-rows.
+If D is constant, dx = e^{x − ln D}∘(dy Vᵀ): the backward pass uses ln D as the log-sum-exp and does not
+need o.
 
-Packed sequences are read in place, also those of exp itself: torch's fused attention is faster on rows
-(programs/stock_softmax.py), but sequences would first have to be copied to them.
+Packed sequences are read in place, also for plain exp. torch's fused attention is faster on rows
+(programs/stock_softmax.py), but packed sequences would first have to be copied to rows.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.programs.stock_softmax import weights_fit
 from maclaurin.spec import AttentionSpec
 
-#: how much longer it takes than torch's fused attention, which has no window: forward 1.2 to 1.4 times, both
-#: passes 1.3 to 1.5 times (benchmarks/results/gpu_bench.json, exp(clamp=5)/len beside exp/sum)
+#: its time without a window relative to torch's fused attention: forward 1.2 to 1.4, both passes 1.3 to 1.5
+#: (benchmarks/results/gpu_bench.json, exp(clamp=5)/len compared with exp/sum)
 _SLOWER = 1.3
 
 
 class ScoreMod(Program):
     """exp with a clamp or a decay gate, or a window alone, under any denominator and norm per head.
 
-    For packed sequences also exp alone.
+    For packed sequences also plain exp.
     """
 
     name = "score mod"
@@ -61,7 +61,7 @@ class ScoreMod(Program):
             _refuse_weights(spec),
             _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
         ):
-            if why is not None:  # not `if why`: torch.compile cannot branch on a text that it formats
+            if why is not None:  # not `if why`: torch.compile cannot branch on a formatted string
                 return why
         if call.carries_state:
             return "it carries no state"
@@ -94,7 +94,7 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
 
 
 def _refuse_rows(spec: AttentionSpec) -> str | None:
-    """Why rows of such a spec are left to torch's fused attention."""
+    """Why rows of this spec are left to torch's fused attention; None if they are not."""
     weight = spec.kernel.fused
     plain = weight is not None and weight.function == "exp" and weight.clamp is None
     is_modified = not plain or spec.window is not None or spec.decay_gates
@@ -102,9 +102,9 @@ def _refuse_rows(spec: AttentionSpec) -> str | None:
 
 
 def _refuse_packed(spec: AttentionSpec) -> str | None:
-    """Why rows are not finished one by one: something of them adds up along the sequence."""
+    """Why packed sequences of this spec are not supported; None if they are."""
     if spec.decay_gates:
-        return "its totals of a decay gate run along a row"
+        return "it adds up a decay gate along a row"
     return None if spec.running_argument is None else f"{spec.denominator} adds up along a row"
 
 
@@ -127,7 +127,7 @@ def _rows(call: Call) -> Tensor:
 
 
 def _log_of_row_sum(seen: SeenByRows, lse: Tensor) -> Tensor:
-    """ln D [B, H, T], with its gradient, of a denominator that depends on the row sum e^lse."""
+    """ln D [B, H, T] of a denominator that depends on the row sum e^lse; differentiable."""
     assert seen.spec.denominator is not None
     rows = lse.unflatten(1, (seen.inputs.k.shape[2], -1))
     scale = rows.detach()
@@ -220,8 +220,8 @@ def modified_softmax(
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f.
 
-    `cuts` [n + 1]: n sequences are packed into one row; queries and keys belong to the same one and count
-    within it.
+    `cuts` [n + 1]: n sequences are packed into one row; queries see only keys of their own sequence, and
+    positions count within it.
     """
     from maclaurin.programs.triton import softmax_score_mod as program
 

@@ -22,11 +22,11 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-#: bytes of shared memory a block must be able to have: tiles are made for data-centre GPUs
+#: bytes of shared memory that a thread block needs: tile sizes are chosen for data-centre GPUs
 _LEAST_SHARED = 160 * 1024
 #: compute capability from which the tiles are known to fit
 _LEAST_CAPABILITY = 9
-#: what a launch takes on its second axis
+#: the largest second axis of a launch grid
 _MOST_HEADS = 65535
 
 
@@ -40,15 +40,15 @@ def why_not_on(device: torch.device) -> str | None:
     if not INSTALLED:
         return "triton is not installed"
     if INTERPRETED:
-        return None if device.type == "cpu" else "triton's interpreter runs on the CPU"
+        return None if device.type == "cpu" else "triton's interpreter runs only on the CPU"
     if device.type != "cuda":
-        return "it runs on a GPU"
+        return "it runs only on a GPU"
     return _why_not_on_gpu(device)
 
 
 @lru_cache(maxsize=16)
 def _why_not_on_gpu(device: torch.device) -> str | None:
-    """Found once: to ask whether there is a GPU takes longer than much else in a call."""
+    """`why_not_on` for a CUDA device; cached, because asking the driver is slow compared with a call."""
     if not torch.cuda.is_available():  # a plan for a GPU elsewhere
         return None
     if torch.version.hip is not None:
@@ -60,26 +60,26 @@ def _why_not_on_gpu(device: torch.device) -> str | None:
 
 
 def why_addresses_do_not_fit(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why q, k, v and the outputs cannot be addressed in 32 bits, or not all heads be launched."""
+    """Why 32-bit addresses or the launch grid are too small for this call; None if they suffice."""
     batch, tokens, heads, d = q.shape
     made = tokens * heads * max(d, v.shape[3])
     given = max(u.shape[1] * u.stride(1) for u in (q, k, v))
     if max(made, given) >= 1 << 31:
-        return "one sequence is longer than 32-bit addresses reach"
+        return "a sequence is too long for 32-bit addresses"
     return (
         None if batch * heads <= _MOST_HEADS else f"it takes at most {_MOST_HEADS} heads over all sequences"
     )
 
 
 def dense(u: Tensor) -> Tensor:
-    """With entries of its last axis side by side, as programs read them."""
+    """The tensor, copied unless the stride of its last axis is 1, as programs require."""
     return u if u.stride(-1) == 1 else u.contiguous()
 
 
 def empty_rows_of_heads(like: Tensor, heads: int, *, packed: bool) -> Tensor:
     """A new tensor [B, heads, T, size] for `like` [B, ·, T, size]; tokens are outermost in memory if `packed`.
 
-    Packed sequences are one row, which projections before and after attention read token by token.
+    Packed sequences are one row. The projections around attention read it token by token.
     """
     batch, _, tokens, size = like.shape
     if packed:
@@ -88,7 +88,7 @@ def empty_rows_of_heads(like: Tensor, heads: int, *, packed: bool) -> Tensor:
 
 
 def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
-    """Launches go to the GPU of the first tensor, whichever is current."""
+    """Make the GPU of the first tensor the current one during the launch."""
 
     @functools.wraps(launch)
     def guarded(*arguments: P.args, **options: P.kwargs) -> R:

@@ -1,42 +1,44 @@
-"""Attention with a polynomial about the mean score of each row, and perhaps an exact window beside it.
+"""Attention with a polynomial about the mean score of each row, with or without an exact window.
 
     x_ts = scale q_t·k_s,       tail of t: sinks ≤ s ≤ t − window,       exact: every other s ≤ t
     c_t = mean of x over the tail (or 0),       w_ts = Σ_n c_n (x − c_t)ⁿ in the tail, e^{x − c_t} elsewhere
-    y_t = Σ_s w_ts v_s / Σ_s w_ts,      or over t where a sum could vanish
+    y_t = Σ_s w_ts v_s / Σ_s w_ts,      or divided by t where the sum could vanish
 
-Balanced rows have weights that sum to their number t: the same constant is taken off all weights of a row,
+In balanced rows the t weights sum to t: the same constant h_t is subtracted from every weight of the row,
 
     h_t = Σ_s w_ts / t − c₀,        y_t = Σ_s (w_ts − h_t) v_s / t = (Σ_s w_ts v_s − h_t Σ_s v_s) / t
 
-For exp of order 2, h = u/2 with the variance u of the row's scores: Hermite's polynomial instead of Taylor's. The sum of values
-up to t comes from sums before each tile, as that of keys does.
+For exp of order 2, h = u/2 with the variance u of the row's scores: Hermite's polynomial instead of Taylor's. The sum
+of the values up to t is computed from sums before each tile, like the sum of the keys.
 
-The polynomial is exp cut off after some order, or stands for it. A constant added to all scores of a row changes
-nothing. With g = dy·v − dy·y (g = dy·v over t, dy·v − dy·v̄ in balanced rows, v̄ the mean value) and w′ the slope of the polynomial,
+The polynomial is the truncated series of exp, or another approximation of exp. Adding a constant to all scores of a row
+does not change y. Let g = dy·v − dy·y (dy·v if rows are divided by t; dy·v − dy·v̄ in balanced rows, v̄ the mean value)
+and w′ the slope of the polynomial. Then
 
     dx = w g/Σw (exact),      w′ g/Σw (tail),       dc_t = −Σ_s dx_ts,       dx′ = dx + dc_t/n_t in the tail
 
-where n_t is the size of the tail. c_t needs the sum of the keys up to t: sums before each tile (key_sums.py) and the
-scores with the row's own tile.
+where n_t is the size of the tail. c_t is computed from the sum of the keys before the row's tile (key_sums.py) and the
+scores with the keys of that tile.
 
-A series of order 2 is a square and a constant, (r (x − c + h))² + f: two multiplications per pair with its slope, and
-no large numbers that cancel. Programs call r (x − c + h) the point p; slopes are p times the STEEPNESS 2r, by which
-gradients are multiplied at the end. Other series are taken by Horner's rule, p = x − c and STEEPNESS 1.
+A series of order 2 is a square plus a constant, (r (x − c + h))² + f. Weight and slope then take two multiplications
+per pair, and no large numbers cancel. Programs call r (x − c + h) the point p. The slope is p times STEEPNESS = 2r;
+gradients are multiplied by STEEPNESS once, at the end. Other series use Horner's rule, p = x − c and STEEPNESS 1.
 
-Without FAR every pair of the tail is formed. With FAR the tail is cut into chunks, and a query meets those before its own
-through moments (moments.py) of the keys less an offset, about which large mean scores do not cancel. The offset
-is the mean of the first chunk (or of the text before), which only later queries read: no key reaches an earlier row.
+Without FAR, every pair of the tail is computed. With FAR, the tail is cut into chunks, and a query reads the chunks
+before its own as moments (moments.py) of the keys minus an offset, which avoids cancellation of large mean scores. The
+offset is the mean key of the first chunk (or of an earlier text). Only later chunks read it, so no row depends on a
+later key.
 
 Positions: s and t count tokens; j = s − sinks and i = t − window − sinks count within the tail, where a query sees j ≤ i.
-Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The gradients of queries leave dy/Σw and
-NUMBERS per row to those of keys: −dy·y/Σw, what p takes off, dc/n; beside a window also log₂ e^{c} Σw and dy·y. Rows
-are counted from AHEAD of the first that has a tail and padded, so that all are read without a mask.
+Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The backward pass over queries stores for the
+one over keys dy/Σw and NUMBERS per row: −dy·y/Σw, the term that p subtracts, dc/n; h in balanced rows; beside a window
+log₂(e^c Σw) and dy·y. NUMBERS begin AHEAD rows before the first row with a tail and are padded, so they need no mask.
 
-Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): positions and T
-then count within the sequence, and numbers per row are padded for each. Every pair, without a window.
+Packed sequences are one row of `total` tokens, and PLACES says which sequence a tile belongs to (packed.py). Positions
+and T then count within the sequence, NUMBERS are padded per sequence, and every pair is computed, without a window.
 
-Where a chunk is not larger than a tile, no tile of it lies wholly before another. Those loops must not even stand in the
-program: what LLVM leaves of a loop without turns makes ptxas of CUDA 12.8 and 12.9 crash.
+If a chunk is no larger than a tile, the loops over earlier tiles of the same chunk are empty. They are left out at
+compile time, because LLVM's code for an empty loop crashes ptxas of CUDA 12.8 and 12.9.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ from maclaurin.programs.triton.tiles import (
     width,
 )
 
-#: tiles by pass for heads up to 64 and up to 128, where every pair is formed and where chunks are
+#: tiles by pass for head sizes up to 64 and up to 128; "far" where the tail is cut into chunks
 TILES = {
     "forward": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
@@ -81,22 +83,22 @@ TILES = {
     "queries far": (Tile(64, 32, 4, 3), Tile(128, 32, 8, 2)),
     "keys far": (Tile(32, 64, 4, 3), Tile(32, 128, 8, 2)),
 }
-#: whether row sums of bf16 weights are products with ones
+#: whether row sums of bf16 weights are computed as products with ones
 SUMS_BY_PRODUCTS = True
-#: what the numbers of rows are padded to
+#: NUMBERS per row are padded to a multiple of this
 _LARGEST_TILE = 128
 _TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 
 
-# --------------------------------------------------------------------------------- what tiles have in common
+# ------------------------------------------------------------------------------------------ shared helpers
 
 
 @triton.jit
 def _rows(X, x_t, first, i, column, T, SIZE: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr):
-    """Rows first + i of X, with zeros outside of the text; BEFORE and BEHIND say where they may lie there.
+    """Rows first + i of X, zeros outside of the text. BEFORE, BEHIND: some may lie before its start, after its end.
 
-    The offset of the first has 64 bits.
+    The offset of the first row has 64 bits.
     """
     at = X + (tl.zeros((), tl.int64) + first) * x_t + (i[:, None] * x_t + column[None, :])
     if BEFORE or BEHIND:
@@ -122,25 +124,25 @@ def _numbers(X, rows, first, i, T, DEFAULT: tl.constexpr):
 
 @triton.jit
 def _padded_place(begin, T, sequence, padded):
-    """Where the numbers of a sequence begin; those of a tile without one go to the end, which nobody reads."""
+    """Where the NUMBERS of a sequence begin; a tile without a sequence writes to the end, which is never read."""
     return tl.where(T > 0, (begin // _PADDING + sequence) * _PADDING, padded - _PADDING)
 
 
 @triton.jit
 def _point(s, c, scale, SQUARE: tl.constexpr):
-    """Where the polynomial is taken: x − c, or r (x − c + h) for one that is a square and a constant."""
+    """The point p: x − c, or r (x − c + h) for a polynomial that is a square plus a constant."""
     return s * (scale * SQUARE[0]) - c if len(SQUARE) > 0 else s * scale - c
 
 
 @triton.jit
 def _point_of_mean(c, SQUARE: tl.constexpr):
-    """What `_point` takes off for a mean score c."""
+    """The term that `_point` subtracts for a mean score c."""
     return (c - SQUARE[1]) * SQUARE[0] if len(SQUARE) > 0 else c
 
 
 @triton.jit
 def _weight(p, C: tl.constexpr, SQUARE: tl.constexpr):
-    """Σ c_n (x − c)ⁿ: p² + a constant, or by Horner's rule."""
+    """Σ c_n (x − c)ⁿ: p² plus a constant, or by Horner's rule."""
     if len(SQUARE) > 0:
         w = p * p + SQUARE[2]
     else:
@@ -152,7 +154,7 @@ def _weight(p, C: tl.constexpr, SQUARE: tl.constexpr):
 
 @triton.jit
 def _slope(p, C: tl.constexpr, SQUARE: tl.constexpr):
-    """Σ n c_n (x − c)ⁿ⁻¹ over STEEPNESS: p itself for a square."""
+    """Σ n c_n (x − c)ⁿ⁻¹ / STEEPNESS: p itself for a square."""
     if len(SQUARE) > 0:
         slope = p
     else:
@@ -173,7 +175,7 @@ def _inverse_count(COUNT, row, i, STARTED: tl.constexpr):
 
 @triton.jit
 def _past_keys(PREFIX, row, tiles, i0, d, D: tl.constexpr):
-    """The sum of the keys before the tile of the first row, and where that tile begins."""
+    """The sum of all keys before the first row's tile, and where that tile begins."""
     base = tl.maximum(i0, 0) // _TILE * _TILE
     return tl.load(PREFIX + (row * (tiles + 1) + base // _TILE) * D + d, mask=d < D, other=0.0), base
 
@@ -181,7 +183,7 @@ def _past_keys(PREFIX, row, tiles, i0, d, D: tl.constexpr):
 @triton.jit
 def _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SINKS: tl.constexpr, D: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """c of each row: its score with the keys before its tile, and with those of its tile up to its own."""
+    """c of each row: the mean of its scores with the keys before its tile and with the visible keys of its tile."""
     past, base = _past_keys(PREFIX, row, tiles, i0, d, D)
     total = tl.sum(q.to(tl.float32) * past[None, :], 1)
     for start in tl.range(base, i0 + BM, BN, num_stages=1):
@@ -194,7 +196,7 @@ def _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SI
 @triton.jit
 def _value_sums(V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS: tl.constexpr, E: tl.constexpr, BM: tl.constexpr,
                 BN: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The sum of the values up to each row: those before its tile, and those of its tile up to its own."""
+    """The sum of the values up to each row: those before its tile, plus the visible ones of its tile."""
     past, base = _past_keys(VALUES, row, tiles, i0, e, E)
     total = tl.zeros((BM, e.shape[0]), tl.float32) + past[None, :]
     for start in tl.range(base, i0 + BM, BN, num_stages=1):
@@ -207,7 +209,7 @@ def _value_sums(V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS: tl.constexpr,
 @triton.jit
 def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
                ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of keys of exact weight into running maximum, sum and rows; scores and c in units of ln 2."""
+    """Add a tile of exact keys to running maximum, sum and rows; scores and c are in units of ln 2."""
     k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
     v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - c[:, None]
@@ -277,7 +279,7 @@ def _forward(
     if FAR:
         chunk = tl.maximum(i0, 0) // CHUNK
         begin = chunk * CHUNK
-        there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+        there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
         past = row * chunks + chunk
         small = SMALL + past * (D * E + E + D * D + D + 1)
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
@@ -305,9 +307,9 @@ def _forward(
     for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
         acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, True,
                            ONES, OPERAND, PRECISION)  # fmt: skip
-    unit = tl.zeros((BM,), tl.float32)  # log2 of what all weights are divided by
+    unit = tl.zeros((BM,), tl.float32)  # log2 of the common divisor of all weights
     if WINDOW > 0:
-        if not STARTED:  # rows without a tail may have small weights only
+        if not STARTED:  # without a tail, all weights of a row may be small
             unit = tl.where(i0 + i >= 0, 0.0, float("-inf"))
         c2 = c * _LOG2E
         for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
@@ -341,7 +343,7 @@ def _forward(
 
 @triton.jit
 def _is_exact(i, j, WINDOW: tl.constexpr):
-    """Pairs of queries i and keys j within the window; keys before the tail's first are sinks."""
+    """Which keys j are in the window of queries i; keys before the first of the tail are sinks."""
     return (j[None, :] > i[:, None]) & (j[None, :] <= i[:, None] + WINDOW)
 
 
@@ -367,7 +369,7 @@ def _entry(x_at, x_t, a, i, row, T):
 @triton.jit
 def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
               C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys of the tail into the sums of a tile of queries."""
+    """Add one tile of keys of the tail to the sums of a tile of queries."""
     k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
     v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
     w = _weight(
@@ -376,7 +378,7 @@ def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
-    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the rounded weights, so that those in the product sum to one
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
@@ -387,7 +389,7 @@ def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.
 def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr,
                E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
                ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of keys of the tail into dq and the sum of score gradients of a tile of queries, both over STEEPNESS."""
+    """Add a tile of keys of the tail to dq and Σ dx of a tile of queries, both divided by STEEPNESS."""
     k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
     v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
     p = _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE)
@@ -402,7 +404,7 @@ def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e,
 @triton.jit
 def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
                      E: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The same for a tile of keys of exact weight; also weights and score gradients, and the keys and values."""
+    """`_add_pairs` for a tile of exact keys; also returns the weights p and score gradients dx."""
     k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
     v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - log[:, None]
@@ -423,7 +425,7 @@ def _backward_queries(
     CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq; dy/Σw and numbers per row for the gradients of keys; the rows' weights in moments; their share of the sinks' gradients."""
+    """dq; for `_backward_keys`, dy/Σw and NUMBERS; the rows' weights in moments; their part of the sinks' gradients."""
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -512,7 +514,7 @@ def _backward_queries(
         one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
         sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
-        # the slope of the series at x − c is a₁/scale + 2 a₂/scale q·(k − offset)
+        # the slope of the series at x − c is (a₁ + 2 a₂ q·(k − offset)) / scale
         r = share * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
         dq = share[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
         offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
@@ -560,7 +562,7 @@ def _backward_queries(
 @triton.jit
 def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
                SB: tl.constexpr, SINKS: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The sinks into dq and the sum of score gradients; and what these rows say of the sinks, into PARTS."""
+    """Add the sinks to dq and Σ dx; store these rows' part of the sinks' gradients in PARTS."""
     s = tl.arange(0, SB)
     seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
     dq, r, p, dx = _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E, STEEPNESS,
@@ -580,9 +582,9 @@ def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scal
 def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
                  D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SHIFT: tl.constexpr, AHEAD: tl.constexpr,
                  ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of queries into the gradients of a tile of keys in their tail; tiles are [keys, queries].
+    """Add a tile of queries to the gradients of a tile of keys in their tail; tiles are [keys, queries].
 
-    Behind the text dy is zero, and so are the numbers of a row.
+    Beyond the end of the text, dy and NUMBERS are zero.
     """
     q = _rows(Q, q_t, start + SHIFT, m, d, T, D, False, True).to(OPERAND)
     dn = _rows(DN, n_t, start + SHIFT, m, e, T, E, False, True).to(OPERAND)
@@ -612,7 +614,7 @@ def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m
 def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, start, m, d, e, T, scale,
                        D: tl.constexpr, E: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
                        AHEAD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The same for keys in their window."""
+    """`_add_queries` for keys in the queries' window."""
     q = _rows(Q, q_t, start + SHIFT, m, d, T, D, True, True).to(OPERAND)
     dy = _rows(DY, o_t, start + SHIFT, m, e, T, E, True, True).to(OPERAND)
     numbers += start + AHEAD
@@ -640,7 +642,7 @@ def _backward_keys(
     CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys behind the sinks, for one key-value head."""
+    """dk and dv of a tile of keys after the sinks, for one key-value head."""
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -669,11 +671,9 @@ def _backward_keys(
     if FAR:
         chunk = j0 // CHUNK
         end = tl.minimum(end, (chunk + 1) * CHUNK)
-        there = (
-            1 if STARTED else (chunk < chunks - 1).to(tl.int32)
-        )  # a branch would part wgmma's accumulators
+        there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
         later = (b * heads + g) * chunks + tl.minimum(chunk, chunks - 1)
-        known = tl.where(chunk < chunks, 1.0, 0.0)  # keys at the end of the text are in no tail
+        known = tl.where(chunk < chunks, 1.0, 0.0)  # the last keys of the text are in no query's tail
         small = SMALL + later * (D * E + E + D * D + D + 1)
         at = small + D * E + E
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
@@ -694,12 +694,12 @@ def _backward_keys(
         dk += tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
         inside = tl.where(j < T - SHIFT, known, 0.0)
         dk, dv = dk * (inside / (scale * STEEPNESS))[:, None], dv * inside[:, None]
-    whole = tl.cdiv(j0 + BN, BM) * BM  # queries from here on see all of the tile in their tail
+    whole = tl.cdiv(j0 + BN, BM) * BM  # from here on, the whole tile is in the queries' tail
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, numbers = Q + b * q_b + h * q_h, NUMBERS + (b * H + h) * padded
         if WINDOW > 0:
-            last = tl.minimum(j0 + BN, T - SHIFT)  # behind the text there are no numbers
+            last = tl.minimum(j0 + BN, T - SHIFT)  # NUMBERS end with the text
             for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, last, BM):
                 dk, dv = _add_exact_queries(dk, dv, k, v, j, q_at, DY + b * o_b + h * o_h, numbers, all_padded, q_t, o_t, start,
                                             m, d, e, T, scale, D, E, STEEPNESS, WINDOW, SHIFT, AHEAD, OPERAND, PRECISION)  # fmt: skip
@@ -726,7 +726,7 @@ def _sink_gradients(
     PARTS, DK, DV, dk_strides, dv_strides, heads, parts,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BW: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one sink of one key-value head, from the parts of all tiles of its queries."""
+    """dk and dv of one sink of one key-value head: the sum of the parts of all query tiles."""
     dk_b, dk_t, dk_h = dk_strides
     dv_b, dv_t, dv_h = dv_strides
     row, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -750,13 +750,13 @@ def _sink_gradients(
 class Call:
     """The non-tensor arguments.
 
-    coefficients  c₀ … c_N of x − c; up to N = 2 where there are chunks
-    about_mean    whether c is the mean score of the tail; else 0
+    coefficients  c₀ … c_N of powers of x − c; N ≤ 2 with chunks
+    about_mean    whether c is the mean score of the tail; else c = 0
     divisor       "sum": rows are divided by their sum; "count": by the number of their keys; "balanced": the same, and
-                  their weights sum to it; the latter two without a window and a start
-    window, sinks exact keys: the last ones and the first ones; 0 and 0 for none
-    chunk         tokens per chunk of the tail; 0 to form every pair
-    narrow        y in bf16, with what rounding takes from it; else in fp32
+                  the weights sum to that number. The latter two support neither a window nor a start
+    window, sinks how many of the last and first keys are exact; 0 and 0 for none
+    chunk         tokens per chunk of the tail; 0 to compute every pair
+    narrow        y in bf16, with its rounding error in a second tensor; else in fp32
     """
 
     scale: float
@@ -786,7 +786,7 @@ class Call:
 
     @property
     def square(self) -> tuple[float, float, float] | tuple[()]:
-        """(r, h, f) where the series is (r (u + h))² + f: a product less for its slope, which is 2 r times the root."""
+        """(r, h, f) of a series (r (u + h))² + f, which saves one product per slope; () for other series."""
         if self.order != 2 or self.coefficients[2] <= 0:
             return ()
         zero, one, two = self.coefficients
@@ -794,17 +794,17 @@ class Call:
 
     @property
     def steepness(self) -> float:
-        """The slope of the series over what programs take for it."""
+        """The slope of the series divided by the slope that programs compute."""
         return 2 * self.square[0] if self.square else 1.0
 
     @property
     def ahead(self) -> int:
-        """Rows before the first that has a tail, in whole tiles of every size."""
+        """Rows of NUMBERS before the first row with a tail: a multiple of every tile size."""
         return cdiv(self.shift, _LARGEST_TILE) * _LARGEST_TILE
 
 
 class Rows(NamedTuple):
-    """c, L and h [B, H, T] of every row, sums of keys and of values before tiles, and moments of the keys before chunks."""
+    """c, L and h of every row [B, H, T], sums of keys and values before tiles, moments of the keys before chunks."""
 
     mean: Tensor
     log: Tensor
@@ -816,14 +816,14 @@ class Rows(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What came before the text: moments about an offset [B·K, d], small ones and blocks of order 2, in fp32."""
+    """An earlier text, as moments about an offset [B·K, d] in fp32: the small ones and the blocks of order 2."""
 
     offset: Tensor
     moments: Moments
 
 
 def start_from(initial: Tensor | None, offset: Tensor | None, order: int, e: int) -> Start | None:
-    """Moments [B, K, F, e + 1] about an offset [B, K, d], as programs read them."""
+    """The start for a state [B, K, F, e + 1] about an offset [B, K, d]; None without a state."""
     if initial is None or offset is None:
         return None
     held = unpacked(initial.flatten(0, 1), range(order + 1), offset.shape[-1], e, order)
@@ -841,10 +841,10 @@ def forward(
     totals: bool = False,
     cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Rows, Tensor, Moments | None]:
-    """y [B, T, H, e], what rounding took from it, Rows for `backward`, the offset, and moments of the whole tail about it.
+    """y [B, T, H, e], its rounding error, Rows for `backward`, the offset, and moments of the whole tail about it.
 
-    Tensors that the call has no use for are empty. A text that goes on from a `start` needs chunks. `cuts` [n + 1] are
-    those of sequences packed into one row, for every pair about the mean.
+    Tensors that the call does not use are empty. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
+    sequences packed into one row; packed calls compute every pair, about the mean.
     """
     batch, tokens, heads, d = q.shape
     e, tail = v.shape[3], max(0, tokens - call.shift)
@@ -861,7 +861,7 @@ def forward(
             initial=None if start is None else start.moments, totals=totals,
         )  # fmt: skip
     y, rest = empty_rows(q, v, call.narrow)
-    rest = rest if call.by_sum else None  # only a gradient by sums reads the rows
+    rest = rest if call.by_sum else None  # only the gradient of a row sum reads it
     log = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     mean = torch.empty_like(log) if call.about_mean else _nothing(q)
     less = torch.empty_like(log) if call.balanced else _nothing(q)
@@ -878,7 +878,7 @@ def forward(
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v in their dtypes, and of the moments before the text."""
+    """Gradients of q, k, v in their dtypes, and of the moments of the start."""
 
     q: Tensor
     k: Tensor
@@ -902,7 +902,7 @@ def backward(
     d_totals: Moments | None = None,
     cuts: Tensor | None = None,
 ) -> Gradients:
-    """All gradients, from that of y and perhaps of the moments of the whole tail (about the offset)."""
+    """All gradients, given those of y and, if used, of the moments of the whole tail (about the offset)."""
     batch, tokens, heads, d = q.shape
     kv_heads, e = k.shape[2], v.shape[3]
     tail = max(0, tokens - call.shift)
@@ -916,7 +916,7 @@ def backward(
     extra = torch.empty_like(omega) if call.about_mean else _nothing(q)
     tile = _tile("queries", q, v, call)
     if cuts is not None and call.balanced:
-        tile.pop("maxnreg", None)  # under it 45 registers would move at every turn of a loop
+        tile.pop("maxnreg", None)  # with this limit 45 registers would be moved in every iteration
     parts = _tiles_of_rows(tokens, call, tile["BM"], cuts)
     sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3])
@@ -929,7 +929,7 @@ def backward(
         padded = (tiles_of_packed(tokens, cuts.numel() - 1, _LARGEST_TILE) + 1) * _LARGEST_TILE
         found = {size: places(cuts, tokens, size) for size in {tile["BM"], of_keys["BN"]}}
         key_tiles = tiles_of_packed(tokens, cuts.numel() - 1, of_keys["BN"])
-    # tiles of queries must write all that tiles of keys read
+    # tiles of queries must write everything that tiles of keys read, or it must be zero
     numbers = (torch.empty if of_keys["BM"] <= tile["BM"] else torch.zeros)(
         (5 if call.window else 3 + call.balanced, batch * heads, padded), dtype=torch.float32, device=q.device
     )
@@ -966,7 +966,7 @@ def backward(
 
 
 def _offset(prefix: Tensor, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
-    """What keys are taken about [B·K, d], in their dtype: known before any row reads moments."""
+    """The offset [B·K, d] that keys are taken about, in their dtype; it is known before any row reads moments."""
     if start is not None:
         return start.offset
     if call.about_mean and tail > call.chunk:
@@ -980,7 +980,7 @@ def _centred(keys: Tensor, offset: Tensor) -> Tensor:
 
 
 def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
-    """How many keys came before the text [B·K], and their sum [B·K, d]."""
+    """The number of keys in the start [B·K], and their sum [B·K, d]."""
     small = start.moments.small
     count = small[:, -1].contiguous()
     about = small[:, d * e + e + d * d : -1]
@@ -988,7 +988,7 @@ def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """In the place of a tensor that a call does not have; a new one each time, as operators return none twice."""
+    """An empty tensor for one that a call does not use; a new one each time, as operators may not return one twice."""
     return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
@@ -1009,7 +1009,7 @@ def _chunks_of(rows: Rows) -> int:
 
 
 def _tiles_of_rows(tokens: int, call: Call, size: int, cuts: Tensor | None) -> int:
-    """Tiles of queries, aligned to the first query that has a tail."""
+    """The number of query tiles, aligned to the first query with a tail."""
     if cuts is not None:
         return tiles_of_packed(tokens, cuts.numel() - 1, size)
     ahead = cdiv(call.shift, size)
@@ -1018,8 +1018,8 @@ def _tiles_of_rows(tokens: int, call: Call, size: int, cuts: Tensor | None) -> i
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
-    # tiles of one width lie alike in shared memory: where they do not and take turns in one buffer, ptxas of CUDA 12.8
-    # makes an address from an unset register (compiled_code.unset_operands); order 2 has other buffers
+    # tiles of equal width have the same layout in shared memory. Where layouts differ and share one buffer, ptxas of
+    # CUDA 12.8 computes an address from an unset register (compiled_code.unset_operands); order 2 has other buffers
     alike = call.chunk > 0 and call.order == 1
     return {
         "GROUP": q.shape[2] // k.shape[2],
@@ -1045,12 +1045,12 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
 
 
 def _tile(kind: str, q: Tensor, v: Tensor, call: Call) -> dict[str, int]:
-    """Products of fp32 take more registers, also those of fp16, which are made in fp32 in part."""
+    """The tile of a pass; smaller for fp32 and for fp16 (partly computed in fp32), which take more registers."""
     options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, call.chunk or q.shape[1])
     if q.dtype != torch.bfloat16:
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         options |= {"BM": min(queries, options["BM"]), "BN": min(keys, options["BN"]), "num_warps": 8}
         options.pop("maxnreg", None)
-    if kind != "keys":  # tiles of keys divide those of queries, as both begin with the tail
+    if kind != "keys":  # key tiles divide query tiles, as both start with the tail
         options["BN"] = min(options["BN"], options["BM"])
     return options

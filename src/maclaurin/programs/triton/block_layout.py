@@ -1,11 +1,12 @@
-"""Blocks of moments: how x^{⊗n} of orders 2 and 3 is cut, on the host and in programs.
+"""Blocks of moments: how x^{⊗n} of orders 2 and 3 is split, on the host and in programs.
 
     S_i = Σ_s x_a X gᵀ  [rows, e],      order 2: X = x (d rows)
                                         order 3: X = the products x_b x_j of P neighbouring b (P·d rows)
 
-so that in both orders a block belongs to one entry a; P is such that products fill a tile of 64 columns. In order 3
-the blocks of a group of b's have a up to the last of them; where a lies before the group, x_a x_b stands for x_b x_a
-too and counts twice. Groups are filled up to a multiple of what one program makes; what fills them is never read.
+In both orders a block belongs to one entry a. P is chosen so that the products fill a tile of 64 columns. In order 3
+a group of P neighbouring b's has one block for each a up to the last b. If a is smaller than every b of the group, the
+block counts twice, once for x_a x_b and once for x_b x_a. One program computes GROUPED blocks, so groups are padded to
+a multiple of that; padding is never read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton.tiles import width
 
-#: blocks that share one reading of the text
+#: blocks that one program computes in one pass over the text
 GROUPED = 4
 _GROUPED = tl.constexpr(GROUPED)
 #: columns of a tile of products
@@ -27,7 +28,7 @@ _COLUMNS = 64
 
 
 def together(d: int, order: int) -> int:
-    """P: neighbouring b's in a block; 1 stands for none in order 2."""
+    """P: how many neighbouring b's a block has; 1 in order 2, which has no b."""
     return 1 if order == 2 else max(1, _COLUMNS // width(d))
 
 
@@ -38,7 +39,7 @@ def block_rows(d: int, order: int) -> int:
 
 @lru_cache(maxsize=64)
 def block_list(d: int, order: int) -> list[tuple[int, int, int]]:
-    """(a, group of b's, how often it counts) of every block; 0 times for those that fill up."""
+    """(a, group of b's, how often the block counts) for every block; padding counts 0 times."""
     if order == 2:
         found = [(a, 0, 1) for a in range(d)]
         return found + [(0, 0, 0)] * (-d % GROUPED)
@@ -51,13 +52,13 @@ def block_list(d: int, order: int) -> list[tuple[int, int, int]]:
 
 
 def blocks(d: int, order: int) -> int:
-    """How many there are."""
+    """How many blocks there are."""
     return len(block_list(d, order))
 
 
 @lru_cache(maxsize=64)
 def table(d: int, order: int, device: torch.device) -> Tensor:
-    """a and group of every block, [blocks, 2]."""
+    """(a, group of b's) of every block, [blocks, 2]."""
     found = [(a, group) for a, group, _ in block_list(d, order)]
     return torch.tensor(found, dtype=torch.int32, device=device)
 
@@ -69,7 +70,7 @@ def times_counted(d: int, order: int, device: torch.device) -> Tensor:
 
 
 def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
-    """The indices that every row of every block stands for, None for rows that are never read."""
+    """The indices (a, j) or (a, b, j) of every row of every block; None for rows that are never read."""
     found: list[tuple[int, ...] | None] = []
     p = together(d, order)
     for a, group, times in block_list(d, order):
@@ -85,7 +86,7 @@ def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
 
 @triton.jit
 def row_of(c, D: tl.constexpr, BD: tl.constexpr):
-    """The row of a block that column c of a tile meets, and whether there is one; tiles have BD ≥ D columns per b."""
+    """The row of a block for column c of a tile, and whether there is one; a tile has BD ≥ D columns per b."""
     return c // BD * D + c % BD, c % BD < D
 
 
@@ -109,13 +110,13 @@ def group_of(at, t, m, group, T, D: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def contracted(total, x_b, BD: tl.constexpr, P: tl.constexpr):
-    """Σ_b x_b total_{bj}: what a sum over columns [m, P·BD] gives each j, [m, BD]."""
+    """Σ_b x_b total_{bj} [m, BD], for a total [m, P·BD]."""
     return tl.sum(tl.reshape(total, (total.shape[0], P, BD)) * x_b[:, :, None], 1)
 
 
 @triton.jit
 def members_of(group, D: tl.constexpr, P: tl.constexpr):
-    """How many a's a group has, and how many blocks."""
+    """How many a's a group has, and how many blocks with padding."""
     members = tl.minimum(D, (group + 1) * P)
     return members, tl.cdiv(members, _GROUPED) * _GROUPED
 

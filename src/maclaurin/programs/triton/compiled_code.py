@@ -1,18 +1,19 @@
-"""Compile the programs for a GPU that is not there, and read what they would take of it.
+"""Compile the programs for a GPU that this machine does not have, and report their resource usage.
 
     with compiled_for(90) as found:
         polynomial_quadratic.forward(q, k, v, call)      # tensors on the CPU; nothing runs
     found[0].registers, found[0].spilled, found[0].shared, found[0].matrix_instructions
 
-triton brings its own assembler, so any machine can say whether a program spills registers, fits the shared
-memory and reaches the matrix units, before anybody has timed it.
+triton ships its own assembler, so any machine can check whether a program spills registers, fits into shared memory
+and uses the matrix units.
 
-The second half reads the machine code: loops, spills, and registers written under a running product. Hopper's
-matrix products run beside the other instructions. One that takes its left operand from registers reads them until
-a WARPGROUP.DEPBAR says that it is over; nothing may write there before. triton 3.6 lets the last parts of a
-product run on into the next turn of a loop, and the assembler does not see that far. Another of its faults: where two
-operands take turns in one buffer of shared memory, ptxas of CUDA 12.8 has made an address from a uniform register that
-no instruction had set.
+The second half of this file reads the machine code and looks for spills in loops and for two compiler bugs:
+
+  * Hopper's matrix products are asynchronous. A product whose left operand is in registers reads them until a
+    WARPGROUP.DEPBAR waits for it; nothing may write to them earlier. triton 3.6 lets the last parts of a product run
+    into the next iteration of a loop, and the assembler does not notice when that iteration overwrites the operand.
+  * Where two operands share one buffer of shared memory, one after the other, ptxas of CUDA 12.8 has computed an
+    address from a uniform register that no instruction had set.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What one program takes.
+    """The resource usage of one program.
 
     registers               per thread
-    spills                  loads and stores of spilled registers in all of the program
+    spills                  loads and stores of spilled registers in the whole program
     spills_in_loops         those within the loops that multiply matrices
     shared                  bytes of shared memory
     matrix_instructions     how many there are
     serialized              whether the assembler makes them wait for each other (its warning C7515), for instance
-                            where a branch hands accumulators on
-    overwritten             instructions that write registers a running product may still read: results are wrong
-    unset                   instructions that read uniform registers before anything is in them: results are wrong
+                            because accumulators pass through a branch
+    overwritten             instructions that write to registers a running product may still read: results are wrong
+    unset                   instructions that read uniform registers that were never set: results are wrong
     """
 
     name: str
@@ -63,7 +64,7 @@ class CompiledProgram:
 
 
 class _NoGPU:
-    """As much of a driver as compiling asks for."""
+    """The part of triton's driver that compiling needs."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
@@ -80,9 +81,9 @@ class _NoGPU:
 
 @contextlib.contextmanager
 def compiled_for(capability: int, *, describe: bool = True) -> Iterator[list[CompiledProgram]]:
-    """Launches inside compile only; the list fills with what they would have run.
+    """A context in which launches only compile; the list receives a description of each program.
 
-    Without `describe` they only go into triton's cache, which a later process on a GPU finds them in.
+    Without `describe`, programs are only put into triton's cache, for a later process on a GPU.
     """
     found: list[CompiledProgram] = []
     launch, active = JITFunction.run, driver._active
@@ -99,7 +100,7 @@ def compiled_for(capability: int, *, describe: bool = True) -> Iterator[list[Com
         yield found
     finally:
         JITFunction.run = launch  # type: ignore[method-assign]
-        driver._active = active  # reset_active would ask for a GPU
+        driver._active = active  # reset_active would look for a GPU
 
 
 def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
@@ -126,22 +127,22 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
 
 
 def _is_serialized(kernel: Any, capability: int) -> bool:
-    """What the assembler says, asked again: triton does not hand its remarks on."""
+    """Run the assembler again for its warnings, which triton does not pass on."""
     refused = ""
     with tempfile.TemporaryDirectory() as folder:
         code, out = Path(folder) / "program.ptx", Path(folder) / "out"
         code.write_text(kernel.asm["ptx"])
-        for assembler in _assemblers():  # whichever knows this version of the language
+        for assembler in _assemblers():  # the first that supports this PTX version
             command = [assembler, "-v", f"--gpu-name=sm_{capability}a", code, "-o", out]
             said = subprocess.run(command, capture_output=True, text=True, check=False)
             if said.returncode == 0:
                 return "wgmma.mma_async instructions are serialized" in said.stdout + said.stderr
             refused += f"\n{assembler.name}: {(said.stdout + said.stderr).strip()[:500]}"
-    raise RuntimeError(f"no assembler takes the program {kernel.metadata.name!r}:{refused}")
+    raise RuntimeError(f"no assembler accepts the program {kernel.metadata.name!r}:{refused}")
 
 
 def _assemblers() -> list[Path]:
-    """triton's own, and the one it is set to use."""
+    """The assembler that triton is configured to use, and the ones it ships."""
     own = [_TOOLS / name for name in ("ptxas", "ptxas-blackwell")]
     return [path for path in (Path(knobs.nvidia.ptxas.path), *own) if path.exists()]
 
@@ -162,12 +163,12 @@ _SPILL = re.compile(r"(?:LDL|STL)\b")
 _FROM_REGISTERS = re.compile(r"[HQ]GMMA\S+ R\d+, R(\d+), ")
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
 _WRITES = re.compile(r"(?!ST|RED\b|LDGSTS|BAR|BRA)([A-Z][\w.]*)\s+(?:U?P\w+, )*R(\d+)\b")
-#: registers of a left operand 64 × 16 of two bytes, or 64 × 8 of four
+#: registers per thread of a left operand: 64 × 16 entries of two bytes, or 64 × 8 of four
 _OPERAND = 4
 
 
 def instructions(code: str) -> dict[int, str]:
-    """Machine instructions by address, without their predicates."""
+    """Machine instructions by address, without predicates."""
     lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(.+?);", code, re.M)
     return {int(address, 16): text for address, text in lines}
 
@@ -178,12 +179,12 @@ def spills(code: dict[int, str]) -> int:
 
 
 def spills_in_loops(code: dict[int, str]) -> int:
-    """Spill traffic in innermost loops with a matrix product: there it costs time at every turn."""
+    """Spills in innermost loops with a matrix product, where they cost time in every iteration."""
     return sum(bool(_SPILL.match(text)) for body in multiplying_loops(code) for text in body)
 
 
 def overwritten_operands(code: dict[int, str]) -> list[str]:
-    """Instructions that write where a product of the same or the last turn of a loop may still read."""
+    """Instructions that write to registers which a product of the same or the previous iteration may still read."""
     return [text for body in multiplying_loops(code) for text in _overwriting([*body, *body])]
 
 
@@ -204,7 +205,7 @@ def _jump(text: str) -> re.Match[str] | None:
 
 
 def _overwriting(body: list[str]) -> Iterator[str]:
-    running: list[set[int]] = []  # registers that each group of products under way reads
+    running: list[set[int]] = []  # the registers that each unfinished group of products reads
     closed = True
     for text in body:
         if wait := _WAIT.match(text):
@@ -226,7 +227,7 @@ def _overwriting(body: list[str]) -> Iterator[str]:
 
 
 def _written(text: str) -> set[int]:
-    """General registers an instruction writes."""
+    """The general registers that an instruction writes."""
     found = _WRITES.match(text)
     if found is None:
         return set()
@@ -238,12 +239,12 @@ def _written(text: str) -> set[int]:
 _UNIFORM = re.compile(r"\bUR(\d+)\b")
 _PRODUCT = re.compile(r"\bgdesc\[UR(\d+)\]")
 _SETS_UNIFORM = re.compile(r"([A-Z][\w.]*)\s+(?:U?P\w+, )*UR(\d+)\b")
-#: what reads uniform registers alone: an address of shared memory, or a descriptor of global memory
+#: instructions that only read uniform registers: addresses of shared memory, descriptors of global memory
 _NOT_A_RESULT = ("STS", "STG", "BAR", "BRA", "SYNCS", "UTM", "UBLK")
 
 
 def unset_operands(code: dict[int, str]) -> list[str]:
-    """Instructions that read a uniform register that none before them sets."""
+    """Instructions that read a uniform register which no earlier instruction sets."""
     known: set[int] = set()
     found = []
     for _, text in sorted(code.items()):
@@ -259,7 +260,7 @@ def unset_operands(code: dict[int, str]) -> list[str]:
 
 
 def _uniform_reads(operands: str, text: str) -> set[int]:
-    """A product reads four, or two if its left operand is no address."""
+    """The uniform registers read: a product reads four, or two if its left operand is in registers."""
     read = {int(n) for n in _UNIFORM.findall(_PRODUCT.sub("", operands))}
     product = _PRODUCT.search(text)
     if product is not None:

@@ -1,22 +1,22 @@
-"""Linear attention, one order only: feature maps, gates, denominator and norm inside the programs.
+"""Linear attention with feature maps, gates, denominator and norm inside the programs.
 
     w_ts = e^{L_t − L_s} scale φ(q_t)·φ(k_s),     y_t = N( Σ_{s≤t} w_ts i_s v_s / D_t ),     D_t = Σ_s w_ts + eps, t, or 1
 
-L is the running total of the log forget gate. The text is cut into chunks. A query meets the keys of its own chunk
+L is the running total of the log forget gate. The text is cut into chunks. A query reads the keys of its own chunk
 pair by pair, and all earlier keys through the state S = Σ_s e^{−L_s} φ(k_s) (i_s v_s)ᵀ at the start of the chunk.
 
 Launches, forward:   states (along the text, segment by segment), [join segments], rows
           backward:  states of the gradients (from the end), [join segments], all gradients of a chunk at once
 
-A segment is a run of chunks that one program walks through. Its states start from zero. Where a text has several
-segments, `_join` adds up what the segments before it hold (PAST), and readers add both parts.
+A segment is a run of chunks that one program processes in order, with states that start from zero. If a text has
+several segments, `_join` sums the states of all segments before each one (PAST), and readers add both parts.
 
 Backward, with dn = scale·dy/D (or through the norm) and dz = −Σ dn∘y under a row sum:
 
     g_ts = e^{L_t − L_s}(dn_t·i_s v_s + dz_t),   dφ(q) = Σ_s g φ(k),   dφ(k) = Σ_t g φ(q),   d(iv) = Σ_t e^{L_t − L_s} φ(q)·φ(k) dn
 
-R is for (q, dn) what S is for (k, v): the sums over all later chunks. The gradient of ln f_t is Σ g φ(q)·φ(k) over the
-pairs s < t ≤ r; all of them are at hand in the chunk of t.
+R is the state of (q, dn) over all later chunks, as S is that of (k, v) over earlier ones. The gradient of ln f_t is
+Σ g φ(q)·φ(k) over all pairs of a key s and a query r with s < t ≤ r; the program for t's chunk has all the parts.
 
 Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dtype, their row sums [B·K, chunks, d] in fp32.
 """
@@ -37,35 +37,35 @@ from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, widt
 
 #: a log forget gate below this forgets everything (forms/stream.py has the same limit)
 _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
-#: programs that walk through segments at the same time: enough to fill a large GPU several times
+#: how many programs process segments at the same time: enough to fill a large GPU several times
 WALKERS = 1024
-#: tokens per chunk in bf16; products of fp32 take more registers, so half of it there
+#: tokens per chunk in bf16; half of that in fp32, whose products take more registers
 CHUNK = 64
-#: chunks that a segment has at least
+#: fewest chunks per segment
 LEAST_CHUNKS = 4
 #: feature maps that are computed in registers
 FEATURE_MAPS = ("identity", "elu1", "relu", "cosine")
 
 
-# --------------------------------------------------------------------------- what tiles have in common
+# ------------------------------------------------------------------------------------ shared helpers
 
 
 @triton.jit
 def _first_token(chunk, C: tl.constexpr):
-    """Of a chunk, in 64 bits."""
+    """The number of a chunk's first token, in 64 bits."""
     return tl.zeros((), tl.int64) + chunk * C
 
 
 @triton.jit
 def _tile(X, first, x_t, i, column, left, SIZE: tl.constexpr):
-    """Rows first + i of X, zeros beyond `left` rows and SIZE columns; 64-bit offset of the first row."""
+    """Rows first + i of X, zeros beyond `left` rows and SIZE columns; `first` has 64 bits."""
     inside = (i < left)[:, None] & (column < SIZE)[None, :]
     return tl.load(X + first * x_t + i[:, None] * x_t + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _column(X, at, x_t, i, left, PRESENT: tl.constexpr, DEFAULT: tl.constexpr):
-    """One number per token in fp32, DEFAULT where the tensor is not given or the text has ended."""
+    """One number per token in fp32; DEFAULT without the tensor and beyond the end of the text."""
     if PRESENT:
         x = tl.load(X + at + i * x_t, mask=i < left, other=DEFAULT).to(tl.float32)
     else:
@@ -113,7 +113,7 @@ def _through_features(dx, u, PHI: tl.constexpr):
 
 @triton.jit
 def _log_totals(LOG, at, l_t, i, left, DECAY: tl.constexpr, WIDE: tl.constexpr):
-    """L within the chunk, up to and with each token; and at the end of the chunk."""
+    """L from the start of the chunk up to and including each token, and at the end of the chunk."""
     if DECAY:
         log = tl.load(LOG + at + i * l_t, mask=i < left, other=0.0).to(WIDE)
         log = tl.maximum(log, _LOWEST_LOG_FORGET)
@@ -130,7 +130,7 @@ def _log_totals(LOG, at, l_t, i, left, DECAY: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _start(INITIAL, row, away, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, STARTED: tl.constexpr,
            BD: tl.constexpr, BE: tl.constexpr):  # fmt: skip
-    """State and row sums that a segment starts from: those given, if it is `away` 0, else zeros."""
+    """State and row sums that a segment starts from: INITIAL for the segment at distance `away` = 0, else zeros."""
     WIDTH: tl.constexpr = E + 1 if SUMS else E
     if STARTED:
         at = INITIAL + row * D * WIDTH + d * WIDTH
@@ -147,7 +147,7 @@ def _start(INITIAL, row, away, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.
 
 @triton.jit
 def _store_state(S, Z, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
-    """The state of a chunk, rounded to what is multiplied; its row sums in fp32."""
+    """Store the state of a chunk in the operands' dtype, its row sums in fp32."""
     inside = (d < D)[:, None] & (e < E)[None, :]
     at = S + place * D * E + d[:, None] * E + e[None, :]
     tl.store(at, state.to(S.dtype.element_ty), mask=inside)
@@ -157,7 +157,7 @@ def _store_state(S, Z, place, state, sums, d, e, D: tl.constexpr, E: tl.constexp
 
 @triton.jit
 def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
-    """State and row sums side by side in fp32, as a state is kept between calls."""
+    """Store state and row sums side by side in fp32, the layout of a state between calls."""
     WIDTH: tl.constexpr = E + 1 if SUMS else E
     at = TOTAL + place * D * WIDTH + d * WIDTH
     inside = (d < D)[:, None] & (e < E)[None, :]
@@ -225,7 +225,7 @@ def _join(
     D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
     ALL: tl.constexpr, ENDED: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """What all segments before each hold (after it, if REVERSE), and the whole; ALL: the whole alone, as PAST."""
+    """The sum over all segments before each one (after it, if REVERSE), and over all. ALL: only the latter, as PAST."""
     WIDTH: tl.constexpr = E + 1 if SUMS else E
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -269,7 +269,7 @@ def _store_past(
 
 @triton.jit
 def _state_at(S, place, d, e, D: tl.constexpr, E: tl.constexpr):
-    """A state [d, e] as it is multiplied."""
+    """A state [d, e] in the operands' dtype."""
     inside = (d < D)[:, None] & (e < E)[None, :]
     return tl.load(S + place * D * E + d[:, None] * E + e[None, :], mask=inside, other=0.0)
 
@@ -281,7 +281,7 @@ def _sums_at(Z, place, d, D: tl.constexpr):
 
 @triton.jit
 def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
-    """factor·a/‖a‖ and factor/‖a‖ of each row, a = y or y − mean(y); a row of zeros stays."""
+    """factor·a/‖a‖ and factor/‖a‖ of each row, a = y or y − mean(y); a row of zeros stays zero."""
     if CENTRED:
         y = tl.where(inside, y - tl.sum(y, 1)[:, None] / E, 0.0)
     largest = tl.max(tl.abs(y), 1)
@@ -303,7 +303,7 @@ def _rows(
     RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr,
     WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y of a chunk of queries of one head, and the number per row that the backward pass needs (D, or the norm's gain)."""
+    """y of a chunk of queries of one head; D or the norm's gain of each row, for the backward pass."""
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -348,7 +348,9 @@ def _rows(
             w *= tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
         w = tl.where(i[None, :] <= i[:, None], w, 0.0).to(OPERAND)
         if DIVISOR == "sum":
-            z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+            z += tl.sum(
+                w.to(tl.float32), 1
+            )  # of the rounded weights, so that those in the product sum to one
         acc = tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION)
     inside = (i < left)[:, None] & (e < E)[None, :]
     stat_at = STAT + head * T + first + i
@@ -372,7 +374,7 @@ def _rows(
 @triton.jit
 def _scale_of_rows(BEFORE, b, chunk, i, T, scale, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr,
                    CAUSAL: tl.constexpr):  # fmt: skip
-    """scale/D of rows that are divided by the number of keys they see, or not at all."""
+    """scale/D of rows that are divided by the number of visible keys, or not at all."""
     if DIVISOR == "count":
         count = (chunk * C + i + 1 if CAUSAL else i * 0 + T).to(tl.float32)
         if COUNTED:
@@ -392,7 +394,7 @@ def _gradient_of_rows(
     E: tl.constexpr, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr,
     CENTRED: tl.constexpr, RESTS: tl.constexpr, CAUSAL: tl.constexpr, READS: tl.constexpr,
 ):  # fmt: skip
-    """dn of a chunk of rows in fp32, and y as exactly as it is known (if READS, or under a norm)."""
+    """dn of a chunk of rows in fp32; with READS or a norm also y, its rounding error added back if stored."""
     dn = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, E).to(tl.float32)
     y = dn
     if NORM or READS:
@@ -400,7 +402,7 @@ def _gradient_of_rows(
         y = _tile(Y + at, first, y_t, i, e, left, E).to(tl.float32)
         if RESTS:
             y += _tile(REST + at, first, y_t, i, e, left, E).to(tl.float32)
-    if NORM:  # of rows without their scale
+    if NORM:  # the rows were not multiplied by the scale
         gain = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=0.0)
         squared = tl.sum(y * y, 1)
         share = tl.sum(y * dn, 1) / tl.where(squared == 0, 1.0, squared)
@@ -427,7 +429,7 @@ def _gradient_states(
     RESTS: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr, TOTALS: tl.constexpr,
     WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """R after each chunk of one segment of one key-value head, from its end; dz of its rows."""
+    """R after each chunk of one segment of one key-value head, from the last chunk to the first; dz of its rows."""
     q_b, q_t, q_h = q_strides
     o_b, o_t, o_h = o_strides
     y_b, y_t, y_h = y_strides
@@ -481,7 +483,7 @@ def _gradient_states(
 
 @triton.jit
 def rows_of(b, h, H, T, first):
-    """The number of row (b, first, h) in a contiguous tensor [B, T, H, ·]."""
+    """The index of row (b, first, h) in a contiguous tensor [B, T, H, ·]."""
     return (b * T + first) * H + h
 
 
@@ -498,8 +500,8 @@ def _gradients(
 ):  # fmt: skip
     """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads.
 
-    Under a norm dn is orthogonal to the row. Rows of few or small weights are sensitive to that, so what rounding takes
-    from dn is multiplied too.
+    Under a norm, dn is orthogonal to the row. Rows of few or small weights are sensitive to an error in that, so the
+    rounding error of dn is multiplied too.
     """
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -529,7 +531,7 @@ def _gradients(
     k = _features(k_raw, i, d, left, D, PHI).to(OPERAND)
     gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
     v = (v_raw.to(tl.float32) * gate[:, None]).to(OPERAND) if GATED else v_raw.to(OPERAND)
-    # what later chunks say of the keys and values of this one
+    # gradients of this chunk's keys and values from later chunks
     dk = tl.zeros((C, BD), tl.float32)
     dv = tl.zeros((C, BE), tl.float32)
     if JOINED:
@@ -627,7 +629,7 @@ def _gradients(
                 other_z += after * _sums_at(LATER_Z, past, d, D)
             across += tl.sum(state_z * other_z, 0)
         across *= tl.exp(end.to(tl.float32))
-        # pairs s < t ≤ r: within the chunk, from the chunk on, into the chunk, across it
+        # pairs s < t ≤ r: s and r in the chunk, only s, only r, neither
         of_rows = tl.sum(of_rows, 0) - tl.cumsum(of_rows, 0) + of_rows
         d_log = of_rows + tl.cumsum(of_later, 0) - of_later + across
         raw = tl.load(LOG + b * l_b + g * l_h + first * l_t + i * l_t, mask=i < left, other=0.0).to(
@@ -648,11 +650,11 @@ class Call:
 
     feature_map   one of FEATURE_MAPS
     divisor       "sum": D = row sum + eps; "count": the number of visible keys; "one"
-    length        the length a norm gives each row (over rows as they are, so divisor is "one"); 0 for no norm
-    centred       whether that norm takes the row's mean off first
+    length        the length to which a norm scales each row (of undivided rows: divisor is "one"); 0 for no norm
+    centred       whether the norm first subtracts the row's mean
     final         y in the dtype of q; else in fp32
-    rests         keep what rounding takes from y: under a norm, or where row sums of both signs can be small
-    chunk, segments   tokens per chunk (a power of two from 16 on) and segments of a text; 0 for those that suit it
+    rests         keep the rounding error of y: under a norm, or where row sums of both signs can be small
+    chunk, segments   tokens per chunk (a power of two, at least 16) and segments per text; 0 for the default
     """
 
     feature_map: str
@@ -673,7 +675,7 @@ class Call:
 
 
 class States(NamedTuple):
-    """What `forward` keeps for `backward`: states before each chunk and segment, and logs of what is left of them."""
+    """What `forward` saves for `backward`: states before each chunk and segment, and the logs of their decay."""
 
     chunks: Tensor
     chunk_sums: Tensor
@@ -683,7 +685,7 @@ class States(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v and both gates in their dtypes, and of the state before the text in fp32."""
+    """Gradients of q, k, v and both gates in their dtypes, and of the initial state in fp32."""
 
     q: Tensor
     k: Tensor
@@ -706,17 +708,17 @@ def forward(
     initial: Tensor | None = None,
     return_state: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, States]:
-    """y [B, T, H, e]; D or the norm's gain [B, H, T]; what rounding took from y; the state after the text; States.
+    """y [B, T, H, e]; D or the norm's gain [B, H, T]; the rounding error of y; the state after the text; States.
 
     Gates are [B, T, K]; `before` [B] counts earlier keys; states are [B, K, d, e (+ 1)], row sums last. Tensors that
-    the call has no use for are empty.
+    the call does not use are empty.
     """
     plan = _Plan.of(q, k, v, call)
     y, stat, rest, final, states, sums, past, past_sums, logs = shapes(
         q, k, v, log_forget, call, return_state
     )
     totals = plan.joined or return_state
-    total = final  # where there is one segment, its state is that of the text
+    total = final  # with one segment, its state is the final state
     if plan.joined:
         total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + int(call.sums), dtype=torch.float32)
     segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
@@ -741,7 +743,7 @@ def forward(
 def shapes(
     q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor | None, call: Call, return_state: bool
 ) -> tuple[Tensor, ...]:
-    """Uninitialised tensors for what `forward` returns, one after the other."""
+    """Uninitialised tensors for everything that `forward` returns, in order."""
     plan = _Plan.of(q, k, v, call)
     batch, tokens, heads, _ = q.shape
     rows, d, e, wide = plan.rows, plan.d, plan.e, torch.float32
@@ -776,7 +778,7 @@ def backward(
     d_state: Tensor | None = None,
     started: bool = False,
 ) -> Gradients:
-    """All gradients, from that of y and perhaps of the state after the text."""
+    """All gradients, given those of y and, if used, of the state after the text."""
     plan = _Plan.of(q, k, v, call)
     dy = dense(dy)
     wide = torch.float32
@@ -823,7 +825,7 @@ def _join_segments(
     *,
     reverse: bool,
 ) -> None:
-    """The states between segments from the total of each; and the state of the whole text, if a tensor for it is given."""
+    """Compute the states between segments from their totals, and the final state if `final` is not empty."""
     if not plan.joined:
         return
     block = 256
@@ -834,14 +836,14 @@ def _join_segments(
 
 
 class _Plan(NamedTuple):
-    """How a text is cut: rows are its key-value heads; `joined` where states of several segments are added."""
+    """How a text is cut. `rows` counts key-value heads of the batch; `joined`: whether segments are added up."""
 
     rows: int
     d: int
     e: int
     chunk: int
     joined: bool
-    #: T, key-value heads, chunks, segments, chunks per segment, as programs take them
+    #: arguments of programs: T, key-value heads, chunks, segments, chunks per segment
     text: tuple[int, int, int, int, int]
 
     @staticmethod
@@ -849,7 +851,7 @@ class _Plan(NamedTuple):
         batch, tokens, kv_heads, d = k.shape
         chunk = call.chunk or (
             64 if q.dtype == torch.bfloat16 else 32
-        )  # products of fp32 take more registers
+        )  # products in fp32 take more registers
         rows, chunks = batch * kv_heads, cdiv(tokens, chunk)
         wanted = call.segments or max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
         per_segment = cdiv(chunks, wanted)
@@ -903,7 +905,7 @@ def _sizes(
     }
 
 
-#: warps and loads ahead by program, for heads up to 64 and up to 128
+#: warps and pipeline stages by program, for head sizes up to 64 and up to 128
 WARPS = {
     "states": ((4, 3), (8, 3)),
     "rows": ((4, 1), (8, 1)),

@@ -1,11 +1,12 @@
-"""One further token with a window, sinks and kept keys: one launch, one program per key-value head.
+"""Decode one token with a window, sinks and kept keys: one launch, one program per key-value head.
 
-    1. the key that leaves the window takes the slot of the worst kept one, if that is not better
-    2. the new token attends to window, sinks and slots as they are then
-    3. every key in the window gets the attention it received, p over window and sinks, added to its score
+    1. the key that leaves the window replaces the worst kept key, unless that one is better
+    2. the new token attends to the updated window, sinks and slots
+    3. the attention that each key in the window received (p over window and sinks) is added to its score
 
-The queries of a head are the rows of a tile. Exact keys are read once, written once at their new places, and those of
-the window read again for their scores. Keys and values have the dtype of q, scores fp32. Exponentials are to base 2.
+The queries of a key-value head are the rows of a tile. Each key is read once and written once at its new place; keys of
+the window are read again for their scores. Keys and values have the dtype of q, scores are fp32. Exponentials are to
+base 2.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.one_query import add_keys
 from maclaurin.programs.triton.tiles import precision, width
 
-#: keys looked at together
+#: keys per tile
 KEYS = 64
 _LOG2_E = 1.4426950408889634
-#: numbers that differ from spec to spec: no program is compiled for some of them
+#: numbers that differ from spec to spec; triton must not compile a version for special values such as 1
 _ANY = ("W", "M", "SINKS")
 
 
 class Held(NamedTuple):
-    """What a state holds, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32."""
+    """Contents of a state, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32."""
 
     recent_k: Tensor
     recent_v: Tensor
@@ -44,7 +45,7 @@ class Held(NamedTuple):
 
 @triton.jit
 def _moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE: tl.constexpr):
-    """Vectors [n, size] from their old places, or the new one; written to where they stand from now on."""
+    """Load vectors [n, size] from their old places, or take the new one, and store them at their new places."""
     mask = inside[:, None] & (d < SIZE)[None, :]
     at = OLD + (head * number + source)[:, None] * SIZE + d[None, :]
     found = tl.load(at, mask=mask & (is_new == 0)[:, None], other=0.0)
@@ -74,7 +75,7 @@ def _step(
     new_k = tl.load(K + b * k_b + g * k_h + d, mask=d < D, other=0.0)
     new_v = tl.load(V + b * v_b + g * v_h + e, mask=e < E, other=0.0)
 
-    # 1. who goes: the first of the lowest scores, empty slots being −∞
+    # 1. the key to replace: the first with the lowest score; an empty slot has −∞
     slot = tl.arange(0, BM)
     scores = tl.load(KEPT_SCORE + head * M + slot, mask=slot < M, other=float("inf"))
     leaving = tl.load(RECENT_SCORE + head * W)
@@ -140,9 +141,9 @@ def _step(
 def step(
     q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
 ) -> tuple[Tensor, Tensor, Held]:
-    """y [B, 1, H, e] over the row sum, the count of tokens and what is held after the token.
+    """y [B, 1, H, e] divided by the row sum; the count of tokens and the contents of the state after the token.
 
-    q [B, H, d], k and v [B, K, …], of one dtype with the keys and values that are held.
+    q [B, H, d], k and v [B, K, …] have the dtype of the held keys and values.
     """
     batch, heads, d = q.shape
     kv_heads, e = k.shape[1], v.shape[2]

@@ -1,11 +1,11 @@
-"""Sums of all keys before every tile of a text: what the mean score of a row needs to know of the past.
+"""Sums of all keys before every tile of a text, from which the mean score of a row is computed.
 
     P_j = P_0 + Σ_{s < 64 j} k_s          [B·K, tiles + 1, d] in fp32
 
 Two launches: the sum of each tile, then a scan over tiles. A row adds the keys of its own tile itself.
 
-Of packed sequences P [K, slots, d] has a slot for every number that a tile may have (packed.py), and begins with each
-sequence anew: nothing of one sequence is in the sums of another.
+For packed sequences P is [K, slots, d], with one slot for every possible tile number (packed.py). The sums start at
+zero in each sequence: none contains keys of another sequence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _tile_sums(
 def _scan(
     SUMS, INITIAL, OUT, tiles, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, STARTED: tl.constexpr
 ):
-    """Sums up to each tile, written where the next one begins: no row may depend on later keys, rounding included."""
+    """Running sums, each stored for the tile after it. No row may depend on later keys, not even through rounding."""
     row = tl.program_id(0).to(tl.int64)
     d, j = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BT)
     total = tl.zeros((BC,), tl.float32)
@@ -68,7 +68,7 @@ def _scan(
 def _scan_sequence(
     SUMS, CUTS, OUT, T, slots, D: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr, TILE: tl.constexpr
 ):
-    """The same within one of the packed sequences."""
+    """`_scan` within one of the packed sequences."""
     row, s = tl.program_id(0).to(tl.int64), tl.program_id(2)
     d, j = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BT)
     begin = tl.minimum(tl.maximum(tl.load(CUTS + s).to(tl.int32), 0), T)
@@ -102,7 +102,7 @@ def sums_in_sequences(k: Tensor, cuts: Tensor) -> Tensor:
 
 
 def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
-    """P [B·K, tiles + 1, d] for keys [B, T, K, d] behind others whose sum is `initial` [B·K, d]; the last is that of all."""
+    """P [B·K, tiles + 1, d] for keys [B, T, K, d]; `initial` [B·K, d] is P_0, the sum of earlier keys."""
     batch, tokens, heads, d = k.shape
     rows, tiles = batch * heads, cdiv(tokens, TILE)
     sums = torch.empty(rows, tiles, d, dtype=torch.float32, device=k.device)

@@ -1,8 +1,9 @@
 """Launching a kernel that was compiled before, in a few microseconds of CPU time.
 
-triton finds the compiled kernel anew at every launch, and asks the driver about every pointer: 30 µs and more for a
-kernel with many arguments, longer than short kernels run. Here the compiled kernel is found by dtypes and alignment
-of the tensors and by all other arguments as they are; new arguments go triton's way once.
+triton looks up the compiled kernel at every launch, and asks the driver about every pointer. For a kernel with many
+arguments that takes 30 µs and more, longer than a short kernel runs. Here the compiled kernel is looked up by dtypes
+and alignment of its tensors and by the values of its other arguments. Only the first launch with new ones goes through
+triton.
 
     @launched
     @triton.jit
@@ -10,7 +11,7 @@ of the tensors and by all other arguments as they are; new arguments go triton's
 
     _kernel[grid](x, y, n, BLOCK=64)    # tensors first, then numbers; compile-time arguments and options by name
 
-Grid, numbers and options follow from shapes and strides. Where a call is short, they are worked out once and kept:
+Grid, numbers and options depend only on shapes and strides. For short calls they are computed once and cached:
 
     @lru_cache
     def _launch(x: Layout, y: Layout) -> Launch:
@@ -31,15 +32,15 @@ from triton.runtime.jit import JITFunction
 _run = JITFunction.run
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
-#: sets of shapes that a launch is kept for
+#: sets of shapes that prepared launches are cached for
 MOST_SHAPES = 1024
 
-#: a kernel that waits for its tensors
+#: a kernel with all arguments but its tensors
 Launch = Callable[..., None]
 
 
 class Layout(NamedTuple):
-    """Shape, strides and dtype of a tensor: what grid, numbers and options of a launch follow from."""
+    """Shape, strides and dtype of a tensor; they determine grid, numbers and options of a launch."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -47,12 +48,12 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(u: Tensor) -> Layout:
-        """That of a tensor."""
+        """The layout of a tensor."""
         return Layout(u.shape, u.stride(), u.dtype)
 
     @staticmethod
     def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
-        """That of a new tensor."""
+        """The layout of a new contiguous tensor."""
         strides, step = [], 1
         for size in reversed(shape):
             strides.append(step)
@@ -61,29 +62,29 @@ class Layout(NamedTuple):
 
 
 def launched(jit: Any) -> Any:
-    """The kernel with a short way to launch it; as it is in triton's interpreter."""
+    """The kernel with a fast launch; in triton's interpreter, the kernel unchanged."""
     return Launched(jit) if isinstance(jit, JITFunction) else jit
 
 
 def prepared(kernel: Any, grid: tuple[int, ...], numbers: tuple[Any, ...], options: dict[str, Any]) -> Launch:
-    """The kernel with all but its tensors."""
+    """The kernel with all arguments but its tensors."""
     if isinstance(kernel, Launched):
         return _Prepared(kernel, grid, numbers, options)
     return lambda *tensors: kernel[grid](*tensors, *numbers, **options)
 
 
 class Launched:
-    """A kernel of triton and its compiled versions."""
+    """A triton kernel and its compiled versions."""
 
     def __init__(self, jit: JITFunction[Any]) -> None:
         self.jit = jit
-        #: how many of the arguments are tensors, or None in place of one; known from the first launch
+        #: how many arguments are tensors (or None in place of a tensor); found at the first launch
         self._tensors = 0
         self._calls: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Launch:
         def launch(*arguments: Any, **options: Any) -> None:
-            if JITFunction.run is not _run:  # somebody compiles without launching
+            if JITFunction.run is not _run:  # compile only (compiled_code.py)
                 self.jit[grid](*arguments, **options)
                 return
             if self._tensors == 0:
@@ -106,13 +107,13 @@ class Launched:
     def first_launch(
         self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[Any, tuple[Any, ...]]:
-        """Launch it triton's way, which compiles it if need be: the kernel and its compile-time arguments."""
+        """Launch through triton, which compiles if needed; returns the kernel and its compile-time arguments."""
         kernel = self.jit[grid](*arguments, **options)
         return kernel, tuple(options.get(p.name, p.default) for p in self.jit.params[len(arguments) :])
 
 
 class _Prepared:
-    """A kernel with grid, numbers and options, and its compiled versions for dtypes and alignments of tensors."""
+    """A kernel with grid, numbers and options, and its compiled versions by dtypes and alignments of tensors."""
 
     def __init__(
         self, kernel: Launched, grid: tuple[int, ...], numbers: tuple[Any, ...], options: dict[str, Any]
@@ -138,7 +139,7 @@ class _Prepared:
 
 
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
-    """Where tensors lie, and what of them a kernel is compiled for: dtypes, and whether 16 bytes divide addresses."""
+    """Addresses of tensors, and the properties a kernel is compiled for: dtypes, and whether 16 divides addresses."""
     pointers = [None if u is None else u.data_ptr() for u in tensors]
     dtypes = [None if u is None else u.dtype for u in tensors]
     aligned = [at is None or at & 15 == 0 for at in pointers]

@@ -1,16 +1,18 @@
-"""Attention over keys that each query sees for a while: a window, sinks, and keys kept behind it.
+"""Attention with a window, sinks, and kept keys: each key is visible for a limited time.
 
-Key s is seen from its own token on, up to until_s, when it leaves the window or a better key takes its slot:
+Key s is visible from its own token to token until_s − 1; then it leaves the window or a better key takes its slot:
 
     seen      s ≤ t < until_s
     score_s   Σ_{s≤u<s+w} mean_g p_us,       p the softmax over window and sinks
     until_s   w + max(s, the M-th key, in the order of the text, that is better than s);  ∞ for sinks
 
-A key's rank among those that have left only falls, so one number per key says all (forms/ranking.py). Scores take two
-passes over the window, lifetimes one over pairs of scores. A tile of queries then reads the list of keys that any of
-them sees, at most w + M + sinks + the tile: time and memory are linear in the text but for comparing scores and lists.
-The gradient of keys goes over the queries that see them, few keys with long lives apart from the others. Exponentials are to base 2. Tensors are [B, H, T, size] seen
-through three strides; window, slots and sinks are plain numbers, so that every spec runs the same compiled program.
+A key's rank among those that have left the window only falls, so one number until_s per key is enough
+(forms/ranking.py). Scores take two passes over the window, lifetimes one pass over pairs of scores. A tile of queries
+then reads the list of keys that any of its queries sees, at most w + M + sinks + the size of the tile. So time and
+memory are linear in the text, except for comparing scores and making lists. The gradient of a key sums over the queries
+that see it; tiles group the few keys with long lives together. Exponentials are to base 2. Tensors are [B, H, T, size],
+with strides for the first three axes. Window, slots and sinks are runtime numbers, so that every spec runs the same
+compiled program.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
-#: tiles by pass for heads up to 64 and up to 128
+#: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
     "near": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
     "received": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
@@ -35,17 +37,17 @@ TILES = {
     "queries": (Tile(64, 32, 4, 3), Tile(64, 32, 4, 2)),
     "keys": (Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
 }
-#: scores compared at a time, and keys that lists are made of at a time
+#: block sizes: scores compared, and keys listed, at a time
 _COMPARED, _LISTED = 64, 1024
-#: the end of the life of a sink
+#: until_s of a sink
 FOREVER = 1 << 30
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
-#: numbers that differ from spec to spec and from text to text: no program is compiled for some of them
+#: numbers that differ between specs and texts; triton must not compile a version for special values such as 1
 _ANY = ("T", "window", "sinks", "kept", "capacity")
 
 
 class Exact(NamedTuple):
-    """How many keys are exact: the last ones, the first ones, and slots for others."""
+    """How many keys are exact: the last ones, the first ones, and slots for kept ones."""
 
     window: int
     sinks: int
@@ -53,7 +55,7 @@ class Exact(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Keys that one query sees at most."""
+        """The most keys that one query sees."""
         return self.window + self.sinks + self.kept
 
 
@@ -67,7 +69,7 @@ def _near(
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ln Σ e^x over window and sinks, to base 2."""
+    """log₂ Σ e^x over window and sinks."""
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     first = tl.program_id(0) * BM
@@ -126,12 +128,12 @@ def _received(
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _lifetimes(SCORE, UNTIL, T, window, sinks, kept, forever, BLOCK: tl.constexpr):
-    """Until when each key is seen. Of equal scores the later is the better."""
+    """until_s of each key. Of equal scores the later key is better."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SCORE += tl.program_id(1).to(tl.int64) * T
     own = tl.load(SCORE + n, mask=n < T, other=0.0)
     better = tl.zeros((BLOCK,), tl.int32)
-    last = tl.full((BLOCK,), forever, tl.int32)  # the key that is one too many
+    last = tl.full((BLOCK,), forever, tl.int32)  # the M-th better key, which takes the slot
     last = tl.where(kept == 0, n, last)
     for start in range(sinks, T, BLOCK):
         if tl.min(better) < kept:
@@ -157,7 +159,7 @@ def _lifetimes(SCORE, UNTIL, T, window, sinks, kept, forever, BLOCK: tl.constexp
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _lists(UNTIL, LIST, COUNT, T, capacity, BM: tl.constexpr, BLOCK: tl.constexpr):
-    """The keys that a tile of queries sees, in the order of the text."""
+    """List the keys that a tile of queries sees, in the order of the text."""
     first, tiles = tl.program_id(0) * BM, tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     end = tl.minimum(first + BM, T)
@@ -174,14 +176,14 @@ def _lists(UNTIL, LIST, COUNT, T, capacity, BM: tl.constexpr, BLOCK: tl.constexp
 
 @triton.jit
 def _gathered(pointer, stride_t, rows, inside, columns, SIZE: tl.constexpr):
-    """Rows of a matrix by their numbers, zeros where there is none."""
+    """Rows of a matrix by index, zeros where not `inside`."""
     inside = inside[:, None] & (columns < SIZE)[None, :]
     return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _listed_keys(LIST, UNTIL, start, count, BN: tl.constexpr):
-    """The keys of a tile of the list, until when they are seen, and which of them there are."""
+    """One tile of the list: the keys, their until, and whether the entry exists."""
     at = start + tl.arange(0, BN)
     there = at < count
     n = tl.load(LIST + at, mask=there, other=0)
@@ -287,7 +289,7 @@ def _backward_keys(
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys by ORDER, over the queries from the first of them to the end of the longest life; tiles [keys, queries]."""
+    """dk and dv of a tile of keys (in ORDER), over all queries that see any of them; tiles are [keys, queries]."""
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
@@ -333,7 +335,7 @@ def _backward_keys(
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _kept_at_the_end(UNTIL, LIST, COUNT, T, window, sinks, kept, BLOCK: tl.constexpr):
-    """The keys that have left the window and are still seen by the last token, in the order of the text."""
+    """List the keys that have left the window and are still seen by the last token, in the order of the text."""
     row = tl.program_id(0).to(tl.int64)
     count = 0
     for start in range(sinks, T - window, BLOCK):
@@ -347,7 +349,7 @@ def _kept_at_the_end(UNTIL, LIST, COUNT, T, window, sinks, kept, BLOCK: tl.const
 
 @triton.jit
 def _copied(FROM, stride_t, source, there, TO, row, number, place, inside, columns, SIZE: tl.constexpr):
-    """Vectors at their new places, zeros where there is none."""
+    """Copy vectors to their new places; zeros where there is no source."""
     found = _gathered(FROM, stride_t, source, there, columns, SIZE)
     at = TO + (row * number + place)[:, None] * SIZE + columns[None, :]
     tl.store(at, found, mask=inside[:, None] & (columns < SIZE)[None, :])
@@ -360,7 +362,7 @@ def _exact_keys(
     k_strides, v_strides, T, kv_heads, window, sinks, kept,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
-    """Window and slots to the right of their places, sinks to the left; a program copies BN of them all."""
+    """Copy BN exact keys. A partly filled window or slots are filled from the right, sinks from the left."""
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
     row = tl.program_id(1).to(tl.int64)
@@ -396,7 +398,7 @@ def _exact_keys(
 
 @on_its_device
 def lifetimes(q: Tensor, k: Tensor, scale: float, exact: Exact) -> tuple[Tensor, Tensor]:
-    """until [B, K, T] in int32, and scores [B, K, T] in fp32, zeros where no key is kept."""
+    """until [B, K, T] in int32, and scores [B, K, T] in fp32 (zeros if the spec keeps no keys)."""
     batch, heads, tokens, d = q.shape
     kv_heads = k.shape[1]
     until = torch.empty(batch, kv_heads, tokens, dtype=torch.int32, device=q.device)
@@ -460,7 +462,7 @@ def backward(
 
 @on_its_device
 def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact) -> dict[str, Tensor]:
-    """What a state holds after the text, by name: the last keys, the first ones, the kept ones, the older first."""
+    """Exact keys of the state after the text, by name: the last, the first and the kept ones, each oldest first."""
     batch, kv_heads, tokens, d = k.shape
     e, rows = v.shape[3], batch * kv_heads
 
@@ -486,9 +488,9 @@ def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact)
 
 
 def _order(until: Tensor, exact: Exact) -> Tensor:
-    """Keys that end with the window before those that are seen longer, both in the order of the text.
+    """The order of keys in tiles: those dropped with the window first, then those seen longer, both in text order.
 
-    Few keys live long, and a tile goes over all queries that see any of its keys.
+    A tile loops over all queries that see any of its keys, so the few keys with long lives are put together.
     """
     number = torch.arange(until.shape[2], dtype=torch.int32, device=until.device)
     if not exact.kept:

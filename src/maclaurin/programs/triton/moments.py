@@ -1,24 +1,24 @@
-"""Moments of a text up to each of its chunks: what a polynomial of the score needs to know of the past.
+"""Moments of a text before each of its chunks; a polynomial of the score reads the past through them.
 
     order n:   S⁽ⁿ⁾_c = Σ_{s before chunk c} x_s^{⊗n} g_sᵀ         (after chunk c, if reversed)
 
-For n ≥ 2, they lie in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or products of
-two entries of x. Features never reach memory: a tile of gᵀ lies in registers, is multiplied by one entry per token
-and meets a tile of X in a matrix product. The program that holds a block adds it up along the text in fp32
-and writes it down before every chunk.
+For n ≥ 2, they are stored in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or
+products of two entries of x. Features are never written to memory: a tile of gᵀ in registers is multiplied by one entry
+per token and then, as a matrix product, by a tile of X. A program accumulates its blocks along the text in fp32 and
+stores them before every chunk.
 
-The small moments (orders 0 and 1, and those of the row sum, which weighs tokens with ω) are found chunk by chunk
-and then added up:
+The small moments (orders 0 and 1, and those of the row sum, with a weight ω per token) are computed for each chunk and
+then added up along the text:
 
     [Σ x gᵀ (d × e) | Σ g (e) | Σ ω x xᵀ (d × d) | Σ ω x (d) | Σ ω]
 
-`packed` and `unpacked` convert to and from the layout that a state keeps between calls: every multiset of indices
-once, not every entry.
+`packed` and `unpacked` convert to and from the layout of a state between calls, which stores each multiset of indices
+once instead of every entry:
 
-    state   [rows, F, e (+ 1)], orders one after the other, multisets times √(their permutations), sums last
+    state   [rows, F, e (+ 1)], orders one after the other, multisets times √(their permutations), row sums last
     totals  small moments and blocks, as programs read and write them (block_layout.py)
 
-A gradient with respect to a state has the same two layouts: features are weighed alike on both sides.
+The gradient of a state has the same two layouts, because both sides have the same factors √(permutations).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from maclaurin.programs.triton.block_layout import (
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
-#: programs of the high orders below which they are made half as large: too few to fill a GPU
+#: with fewer programs for the high orders than this, each computes two blocks, not four, to fill a GPU
 FEW_PROGRAMS = 256
-#: tokens at a time, warps and loads ahead of the program for high orders, in bf16
+#: tokens at a time, warps and pipeline stages of the program for high orders, in bf16
 HIGH = (64, 4, 3)
-#: the same where products are made in fp32. Their left operand is made anew in registers in every turn, which Hopper's
-#: products may still be reading (triton issue 9433): one group of four warps, and no loads ahead, so that each product
-#: has ended before the next begins
+#: the same for products in fp32. Every iteration writes their left operand to registers that Hopper's asynchronous
+#: product may still be reading (triton issue 9433). So one group of four warps and no pipelining: each product ends
+#: before the next begins
 WIDE = (32, 4, 1)
 
 
@@ -69,7 +69,7 @@ def _store_block(OUT, block, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.c
 def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d, e, T, tokens,
                 D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr, BN: tl.constexpr,
                 ORDER: tl.constexpr, FOUR: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of tokens into the blocks of one head."""
+    """Add a tile of tokens to the blocks of one head."""
     n = start + tl.arange(0, BN)
     if ORDER == 2:
         x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
@@ -98,7 +98,7 @@ def _high(
     REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Four blocks of one order (or two) for one key-value head, along the whole text; those of a group are added."""
+    """Four blocks (or two) of one order for one key-value head, along the whole text; heads of its group are summed."""
     x_b, x_t, x_h = x_strides
     i = tl.program_id(0) * (4 if FOUR else 2)
     a0, a1, group = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 2), tl.load(TABLE + 2 * i + 1)
@@ -140,7 +140,9 @@ def _high(
                     m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start, d, e, T, tokens,
                     D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
                 )  # fmt: skip
-                if not FOUR:  # as many products in a turn, so that none has to end in it
+                if (
+                    not FOUR
+                ):  # as many products per iteration as with FOUR, so that none must finish within it
                     m0, m1, m2, m3 = _add_tokens(
                         m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start + BN, d, e, T, tokens,
                         D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
@@ -213,7 +215,7 @@ def _small(
 
 @triton.jit
 def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """+ Σ weight x xᵀ; a weighted x is split in two, so that nothing of it is lost in a narrow dtype."""
+    """total + Σ weight x xᵀ; a weighted x is split into a rounded part and the rest, so that no digits are lost."""
     if WEIGHTED:
         wide = x.to(tl.float32) * weight[:, None]
         high = wide.to(OPERAND)
@@ -225,7 +227,7 @@ def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr,
 
 @triton.jit
 def _step_of(M, row, step, at, chunks, SIZE, REVERSE: tl.constexpr):
-    """The moments of the chunk that a scan meets at this step; zeros behind the last."""
+    """The moments of the chunk at this step of a scan; zeros after the last chunk."""
     c = chunks - 1 - step if REVERSE else step
     return tl.load(M + (row * chunks + c) * SIZE + at, mask=(at < SIZE) & (at * 0 + step < chunks), other=0.0)
 
@@ -236,7 +238,7 @@ def _scan(
     M, CARRY, INITIAL, FINAL, chunks, SIZE,
     REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What lies before each chunk (after it, if REVERSE), in place; and the total. Three loads are under way."""
+    """Sum the chunks before each one (after it, if REVERSE), in place; and the total. Loads are three steps ahead."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1).to(tl.int64)
     inside = at < SIZE
@@ -261,7 +263,7 @@ def _scan(
 @launched
 @triton.jit
 def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
-    """Σ over all entries of what lies before a chunk times what lies after the chunk before it."""
+    """Σ over all entries of the moments before chunk c + 1 times the moments after chunk c."""
     c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
@@ -277,13 +279,13 @@ def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOC
 
 
 class Side(NamedTuple):
-    """Tokens whose moments are wanted.
+    """The tokens whose moments are computed.
 
     x, g        [B, T, H, d], [B, T, H, e]
     weights     [3 or 4, B, H, T] fp32, one factor per order and token, or None for ones
-    omega       [B, H, T] fp32, what the row sum weighs a token with, or None for ones
+    omega       [B, H, T] fp32, the weight ω of a token in the row sum, or None for ones
     extra       [B, H, T] fp32, a further weight in Σ ω x alone, or None for zeros
-    carry       [B, K, chunks] fp32, what is left of the past at the end of each chunk, or None for ones
+    carry       [B, K, chunks] fp32, the decay of the past over each chunk, or None for ones
     group       heads of x and g per key-value head; their moments are added
     """
 
@@ -299,7 +301,7 @@ class Side(NamedTuple):
 class Moments(NamedTuple):
     """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) blocks, rows, e].
 
-    Those before each chunk are kept in the operands' dtype, those of a whole text in fp32.
+    High moments before each chunk have the operands' dtype, those of a whole text fp32.
     """
 
     small: Tensor
@@ -316,7 +318,7 @@ def moments(
     initial: Moments | None = None,
     totals: bool = False,
 ) -> tuple[Moments, Moments | None]:
-    """The moments before (after) every chunk; and if asked for, with what came before, those of the whole text."""
+    """The moments before (after, if `reverse`) every chunk; with `totals`, also those of all the text and `initial`."""
     kind = _Kind.of(side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals)
     small, small_total = _small_moments(side, kind, initial)
     high, ends = {}, {}
@@ -329,7 +331,7 @@ def moments(
 
 
 def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
-    """Σ over all entries of order n ≥ 2 of the moments before chunks 1 … times those after chunks 0 …, [B·K, chunks − 1]."""
+    """The inner products of the moments of order n ≥ 2 before chunks 1 … and after chunks 0 …, [B·K, chunks − 1]."""
     rows, chunks, count, height, e = before.high[n].shape
     out = torch.empty(rows, chunks - 1, dtype=torch.float32, device=before.small.device)
     if chunks > 1:
@@ -341,7 +343,7 @@ def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
 
 
 def small_size(d: int, e: int) -> int:
-    """How many numbers the small moments of a head are."""
+    """How many numbers the small moments of a head have."""
     return d * e + e + d * d + d + 1
 
 
@@ -350,7 +352,7 @@ def _filled(count: int) -> int:
 
 
 class _Kind(NamedTuple):
-    """Which moments, of which tensors, a launch is for."""
+    """What a launch depends on besides shapes: which moments, and which tensors are given."""
 
     order: int
     chunk: int
@@ -375,7 +377,7 @@ class _Kind(NamedTuple):
 
 
 class _Small(NamedTuple):
-    """The launches that make the small moments of each chunk and add them up along the text."""
+    """The launches that compute the small moments of each chunk and add them up along the text."""
 
     of_chunks: Launch
     scan: Launch
@@ -423,7 +425,7 @@ def _small_moments(side: Side, kind: _Kind, initial: Moments | None) -> tuple[Te
 
 
 class _High(NamedTuple):
-    """The launch that makes the blocks of moments of one order; padded is how long its lines are."""
+    """The launch that computes the blocks of one order; `padded` is the length of its lines (tiles.py)."""
 
     start: Launch
     shape: tuple[int, ...]
@@ -510,8 +512,8 @@ def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int)
 
 
 class _Packing(NamedTuple):
-    """places: where each multiset stands among the entries; of_entry: the multiset of each entry; held: where each
-    entry stands among the rows of blocks."""
+    """places: the index of each multiset among the entries; of_entry: the multiset of each entry; held: the index of
+    each entry among the rows of blocks; roots: √(permutations) of each multiset."""
 
     places: Tensor
     of_entry: Tensor
@@ -521,7 +523,7 @@ class _Packing(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _packing(d: int, n: int, device: torch.device) -> _Packing:
-    """Entries of order n are () and (a), or what the blocks of the moments hold."""
+    """The packing of order n. Its entries are () for n = 0, (a) for n = 1, else the rows of the blocks."""
     found = list(itertools.combinations_with_replacement(range(d), n))
     number = {multiset: i for i, multiset in enumerate(found)}
     rows = list(itertools.product(range(d), repeat=n)) if n < 2 else entries(d, n)

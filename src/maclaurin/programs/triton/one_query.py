@@ -18,12 +18,12 @@ from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv, precision, width
 
-#: keys of a tile
+#: keys per tile
 KEYS = 64
-#: programs that fill a GPU twice, and the most stretches that are combined
+#: enough programs to fill a GPU twice; the largest number of stretches that are combined
 _PROGRAMS, _MOST_STRETCHES = 264, 128
 _LOG2_E = 1.4426950408889634
-#: numbers that change with every token: no program is compiled for particular ones
+#: numbers that change with every token; triton must not compile a version for special values such as 1
 _ANY = ("S", "stretch", "stretches", "present_stride")
 
 

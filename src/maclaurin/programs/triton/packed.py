@@ -1,16 +1,16 @@
-"""Packed sequences, read where they lie: which sequence a tile belongs to.
+"""Packed sequences read in place: which sequence a tile belongs to.
 
-Sequences one after the other in one row of tokens, cut at 0 = c₀ ≤ c₁ ≤ … ≤ c_n = T. Tiles of B tokens begin with
-each sequence anew. Tile i of sequence s has the number
+n sequences follow each other in one row of T tokens, cut at 0 = c₀ ≤ c₁ ≤ … ≤ c_n = T. Each sequence starts a new tile
+of B tokens. Tile i of sequence s has the number
 
     j = c_s // B + s + i          for i B < c_{s+1} − c_s,          j < T // B + n
 
-No two tiles have the same: c_{s+1} // B + 1 ≥ c_s // B + ⌈(c_{s+1} − c_s)/B⌉. So the numbers follow from the cuts without
-a sum over the sequences before, and how many tiles to launch from T and n alone: nothing waits for the GPU. At most n
-numbers stay without a tile.
+No two tiles have the same number, because c_{s+1} // B + 1 ≥ c_s // B + ⌈(c_{s+1} − c_s)/B⌉. A number depends only on
+the cut of its own sequence, and the number of tiles to launch only on T and n: the host never waits for the GPU. At
+most n numbers have no tile.
 
-Programs take the places of their tiles, [4, tiles] of `PLACES`: where the sequence begins, how many tokens it has, the
-tile's i, and s. A number without a tile has a sequence of no tokens: all is masked, and loops have no turns.
+Programs read the places of their tiles from `PLACES` [4, tiles]: where the sequence begins, how many tokens it has, i
+and s. For a number without a tile the sequence has 0 tokens: everything is masked and loops do not run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import cdiv
 
-#: tiles, and cuts, that a program looks at side by side
+#: tiles, and cuts, that one program compares at a time
 _TILES, _CUTS = 64, 128
 
 
 @launched
 @triton.jit(debug=True, do_not_specialize=["n", "T", "tiles"])
 def _places(CUTS, PLACES, n, T, tiles, BLOCK: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr):
-    """The last sequence whose first number is not above j. Cuts that do not rise from 0 to T are an error of the GPU."""
+    """The place of tile j: in the last sequence whose first number is ≤ j. Asserts that cuts rise from 0 to T."""
     j, s = tl.program_id(0) * BJ + tl.arange(0, BJ), tl.arange(0, BS)
     found = tl.zeros((BJ,), tl.int32)
     for start in range(0, n, BS):
@@ -42,7 +42,7 @@ def _places(CUTS, PLACES, n, T, tiles, BLOCK: tl.constexpr, BJ: tl.constexpr, BS
         number = tl.where(start + s < n, cut // BLOCK + start + s, 2147483647)
         found += tl.sum((number[None, :] <= j[:, None]).to(tl.int32), 1)
     sequence = tl.maximum(found - 1, 0)
-    # no program reads or writes behind the row, whatever the cuts
+    # no program may read or write outside the row, even for wrong cuts
     begin = tl.minimum(tl.maximum(tl.load(CUTS + sequence).to(tl.int32), 0), T)
     end = tl.minimum(tl.load(CUTS + sequence + 1).to(tl.int32), T)
     index = j - (begin // BLOCK + sequence)
@@ -55,18 +55,18 @@ def _places(CUTS, PLACES, n, T, tiles, BLOCK: tl.constexpr, BJ: tl.constexpr, BS
 
 @triton.jit
 def place_of(PLACES, tile, tiles):
-    """Where the sequence of a tile begins (in 64 bits), its length, which of its tiles this is, and which sequence it is."""
+    """The place of a tile: where its sequence begins (in 64 bits), the sequence's length, the tile's i, and s."""
     begin, length = tl.load(PLACES + tile).to(tl.int64), tl.load(PLACES + tiles + tile)
     return begin, length, tl.load(PLACES + 2 * tiles + tile), tl.load(PLACES + 3 * tiles + tile)
 
 
 def tiles_of_packed(tokens: int, sequences: int, tile: int) -> int:
-    """Numbers of tiles, used or not."""
+    """How many tile numbers there are, with or without a tile."""
     return tokens // tile + sequences
 
 
 def places(cuts: Tensor, tokens: int, tile: int) -> Tensor:
-    """[4, tiles] for cuts [n + 1] of a row of so many tokens, in one launch."""
+    """PLACES [4, tiles] for cuts [n + 1] of a row of `tokens` tokens, in one launch."""
     sequences = cuts.numel() - 1
     tiles = tiles_of_packed(tokens, sequences, tile)
     found = torch.empty(4, tiles, dtype=torch.int32, device=cuts.device)

@@ -1,17 +1,17 @@
-"""Attention with a polynomial of low order for a weight, in time linear in the text.
+"""Attention whose weights are a polynomial of low order, in time linear in the text.
 
     w_ts = e^{L_t − L_s} Σ_n α_n(t) (q·k)ⁿ,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
 
-The text is cut into chunks. Queries see the keys of their own chunk pair by pair, and all before it through
-moments (moments.py). L are running totals of the log forget gate within a chunk; α are constants, or one number
+The text is cut into chunks. Queries read the keys of their own chunk pair by pair, and all earlier keys through
+moments (moments.py). L is the running total of the log forget gate within a chunk; α are constants, or one number
 per order and row.
 
 Backward, with dn = dy/D, dz = dD − Σ dy∘y/D and g_ts = e^{L_t − L_s}(dn_t·v_s + dz_t):
 
     r⁽ⁿ⁾_t = Σ_s g_ts (q·k)ⁿ⁻¹ k_s,     dq = Σ_n n α_n r⁽ⁿ⁾,     dα_n = q·r⁽ⁿ⁾,   dα₀ = Σ_s g_ts
 
-and keys and values read the moments of (q, dn, dz) over the chunks after their own in the same way. Moments lie in
-blocks that belong to one entry (block_layout.py), so both directions are sums over entries:
+and keys and values read the moments of (q, dn, dz) over all later chunks in the same way. Moments are stored in blocks
+that belong to one entry (block_layout.py), so both directions are sums over entries:
 
     φ(q)·S = Σ_a q_a Q S_a,             Σ_s g (q·k)ⁿ⁻¹ k from Σ_a q_a dn S_aᵀ,        Q = q, or products of two
 """
@@ -32,7 +32,7 @@ from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, b
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
 
-#: tiles by pass for heads up to 64 and up to 128
+#: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
@@ -43,9 +43,9 @@ TILES = {
 class Call(NamedTuple):
     """The non-tensor arguments of a call.
 
-    coefficients    α₀ … α_N of s, the score without its scale; where rows have their own, only N counts
+    coefficients    α₀ … α_N of powers of s, the unscaled score; if rows have their own, only N is used
     divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
-    narrow          y in bf16, with what rounding takes from it; else in fp32
+    narrow          y in bf16, with its rounding error in a second tensor; else in fp32
     """
 
     coefficients: tuple[float, ...]
@@ -64,7 +64,7 @@ class Call(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v in their dtypes, of α and of the log forget gate in fp32."""
+    """Gradients of q, k, v in their dtypes, of α and of the log forget gate in fp32."""
 
     q: Tensor
     k: Tensor
@@ -74,7 +74,7 @@ class Gradients(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What a call may have per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
+    """Optional numbers per token: α [N+1, B, H, T] and the log forget gate [B, K, T], both fp32."""
 
     alpha: Tensor | None = None
     log_forget: Tensor | None = None
@@ -91,10 +91,10 @@ def forward(
     initial: Moments | None = None,
     totals: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Moments, Moments | None]:
-    """y [B, T, H, e], what rounding took from it and D [B, H, T] in fp32, causal; the moments of the keys, for the
-    backward pass; their totals.
+    """Causal y [B, T, H, e], its rounding error, D [B, H, T] in fp32, the moments of the keys for `backward`, and, with
+    `totals`, the moments after the text.
 
-    `initial` are the totals of a text that came before; those after this one are made if asked for.
+    `initial` are the totals of an earlier text.
     """
     batch, tokens, heads, _ = q.shape
     log = _chunk_totals(rows.log_forget, q, call.chunk)
@@ -154,9 +154,9 @@ def backward(
     totals: Moments | None = None,
     d_totals: Moments | None = None,
 ) -> tuple[Gradients, Moments | None]:
-    """All gradients; and where the text was `started`, that of the totals it started from.
+    """All gradients; if the text was `started`, also the gradient of its initial totals.
 
-    d_totals is the gradient of the totals after it, which are needed beside it where there is a forget gate.
+    d_totals is the gradient of the totals after the text; with a forget gate it needs these `totals` too.
     """
     batch, tokens, heads, _ = q.shape
     kv_heads, chunks = k.shape[2], past.small.shape[1]
@@ -196,7 +196,7 @@ def backward(
     if of_keys is not None and of_rows is not None:
         crossing = _crossing(past, later, q, v, call, scaled)
         end = torch.zeros_like(past.small[:, 0, 0])
-        if totals is not None and d_totals is not None:  # every gate shrinks the totals too
+        if totals is not None and d_totals is not None:  # every gate also decays the totals
             end = _inner(totals, d_totals, q.shape[3])
         crossing = torch.cat([crossing, end[:, None]], 1).view(batch, kv_heads, -1)
         within = of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
@@ -206,9 +206,9 @@ def backward(
 
 
 def _of_gates(within: Tensor, crossing: Tensor, chunk: int) -> Tensor:
-    """The gradient of ln f_t [B, K, T]: how the loss grows with the weights of all pairs t lies between.
+    """The gradient of ln f_t [B, K, T]: Σ g w over all pairs of a key before t and a query from t on.
 
-    Those are what rows from t on have more of than keys from t on, to the end of the chunk, and what crosses it.
+    It is the sum of `within` (rows minus keys) from t to the end of the chunk, plus the pairs that cross that end.
     """
     tokens = within.shape[-1]
     padded = torch.nn.functional.pad(within.double(), (0, -tokens % chunk)).unflatten(-1, (-1, chunk))
@@ -217,7 +217,7 @@ def _of_gates(within: Tensor, crossing: Tensor, chunk: int) -> Tensor:
 
 
 def _crossing(past: Moments, later: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool) -> Tensor:
-    """Σ g w of all pairs on either side of the end of each chunk but the last, [B·K, chunks − 1]."""
+    """Σ g w of all pairs that cross the end of a chunk, for each chunk but the last, [B·K, chunks − 1]."""
     d, c = q.shape[3], (1.0,) * (call.order + 1) if scaled else call.coefficients
     small = _by_coefficients(Moments(later.small[:, :-1], {}), q, v, call, scaled, inverse=False).small
     found = (past.small[:, 1:] * small).sum(-1)
@@ -227,7 +227,7 @@ def _crossing(past: Moments, later: Moments, q: Tensor, v: Tensor, call: Call, s
 
 
 def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
-    """Σ over all entries of two moments, [B·K]."""
+    """The inner product of two moments over all entries, [B·K]."""
     found = (totals.small * other.small).sum(-1)
     for n, block in totals.high.items():
         products = (block * other.high[n]).flatten(2).sum(-1)
@@ -238,9 +238,9 @@ def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
 def _by_coefficients(
     totals: Moments, q: Tensor, v: Tensor, call: Call, scaled: bool, *, inverse: bool
 ) -> Moments:
-    """Moments of queries as gradients of a state: order n times its coefficient, or over it in the backward pass.
+    """Convert moments of queries to gradients of a state: order n times its coefficient; or back, if `inverse`.
 
-    Where rows have coefficients of their own, their moments hold them already.
+    If rows have their own coefficients, the moments already contain them.
     """
     if scaled:
         return totals
@@ -253,7 +253,7 @@ def _by_coefficients(
 
 
 def _keys_side(k: Tensor, v: Tensor, log: Tensor | None, call: Call) -> Side:
-    """Keys and values, weighed by what is left of them at the end of their chunk."""
+    """Keys and values, weighted by their decay up to the end of their chunk."""
     if log is None:
         return Side(k, v)
     ends = _chunk_ends(log, call.chunk)
@@ -264,7 +264,7 @@ def _keys_side(k: Tensor, v: Tensor, log: Tensor | None, call: Call) -> Side:
 def _queries_side(
     q: Tensor, dn: Tensor, dz: Tensor | None, alpha: Tensor | None, log: Tensor | None, group: int, call: Call
 ) -> Side:
-    """Queries and their gradients, weighed by what is left of the past when they look at it."""
+    """Queries and their gradients, weighted by the decay from the start of their chunk."""
     weights, carry = alpha, None
     if log is not None:
         seen = log.exp().float().repeat_interleave(group, 1)
@@ -274,13 +274,13 @@ def _queries_side(
 
 
 def _three(weights: Tensor) -> Tensor:
-    """At least the weights of orders 0 to 2, which the program of the small moments reads."""
+    """The weights, extended to orders 0 to 2 if there are fewer: the program of the small moments reads three."""
     missing = 3 - weights.shape[0]
     return weights if missing <= 0 else torch.cat([weights, weights[:missing]])
 
 
 def _chunk_totals(log_forget: Tensor | None, q: Tensor, chunk: int) -> Tensor | None:
-    """L: running totals of the log forget gate from the beginning of each chunk; in fp64 for q in fp32."""
+    """L: the running total of the log forget gate from the start of each chunk; in fp64 for q in fp32."""
     if log_forget is None:
         return None
     tokens = log_forget.shape[-1]
@@ -298,7 +298,7 @@ def _chunk_ends(log: Tensor, chunk: int) -> Tensor:
 
 
 def _carry(ends: Tensor, chunk: int) -> Tensor:
-    """What is left of the past at the end of each chunk."""
+    """The decay of the past over each chunk."""
     return ends[..., ::chunk].exp().float().contiguous()
 
 
@@ -332,9 +332,9 @@ def _sizes(
 def _tile(
     tiles: tuple[Tile, Tile], kind: str, q: Tensor | Layout, v: Tensor | Layout, call: Call, *, crowded: bool
 ) -> dict[str, int]:
-    """A tile, which must divide the chunk; products in tf32 and numbers per row (`crowded`) take more registers."""
+    """A tile that divides the chunk; smaller for fp32 and for numbers per row (`crowded`), which take registers."""
     options = tile_options(tiles, q, v, call.chunk)
-    if q.dtype != torch.bfloat16:  # short where sums stay in registers
+    if q.dtype != torch.bfloat16:  # the axis whose sums stay in registers is short
         queries, keys = (32, 16) if kind == "keys" else (16, 32)
         return {**options, "BM": min(queries, call.chunk), "BN": min(keys, call.chunk), "num_warps": 8}
     return {**options, "BM": min(32 if kind == "keys" else 64, options["BM"])} if crowded else options

@@ -1,4 +1,4 @@
-"""The kernels of polynomial attention in linear time: the past through moments, the own chunk pair by pair.
+"""Kernels of polynomial attention in linear time: earlier chunks through moments, a query's own chunk pair by pair.
 
 polynomial_linear.py has the formulas and launches them.
 """
@@ -27,7 +27,7 @@ def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, R
 
 @triton.jit
 def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
-    """L of the tokens n; fp64 for fp32 inputs, whose digits a difference of totals would lose."""
+    """L of the tokens n; fp64 for fp32 inputs, because a difference of fp32 totals would lose digits."""
     if DECAY:
         log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
     else:
@@ -37,7 +37,7 @@ def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
 
 @triton.jit
 def left_of(log_t, log_s):
-    """e^{L_t − L_s}, what is left of s when t looks at it; 1 where t is not behind s."""
+    """e^{L_t − L_s}, the decay from s to t; at most 1, also for t < s."""
     return tl.exp(tl.minimum((log_t - log_s).to(tl.float32), 0.0))
 
 
@@ -67,7 +67,7 @@ def slopes(s, a1, a2, a3, ORDER: tl.constexpr):
 
 @triton.jit
 def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """x Z for a symmetric Z [d, d] kept in fp32, by its two halves, so that the row sum is one of fp32."""
+    """x Z for a symmetric Z [d, d] in fp32, as two products, of rounded Z and of the rest, for row sums in fp32."""
     inside = (d < D)[:, None] & (d < D)[None, :]
     z = tl.load(Z + d[:, None] * D + d[None, :], mask=inside, other=0.0)
     high = z.to(OPERAND)
@@ -77,11 +77,11 @@ def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def add_block(total, x, factor, block, PRECISION: tl.constexpr):
-    """+ x_a X S_a, with the entry x_a on the product.
+    """total + x_a X S_a, where the product X S_a is multiplied by the entry x_a.
 
-    On X it would be one multiplication less. But then X lies in registers that are written again in the next turn,
-    while a product may still be reading them: triton 3.6 waits for all but the last three parts of a product only
-    (heads of 16 under a row sum had infinite gradients on an H200). It is no slower, and rounds less.
+    Multiplying X by x_a first would save a multiplication. But then X is in registers that the next iteration
+    overwrites while a product may still be reading them: triton 3.6 does not wait for the last three parts of a product
+    (head size 16 with a row sum had infinite gradients on an H200). This order is no slower, and rounds less.
     """
     return total + tl.dot(x, block, input_precision=PRECISION) * factor[:, None]
 
@@ -93,7 +93,7 @@ def add_block(total, x, factor, block, PRECISION: tl.constexpr):
 def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, DECAY: tl.constexpr,
               MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys of the own chunk into the sums of a tile of queries."""
+    """Add one tile of keys of the same chunk to the sums of a tile of queries."""
     n = start + tl.arange(0, BN)
     k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -103,7 +103,7 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
     if MASKED:
         w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0)
     w = w.to(OPERAND)
-    z += tl.sum(w.to(tl.float32), 1)  # of the weights as they are multiplied, so that they sum to one
+    z += tl.sum(w.to(tl.float32), 1)  # of the rounded weights, so that those in the product sum to one
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
@@ -142,7 +142,7 @@ def forward_rows(
     log = log_decay(LOG, log_at, m, T, DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
-    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
     if ORDER > 2:
         at = S3 + past * BLOCKS3 * P * D * E
         c = tl.arange(0, P * BD)
@@ -199,7 +199,7 @@ def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log,
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
               DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys of the own chunk into the gradients of a tile of queries."""
+    """Add one tile of keys of the same chunk to the gradients of a tile of queries."""
     n = start + tl.arange(0, BN)
     k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -235,7 +235,7 @@ def backward_queries(
     BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dα where rows have their own, and Σ_s g w (how the loss grows with all weights of a row)."""
+    """dq, dα if rows have their own, and Σ_s g w (the derivative of the loss by a common factor of a row's weights)."""
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -263,7 +263,7 @@ def backward_queries(
     dq = tl.zeros((BM, BD), tl.float32)
     da0 = tl.zeros((BM,), tl.float32)
     da1, da2, da3 = da0, da0, da0
-    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # a branch would part wgmma's accumulators
+    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
     small = SMALL + past * (D * E + E + D * D + D + 1)
     at = small + D * E + E
     if ORDER > 2:
@@ -337,9 +337,9 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
                  d, e, T, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
                  ROWS: tl.constexpr, DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr,
                  OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of queries of the own chunk into the gradients of a tile of keys; tiles are [keys, queries].
+    """Add one tile of queries of the same chunk to the gradients of a tile of keys; tiles are [keys, queries].
 
-    Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
+    Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
     m = start + tl.arange(0, BM)
     q, dn = load_rows(Q, q_t, m, d, T, D).to(OPERAND), load_rows(DN, n_t, m, e, T, E).to(OPERAND)
@@ -361,7 +361,9 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
     if BY_SUM:
         grad += tl.load(DZ + rows + m, mask=m < T, other=0.0)[None, :]
     if DECAY:
-        of_weights += tl.sum(w * grad, 1).to(of_weights.dtype)  # not rounded: sums along the text cancel
+        of_weights += tl.sum(w * grad, 1).to(
+            of_weights.dtype
+        )  # unrounded weights: sums along the text cancel
     ds = grad * slope
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
@@ -379,10 +381,10 @@ def backward_keys(
     BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv, and Σ_t g w (how the loss grows with all weights of a key), for one key-value head.
+    """dk, dv, and Σ_t g w (the derivative of the loss by a common factor of a key's weights), for one key-value head.
 
-    The moments are those of (q, dn, dz) over later chunks. Where rows have coefficients of their own, these are
-    in the moments already; LEFT is ln of what is left of a key at the end of its chunk.
+    The moments are those of (q, dn, dz) over later chunks. If rows have their own coefficients, the moments already
+    contain them. LEFT is the log decay from a key to the end of its chunk.
     """
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -405,7 +407,7 @@ def backward_keys(
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     of_weights = tl.zeros((BN,), log_s.dtype)
-    there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # a branch would part wgmma's accumulators
+    there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
     c0 = 1.0 if ROWS else C[0]
     c1 = 1.0 if ROWS else C[1]
     small = SMALL + later * (D * E + E + D * D + D + 1)
@@ -455,7 +457,7 @@ def backward_keys(
         at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY).to(tl.float32))
         dk, dv = dk * at_end[:, None], dv * at_end[:, None]
         of_weights = of_weights * at_end + tl.sum(dv * v.to(tl.float32), 1)
-    whole = tl.cdiv(first + BN, BM) * BM  # queries from here on see all of the tile
+    whole = tl.cdiv(first + BN, BM) * BM  # from here on, queries see the whole tile
     end = tl.minimum((chunk + 1) * CHUNK, T)
     for member in range(GROUP):
         h = g * GROUP + member

@@ -1,21 +1,22 @@
-"""Attention with a polynomial of the score for a weight, every pair once, nothing of size T² in memory.
+"""Attention whose weights are a polynomial of the score: every pair once, nothing of size T² in memory.
 
     w_ts = Σ_n c_n s_ts^n, or σ of it,  s = q·k,      y_t = Σ_{s≤t} w_ts v_s / D_t,      D_t = Σ_s w_ts + eps, t, or 1
 
 Unlike softmax, no running maximum is needed: sums are just added up, in fp32. Backward, with dn = dy/D and
-dz = −Σ dn∘y (0 where D is no row sum; rows.py):
+dz = −Σ dn∘y (0 unless D is a row sum; rows.py):
 
     dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
-With a decay gate w is multiplied by e^{L_t − L_s}, L the running total of ln f (fp64). Between different tiles of
-queries and keys it is e^{L_t − L_o} e^{L_o − L_s} with o between the two, so neither factor exceeds one: one number per
-row and one per column. That of a column is what is kept to the edge of its tile (made once, `_decay_factors`) times what
-is kept from there to o. The gradient of L_t is Σ_s g w of its row less Σ g w of its column, g = dn·v + dz.
+With a decay gate, w is multiplied by e^{L_t − L_s}, where L is the running total of ln f (fp64). For different tiles of
+queries and keys the factor is split at a token o between them, e^{L_t − L_o} e^{L_o − L_s}: one number per row and one
+per column, none above one. The number of a column is the decay to the edge of its tile (computed once,
+`_decay_factors`) times the decay from there to o. The gradient of L_t is Σ g w over its row minus Σ g w over its
+column, with g = dn·v + dz.
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 
-Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): m, n and T then
-count within the sequence. Without PLACES a program is compiled as if there were none.
+Packed sequences are one row of `total` tokens, and PLACES says which sequence a tile belongs to (packed.py); m, n and T
+then count within the sequence. Without PLACES, the compiled program contains none of this.
 """
 
 from __future__ import annotations
@@ -47,23 +48,23 @@ from maclaurin.programs.triton.tiles import (
     width,
 )
 
-#: tiles by pass for heads up to 64 and up to 128
+#: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
-#: whether row sums of bf16 weights are products with ones
+#: whether row sums of bf16 weights are computed as products with ones
 SUMS_BY_PRODUCTS = False
 
 
 class Call(NamedTuple):
     """The non-tensor arguments of a call.
 
-    coefficients    c₀ … c_N of s, the score without its scale
+    coefficients    c₀ … c_N of powers of s, the unscaled score
     sigmoid         whether the weight is σ of the polynomial
     divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
-    narrow          y in bf16, with what rounding takes from it; else in fp32
+    narrow          y in bf16, with its rounding error in a second tensor; else in fp32
     """
 
     coefficients: tuple[float, ...]
@@ -76,7 +77,7 @@ class Call(NamedTuple):
 
 @triton.jit
 def _weight(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """Σ c_n sⁿ by Horner's rule, or σ of it, times what is kept of it."""
+    """Σ c_n sⁿ by Horner's rule, or σ of it, times the decay `kept`."""
     if PURE:
         w = s * (s * kept)
     else:
@@ -92,7 +93,7 @@ def _weight(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr
 
 @triton.jit
 def _slope(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) where the weight is σ, times what is kept of it; half of it for a pure square."""
+    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) if the weight is σ, times the decay `kept`; half of that for a pure square."""
     if PURE:
         slope = s * kept
     else:
@@ -109,7 +110,7 @@ def _slope(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr,
 
 @triton.jit
 def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
-    """L of the tokens n, that of the last one beyond the text."""
+    """L of the tokens n; beyond the text, L of its last token."""
     if DECAY:
         totals = tl.load(TOTALS + at + tl.minimum(n, T - 1))
     else:
@@ -119,13 +120,13 @@ def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
 
 @triton.jit
 def _kept(of_query, of_key):
-    """e^{L_t − L_s}; at most 1, also for pairs that a mask takes away."""
+    """The decay e^{L_t − L_s}; at most 1, also for masked pairs."""
     return tl.exp(tl.minimum((of_query - of_key).to(tl.float32), 0.0))
 
 
 @triton.jit
 def _kept_of_pairs(of_query, of_key, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """What is kept of every pair of a tile, times c₂ for a pure square."""
+    """The decay of every pair of a tile, times c₂ for a pure square."""
     if DECAY:
         kept = _kept(of_query, of_key)
         if PURE:
@@ -137,7 +138,7 @@ def _kept_of_pairs(of_query, of_key, C: tl.constexpr, DECAY: tl.constexpr, PURE:
 
 @triton.jit
 def _kept_of_lines(FACTORS, n, later, earlier, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """The same by one number per line, where the tokens n lie in one tile: theirs to its edge, and from there on."""
+    """`_kept_of_pairs` as one number per token n of a tile: the decay to the tile's edge (FACTORS) times the rest."""
     if DECAY:
         kept = tl.load(FACTORS + n) * (_kept(later, earlier) * (C[2] if PURE else 1.0))
     else:
@@ -148,7 +149,7 @@ def _kept_of_lines(FACTORS, n, later, earlier, C: tl.constexpr, DECAY: tl.conste
 @launched
 @triton.jit
 def _decay_factors(TOTALS, KEYS, QUERIES, T, padded, BK: tl.constexpr, BQ: tl.constexpr):
-    """e^{L_last − L_s} of a tile of BK keys, and e^{L_t − L_first} of one of BQ queries, for both ends of a walk."""
+    """e^{L_last − L_s} within each tile of BK keys, and e^{L_t − L_first} within each tile of BQ queries."""
     row, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * 128 + tl.arange(0, 128)
     totals = row * T
     own = _totals(TOTALS, totals, n, T, True)
@@ -161,7 +162,7 @@ def _decay_factors(TOTALS, KEYS, QUERIES, T, padded, BK: tl.constexpr, BQ: tl.co
 @triton.jit
 def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr,
               MASKED: tl.constexpr, CAUSAL: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the sums of a tile of queries."""
+    """Add one tile of keys to the sums of a tile of queries."""
     w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, SIGMOID, DECAY, PURE)
     if MASKED:
         seen = (n < T)[None, :]
@@ -169,7 +170,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.const
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
     w = w.to(OPERAND)
-    z = add_sum(z, w, ONES)  # of the weights as they are multiplied, so that they sum to one
+    z = add_sum(z, w, ONES)  # of the rounded weights, so that those in the product sum to one
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
@@ -247,9 +248,9 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
 @triton.jit
 def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
                  DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+    """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
-    Queries beyond the text have zeros for q, dn and dz and add nothing; what keys beyond it get is not kept.
+    Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     w = _weight(s, kept, C, SIGMOID, DECAY, PURE)
@@ -261,7 +262,7 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMO
     if BY_SUM:
         dw += dz[None, :]
     if DECAY:
-        dl += tl.sum(w * dw, 1).to(dl.dtype)  # not rounded: sums along the text cancel
+        dl += tl.sum(w * dw, 1).to(dl.dtype)  # unrounded weights: sums along the text cancel
     ds = dw * _slope(s, kept, C, SIGMOID, DECAY, PURE)
     if MASKED:
         ds = tl.where(seen, ds, 0.0)
@@ -303,7 +304,7 @@ def _backward_keys(
     dv = tl.zeros((BN, BE), tl.float32)
     dl = tl.zeros((BN,), of_key.dtype)
     begin = first // BM * BM if CAUSAL else 0
-    whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # queries from here on see all of the tile
+    whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # from here on, queries see the whole tile
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
@@ -348,7 +349,7 @@ def _backward_keys(
 @triton.jit
 def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
                        DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
+    """Add one tile of keys to the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
     if BY_SUM:
@@ -472,10 +473,10 @@ def _forward_launch(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None, cuts: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """y [B, T, H, e], what rounding took from it, and D [B, H, T]: dz = −Σ dn∘y must not see y rounded.
+    """y [B, T, H, e], its rounding error (dz = −Σ dn∘y needs the unrounded y), and D [B, H, T].
 
-    `totals` [B, K, T] in fp64 are those of the log decay gate, for causal calls. `cuts` [n + 1] are those of sequences
-    packed into one row (B = 1), which have no decay gate.
+    `totals` [B, K, T] in fp64 are running totals of the log decay gate, for causal calls. `cuts` [n + 1] are the cuts
+    of sequences packed into one row (B = 1), which have no decay gate.
     """
     batch, tokens, heads, _ = q.shape
     given = Layout.of(q), Layout.of(k), Layout.of(v)
@@ -545,12 +546,12 @@ def _sequences(cuts: Tensor | None) -> int:
 
 
 def _tiles(tokens: int, size: int, sequences: int) -> int:
-    """Tiles of a row, or of all sequences packed into it."""
+    """The number of tiles of a row, or of all sequences packed into it."""
     return tiles_of_packed(tokens, sequences, size) if sequences else cdiv(tokens, size)
 
 
 def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int) -> dict[str, int]:
-    """Products of fp32 take more shared memory, also those of fp16, which are made in fp32 in part."""
+    """The tile of a pass; smaller for fp32 and for fp16 (partly computed in fp32), which take more shared memory."""
     options = tile_options(tiles, q, v, tokens)
     if q.dtype == torch.bfloat16:
         return options
@@ -575,7 +576,7 @@ def _padded(tokens: int) -> int:
 
 
 def _factors(totals: Tensor, keys: int, queries: int) -> tuple[Tensor, Tensor]:
-    """What is kept of tiles of keys at their end, and of tiles of queries from their beginning, [B·K, padded]."""
+    """The decay from each key to the end of its tile, and from the start of its tile to each query, [B·K, padded]."""
     batch, heads, tokens = totals.shape
     padded = _padded(tokens)
     found = torch.empty(2, batch * heads, padded, dtype=torch.float32, device=totals.device)
@@ -586,5 +587,5 @@ def _factors(totals: Tensor, keys: int, queries: int) -> tuple[Tensor, Tensor]:
 
 
 def _is_pure(call: Call, decays: bool) -> bool:
-    """Whether weights are c₂ s² times what a gate keeps, which takes fewer multiplications."""
+    """Whether weights are c₂ s² times a decay, which takes fewer multiplications."""
     return decays and not call.sigmoid and len(call.coefficients) == 3 and not any(call.coefficients[:2])

@@ -1,4 +1,4 @@
-"""What happens to finished rows of attention, one pass over memory each way.
+"""Norm, denominator and gates of finished attention rows, in one pass over memory forward and one backward.
 
 **Norm** N(y) with a gate p after it; rows run over b, t, h:
 
@@ -9,23 +9,22 @@ Without a gate the backward pass needs only the output and g = s/‖a‖, one nu
 
     da = g (dn − n (n·dn)/‖n‖²),        a = n/g
 
-A row of zeros stays zero and passes its gradient on unchanged. Rows are divided by their largest entry
-first, so no square overflows.
+A row of zeros stays zero and passes its gradient on unchanged. Rows are first divided by their largest entry, so that
+no square overflows.
 
 **Quotient** y = n/D, backward only. Rows are [B, T, H, e], D and dz [B, H, T] in fp32:
 
     dn = dy/D,        dz = −Σ dn∘y
 
-dn is rounded to the dtype of matrix products, and dz is made from the rounded dn: what counts is dn·v + dz =
-dn·(v − y), and rows of nearly equal values cancel in it. For the same reason a rounded y comes with what
-rounding took from it.
+dn is rounded to the dtype of matrix products, and dz is computed from the rounded dn: gradients use dn·v + dz =
+dn·(v − y), which cancels if all values are nearly equal. For the same reason a rounded y comes with its rounding error.
 
-**Scale**: a factor e^g/D and a gate p. Tensors are [B, H, T, E] seen through three strides; g and u are
+**Scale**: a factor e^g/D and a gate p. Tensors are [B, H, T, E] with strides for the first three axes; g and u are
 [B, H, T], contiguous; ln D [B or 1, H or 1, T] and p [B, T, H] may have any strides, p any dtype:
 
     y = p e^g o/D      do = p e^g dy/D,   total = Σ dy∘o e^g/D,   kept = u·o,     δ = Σ do∘o − dlse
 
-`kept` is given to torch's backward as the output it saved (programs/stock_softmax.py).
+`kept` replaces the saved output in torch's backward pass (programs/stock_softmax.py).
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def _norm_backward_from_answer(
     out = tl.load(OUT + entries(row, e, E), mask=inside, other=0.0).to(tl.float32)
     at = row_offsets(row, T, H, g_b, g_t, g_h)[:, None] + e[None, :]
     dout = tl.load(DOUT + at, mask=inside, other=0.0).to(tl.float32)
-    squared = tl.sum(out * out, 1)  # of the answer as it was rounded: da is to be orthogonal to that
+    squared = tl.sum(out * out, 1)  # of the rounded output: da must be orthogonal to that
     share = tl.sum(out * dout, 1) / tl.where(squared == 0, 1.0, squared)
     gain = tl.load(GAIN + row, mask=row < rows, other=1.0)[:, None]
     da = (dout - out * share[:, None]) * gain
@@ -146,7 +145,7 @@ def normed(
 ) -> tuple[Tensor, Tensor | None]:
     """p·N(y), contiguous, for y [B, T, H, e] with a dense last axis and a contiguous gate [B, T, H(, e)].
 
-    And g [B, T, H] in fp32, if it is to be kept.
+    With `keep`, also g [B, T, H] in fp32.
     """
     out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
     gain = torch.empty(y.shape[:3], dtype=torch.float32, device=y.device) if keep else None
@@ -166,7 +165,7 @@ def _normed_launch(y: Layout, gate: int, factor: float, centred: bool, keep: boo
 def normed_backward_from_answer(
     dout: Tensor, out: Tensor, gain: Tensor, centred: bool, layout: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """dy, and y again (less its mean, if centred), in a layout, from what `normed` gave and kept without a gate."""
+    """dy, and y (minus its mean, if centred), with strides `layout`, from output and g of `normed` without a gate."""
     dout = dense(dout)
     dy, y = (torch.empty_strided(out.shape, layout, dtype=out.dtype, device=out.device) for _ in range(2))
     grid, rows, sizes = row_tiles(out)
@@ -228,7 +227,7 @@ def _quotient_backward(
 def quotient_backward(
     dy: Tensor, y: Tensor, rest: Tensor | None, divisor: Tensor, like: Tensor, *, by_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dn [B, T, H, e] to multiply with what is `like` v, and dz where D is a row sum; y is contiguous."""
+    """dn [B, T, H, e] in the dtype for products with `like`, and dz if D is a row sum; y must be contiguous."""
     dy = dense(dy)
     dn = torch.empty(y.shape, dtype=operand(like), device=y.device)
     dz = torch.empty_like(divisor) if by_sum else None
@@ -241,7 +240,7 @@ def quotient_backward(
 
 # -------------------------------------------------------------------------------------------------- the scale
 
-#: least size of a gate: y = p u gives back u at any p that is not zero
+#: smallest |p| that is used: dividing y = p u by p gives u back only if p is not zero
 LEAST_GATE = tl.constexpr(1e-30)
 
 

@@ -3,14 +3,15 @@
     x_ts = min(scale·q·k, clamp) + L_t − L_s,        seen: s ≤ t, and s > t − window or s < sinks
     p = e^{x − lse},   o = Σ p v,      dx = p (do·v − δ),   dL_t = Σ_s dx,   dL_s = −Σ_t dx
 
-L are running totals of the log forget gate, in fp64. A tile looks at them from its own first token on, so that large
-totals leave no rounding where it matters; L_t is one number per row, which softmax does not see, and goes to the
-log-sum-exp. For fp32 that still rounds too much over a tile, and L_t − L_s is taken pair by pair (PAIRS). Rows that see nothing give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as the hardware makes them.
-Tensors are [B, H, T, size] seen through three strides.
+L is the running total of the log forget gate, in fp64. A tile subtracts the L of its own first token, so that large
+totals cause no large rounding errors. The rest of L_t is one number per row, which does not change the softmax and is
+added to the log-sum-exp only. For fp32 even that rounds too much within a tile, so L_t − L_s is computed pair by pair
+(PAIRS). Rows without visible keys give 0 and a log-sum-exp of −∞. Exponentials are to base 2, as in hardware. Tensors
+are [B, H, T, size] with strides for the first three axes.
 
-Packed sequences are one row of `total` tokens, and PLACES says which of them a tile belongs to (packed.py): m, n and T then
-count within the sequence, and so do windows and sinks. They have no forget gate. Without PLACES a program is compiled as if
-there were none.
+Packed sequences are one row of `total` tokens, and PLACES says which sequence a tile belongs to (packed.py); m, n, T,
+windows and sinks then count within the sequence. Packed calls have no forget gate. Without PLACES, the compiled program
+contains none of this.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
-#: tiles by pass for heads up to 64 and up to 128
+#: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
     "forward": (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)),
@@ -37,7 +38,7 @@ TILES = {
 
 @dataclass(frozen=True)
 class Call:
-    """The non-tensor arguments of a call; None for what it does not have."""
+    """The non-tensor arguments of a call; clamp and window may be None."""
 
     scale: float
     causal: bool
@@ -48,7 +49,7 @@ class Call:
 
 @triton.jit
 def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr):
-    """Which of keys s the queries t see; both broadcast."""
+    """Which keys s the queries t see; s and t are broadcast."""
     seen = (s < T) & (t < T)
     if CAUSAL:
         seen = seen & (s <= t)
@@ -69,7 +70,7 @@ def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
 
 @triton.jit
 def _own(totals, origin, PAIRS: tl.constexpr):
-    """What of L_t is left out of a row's scores."""
+    """The part of L_t that `_score` leaves out of a row's scores."""
     return (totals - (totals if PAIRS else origin)).to(tl.float32)
 
 
@@ -77,7 +78,7 @@ def _own(totals, origin, PAIRS: tl.constexpr):
 def _score(
     dot, of_row, of_key, origin, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr, PAIRS: tl.constexpr
 ):
-    """x·log₂e, but for the row's own L_t where it is left out."""
+    """x·log₂e without the part of L_t that `_own` returns."""
     x = dot * scale
     if CLAMP:
         x = tl.minimum(x, clamp)
@@ -89,8 +90,10 @@ def _score(
 @triton.jit
 def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
                SINKS: tl.constexpr):  # fmt: skip
-    """For queries from `first` on: the keys begin … stop − 1 that all of them see; those before it that some see, from
-    `edge` on and up to sink_end; and how many tiles need a mask: sinks, edge … begin, stop … end."""
+    """The keys that a tile of queries from `first` on reads. All queries see keys begin … stop − 1, which need no mask.
+
+    Some queries see keys 0 … sink_end − 1, edge … begin − 1 and stop … end − 1; `masked` counts the tiles of these.
+    """
     end = tl.minimum(first + BM, T) if CAUSAL else T
     stop = first // BN * BN if CAUSAL else T // BN * BN
     edge, begin, sink_end = 0, 0, 0
@@ -104,7 +107,7 @@ def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexp
 
 @triton.jit
 def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
-    """Where the tile-th of the tiles with a mask starts."""
+    """The first key of masked tile number `tile`."""
     start = edge + tile * BN - sink_end
     start = tl.where(start >= begin, start + stop - begin, start)
     return tl.where(tile * BN < sink_end, tile * BN, start)
@@ -171,7 +174,7 @@ def _forward(
 
 @triton.jit
 def _add(acc, total, largest, x, v, PRECISION: tl.constexpr):
-    """One tile of scores into the running maximum, sum and output."""
+    """Add one tile of scores to the running maximum, sum and output."""
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink = tl.exp2(largest - safe)
@@ -183,8 +186,8 @@ def _add(acc, total, largest, x, v, PRECISION: tl.constexpr):
 
 @triton.jit
 def _log2_of_row(LSE, rows, own, m, T):
-    """What to take from a score for p = 2^(x − ·): lse·log₂e without the row's own L_t; 0 for empty rows."""
-    lse = tl.load(LSE + rows + m, mask=m < T, other=float("inf"))  # rows beyond the text weigh nothing
+    """The number to subtract from a row's scores, p = 2^(x − ·): lse·log₂e − `own`; 0 for empty rows."""
+    lse = tl.load(LSE + rows + m, mask=m < T, other=float("inf"))  # rows beyond the text get weight 0
     return tl.where(lse == float("-inf"), 0.0, lse * 1.4426950408889634 - own)
 
 
@@ -193,7 +196,7 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
               D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr,
               DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
               PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of keys into the gradient of a tile of queries."""
+    """Add one tile of keys to the gradient of a tile of queries."""
     n = start + tl.arange(0, BN)
     k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
     of_key = _totals(TOTALS, totals, n, T, DECAY)
@@ -273,7 +276,7 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
                  d, e, T, scale, clamp, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
                  CLAMP: tl.constexpr, DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
                  MASKED: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of queries into the gradients of a tile of keys; tiles are [keys, queries].
+    """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for do and δ and add nothing.
     """
@@ -335,7 +338,7 @@ def _backward_keys(
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     dl = tl.zeros((BN,), tl.float64 if PAIRS else tl.float32)
-    # all queries from `begin` to `stop` see all keys of the tile, if none lies beyond the text
+    # queries begin … stop − 1 see all keys of the tile and need no mask, unless keys lie beyond the text
     edge, end = first // BM * BM if CAUSAL else 0, T
     begin, stop = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0, T
     if WINDOW > 0:
@@ -377,7 +380,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] in the dtype of v and lse [B, H, T]; totals [B, K, T] in fp64 or None.
 
-    `cuts` [n + 1] are those of sequences packed into one row (B = 1), which have no totals.
+    `cuts` [n + 1] are the cuts of sequences packed into one row (B = 1), which have no totals.
     """
     batch, heads, tokens, _ = q.shape
     o = empty_rows_of_heads(v, heads, packed=cuts is not None)
@@ -433,7 +436,7 @@ def backward(
 
 
 def _tiles(cuts: Tensor | None, tokens: int, size: int) -> tuple[int, Tensor | None]:
-    """How many tiles a row has, or all sequences packed into it, and the places of these."""
+    """The number of tiles of a row or of all sequences packed into it, and the places of packed tiles."""
     if cuts is None:
         return cdiv(tokens, size), None
     return tiles_of_packed(tokens, cuts.numel() - 1, size), places(cuts, tokens, size)

@@ -1,20 +1,20 @@
-"""One token into a state and its queries out of it: one pass over the state, then one over what was read of it.
+"""Add one token to a state and read the state with its queries: one pass over the state, one over partial sums.
 
     S ← f S + w φ(k) [v, 1]ᵀ,        sums of order n:  Σ_{f of order n} φ_f(c q) S_f,          y = Σ_n α_n sums / D
 
-with coefficients α_n that are numbers, or polynomials in the row's mean score, which is among the sums.
+with coefficients α_n that are numbers, or polynomials in the row's mean score, which follows from the sums.
 
-The state [F, E] of a head is cut into blocks of features, none of which holds features of two orders, so that batch 1
-fills the chip. A feature is a product of entries times a root, φ_f(x) = r_f Π_j x_{i_fj}, made in registers; an index
-of d stands for 1. Every block writes what its queries read of it; a second program adds that up.
+The state [F, E] of a head is cut into blocks of features, so that batch size 1 fills the GPU. All features of a block
+have the same order. A feature is a product of entries times a root, φ_f(x) = r_f Π_j x_{i_fj}, computed in registers;
+an index of d stands for the factor 1. Every block writes its part of the sums; a second program adds the parts.
 
-Beside an exact window with sinks, the polynomial is the tail, the state of all keys between them:
+With an exact window and sinks, the state holds the tail, that is all keys between them:
 
-    w_s = e^{x_s − c}      for the last w keys, the token's own among them, and the first few
+    w_s = e^{x_s − c}      for the last w keys, including the token's own, and the sinks
     w_s = κ(x_s)           for the tail; c is its mean score, or 0
 
-The first program puts the key that leaves the window into the state and reads the state. The second adds the
-exact keys, divides by the row sum, and writes the window again, one place further.
+The first program adds the key that leaves the window to the state and reads the state. The second adds the
+exact keys, divides by the row sum, and writes the window shifted by one place.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from maclaurin.programs.triton import launch, on_its_device
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.tiles import divisor_of, width
 
-#: features per block; one warp per 64 columns holds them, so that sums over features need no exchange
+#: features per block; one warp per 64 columns holds them, so that sums over features need no exchange between warps
 BLOCK = 32
-#: blocks added up at a time
+#: blocks whose parts are added at a time
 BLOCKS = 64
 
 
-#: what the sums of an order weigh: Σ_j α_nj (−c)ʲ with the row's mean score c, or α_n0
+#: α_nj of each order n: its coefficient is Σ_j α_nj (−c)ʲ with the row's mean score c, or α_n0 alone
 Table = tuple[tuple[float, ...], ...]
 
 
 class Token(NamedTuple):
-    """One token: k [B, K, d], q [B, H, d], v [B, K, e], or each with an axis of one token as [B, 1, …]; log_forget and
-    weight [B, K], in fp32, or None for 0 and 1.
+    """One token: k [B, K, d], q [B, H, d], v [B, K, e], or with a token axis as [B, 1, …]; log_forget and weight [B, K]
+    in fp32, or None for 0 and 1.
 
-    With a count [B] of keys that came before, the key counts only where that is `late` or more.
+    With a `count` [B] of earlier keys, the key is added only if count ≥ late.
     """
 
     k: Tensor
@@ -58,7 +58,7 @@ class Token(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How features are made, and the blocks they are read in.
+    """How features are computed and split into blocks.
 
     Features are products of the entries [F, degree] times roots [F]; blocks of them are starts[i] … stops[i] − 1,
     and order n has the blocks cuts[n] … cuts[n + 1] − 1.
@@ -91,7 +91,7 @@ def _step(
     DEGREE: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr,
     DELAYED: tl.constexpr,
 ):  # fmt: skip
-    """One block of features of one key-value head. COUNTED: the last column counts keys, beside those of v."""
+    """One block of features of one key-value head. COUNTED: the last column of the state counts keys."""
     k_b, k_h = k_strides
     q_b, q_h = q_strides
     v_b, v_h = v_strides
@@ -130,7 +130,7 @@ def _step(
 
 @triton.jit
 def add_up(PARTIAL, row, start, stop, blocks, e, E: tl.constexpr, BB: tl.constexpr):
-    """What the blocks start … stop − 1 of a query's state have written, added."""
+    """The sum of what blocks start … stop − 1 have written for one query."""
     total = tl.zeros(e.shape, tl.float32)
     for first in range(start, stop, BB):
         b = first + tl.arange(0, BB)
@@ -143,7 +143,7 @@ def add_up(PARTIAL, row, start, stop, blocks, e, E: tl.constexpr, BB: tl.constex
 @launched
 @triton.jit
 def _sums(PARTIAL, CUTS, SUMS, rows, blocks, E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr):
-    """The sums of one order and query."""
+    """The sums of one order for one query."""
     row, n = tl.program_id(0).to(tl.int64), tl.program_id(1)
     e = tl.arange(0, BE)
     total = add_up(PARTIAL, row, tl.load(CUTS + n), tl.load(CUTS + n + 1), blocks, e, E, BB)
@@ -152,7 +152,7 @@ def _sums(PARTIAL, CUTS, SUMS, rows, blocks, E: tl.constexpr, BE: tl.constexpr, 
 
 @triton.jit
 def mean_score(PARTIAL, CUTS, row, blocks, E: tl.constexpr, BB: tl.constexpr):
-    """z₁/z₀ of a query's row, from orders 0 and 1 of the column that counts; 0 for an empty row."""
+    """z₁/z₀ of a query's row, from orders 0 and 1 of the column that counts keys; 0 for an empty row."""
     last = E - 1 + tl.arange(0, 1)
     begin, middle, end = tl.load(CUTS), tl.load(CUTS + 1), tl.load(CUTS + 2)
     count = tl.sum(add_up(PARTIAL, row, begin, middle, blocks, last, E, BB), 0)
@@ -164,7 +164,7 @@ def mean_score(PARTIAL, CUTS, row, blocks, E: tl.constexpr, BB: tl.constexpr):
 def weighed_sums(
     PARTIAL, CUTS, row, centre, blocks, e, E: tl.constexpr, BB: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
 ):  # fmt: skip
-    """Σ_n α_n(c) sums of order n, for one query; α_n has the ORDERS coefficients from TABLE[n ORDERS] on."""
+    """Σ_n α_n(c) · (sums of order n) for one query; the coefficients of α_n start at TABLE[n ORDERS]."""
     total = tl.zeros(e.shape, tl.float32)
     for n in tl.static_range(ORDERS):
         weight, power = 0.0, 1.0
@@ -182,7 +182,7 @@ def _rows(
     E: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
     CENTRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """The row of one query over its denominator; and one token more that a sequence has seen."""
+    """The row of one query divided by its denominator; and the token count, one higher."""
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
     centre = mean_score(PARTIAL, CUTS, row, blocks, E, BB) if CENTRED else 0.0
@@ -196,7 +196,7 @@ def _rows(
 
 
 def _by_head(u: launch.Layout) -> tuple[int, int]:
-    """Strides over b and heads."""
+    """Strides over batch and heads."""
     return u.strides[0], u.strides[-2]
 
 
@@ -228,7 +228,7 @@ def _pass_launch(
 
 
 def pass_over(state: Tensor, token: Token, layout: Layout, scale: float) -> tuple[Tensor, Tensor]:
-    """The state after the token, and what each block of it gave its queries [B, H, blocks, E]."""
+    """The state after the token, and each block's part of its queries' sums [B, H, blocks, E]."""
     k, q, v, log_forget, weight, count, late = token
     blocks, queries = layout.starts.numel(), launch.Layout.of(q)
     start = _pass_launch(
@@ -247,9 +247,9 @@ def pass_over(state: Tensor, token: Token, layout: Layout, scale: float) -> tupl
 
 @on_its_device
 def sums(state: Tensor, token: Token, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The state after the token, and what queries read of each order [orders, B, H, E].
+    """The state after the token, and the sums of each order for its queries [orders, B, H, E].
 
-    state [B, K, F, E] in fp32, contiguous, with E = e or, to count keys, e + 1.
+    state [B, K, F, E] in fp32, contiguous; E = e, or e + 1 if it counts keys.
     """
     out, partial = pass_over(state, token, layout, 1.0)
     batch, heads, blocks, e = partial.shape
@@ -272,8 +272,10 @@ def rows(
     *,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, 1, H, e] over the row sum and eps ("sum"), the keys seen ("count") or 1; the state and the count of keys
-    after the token. State as above; the table has a line per order of the layout."""
+    """y [B, 1, H, e], the state and the count of keys after the token; the table has a line per order of the layout.
+
+    Rows are divided by their sum plus eps ("sum"), the visible keys ("count"), or 1. See `sums` for the state.
+    """
     out, partial = pass_over(state, token, layout, scale)
     batch, heads, blocks, e = partial.shape
     values = token.v.shape[-1]
@@ -301,14 +303,14 @@ def is_centred(table: Table) -> bool:
 
 
 def flat(table: Table) -> tuple[float, ...]:
-    """Lines of the same length, one after the other."""
+    """The lines of a table, padded with zeros to equal length, one after the other."""
     return tuple(a for line in table for a in (*line, *(0.0,) * (len(table) - len(line))))
 
 
 # -------------------------------------------------------------------------------------------- window and tail
 
 
-#: exact keys looked at together
+#: exact keys per tile
 KEYS = 32
 
 
@@ -323,7 +325,7 @@ class Exact(NamedTuple):
 
 @triton.jit
 def _keys(OLD, NEW, place, is_old, inside, d, SIZE: tl.constexpr):
-    """Kept vectors at these places [n], or the new one where they are not old: [n, size]."""
+    """Vectors [n, size]: the stored ones at `place` where `is_old`, else the new one."""
     kept = tl.load(
         OLD + place[:, None] * SIZE + d[None, :],
         mask=(inside & is_old)[:, None] & (d < SIZE)[None, :],
@@ -335,7 +337,7 @@ def _keys(OLD, NEW, place, is_old, inside, d, SIZE: tl.constexpr):
 
 @triton.jit
 def _with_keys(total, top, q, k, v, centre, seen):
-    """Σ weights [v, 1] of the row so far, over e^top, and those of the exact keys that are seen."""
+    """Add exact keys to the row's Σ weights [v, 1], which is stored divided by e^top; returns both, updated."""
     x = tl.where(seen, tl.sum(q[None, :] * k, 1) - centre, float("-inf"))
     higher = tl.maximum(top, tl.max(x, 0))
     weights = tl.exp(x - higher)
@@ -351,7 +353,7 @@ def _window_rows(
     BB: tl.constexpr, BW: tl.constexpr, BS: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr,
     CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """The row of one query; the first query of a key-value head writes its window. Column E − 1 is the row sum."""
+    """The row of one query; the first query of a key-value head also writes its window. Column E − 1 is the row sum."""
     q_b, q_h = q_strides
     k_b, k_h = k_strides
     v_b, v_h = v_strides
@@ -410,10 +412,10 @@ def window_rows(
     table: Table,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Exact]:
-    """y [B, 1, H, e] over the row sum and eps, in the dtype of q; state, count and exact keys after the token.
+    """y [B, 1, H, e] divided by the row sum plus eps, in the dtype of q; state, count and exact keys after the token.
 
-    state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout, which is None without a
-    tail.
+    state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout. The layout is None
+    without a tail.
     """
     k, q, v = (launch.Layout.of(u) for u in (token.k, token.q, token.v))
     batch, heads, d = q.shape[0], *q.shape[-2:]

@@ -1,11 +1,10 @@
-"""What the programs share: tiles of memory, and how large they are.
+"""Helpers shared by the programs: loading and storing tiles, tile sizes, precision.
 
-`lines` turns vectors into entries along the text: line a holds x_a of every token side by side.
+`lines` transposes vectors: line a holds x_a of all tokens, contiguous along the text.
 
-    x [B, T, H, d]  →  [B, H, lines, padded],   zeros behind the text and below the last entry
+    x [B, T, H, d]  →  [B, H, lines, padded],   zeros after the end of the text and in lines from d on
 
-A program that walks over the text with one entry of every token reads 64 tokens as one piece of memory there,
-and as 64 pieces in the vectors themselves.
+A program that needs one entry of every token then reads 64 tokens from one contiguous piece of memory instead of 64.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def load_rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
 
 @triton.jit
 def divisor_of(total, count, eps, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr):
-    """What rows are divided by: their sum and eps, the keys they see, or 1; never 0."""
+    """The divisor of each row: its sum plus eps, the number of visible keys, or 1; 0 is replaced by 1."""
     if BY_SUM:
         divisor = total + eps
     elif BY_COUNT:
@@ -42,7 +41,7 @@ def divisor_of(total, count, eps, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr):
 
 @triton.jit
 def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
-    """y as it is kept; rounded, with what rounding took from it in REST."""
+    """Store y in the dtype of Y; with NARROW also its rounding error in REST."""
     rounded = y.to(Y.dtype.element_ty)
     tl.store(Y + at, rounded, mask=inside)
     if NARROW:
@@ -51,15 +50,15 @@ def store_rows(Y, REST, at, y, inside, NARROW: tl.constexpr):
 
 @triton.jit
 def no_sums(ROWS: tl.constexpr, ONES: tl.constexpr):
-    """Where `add_sum` begins."""
+    """The initial value for `add_sum`."""
     return tl.zeros((ROWS, 16), tl.float32) if ONES else tl.zeros((ROWS,), tl.float32)
 
 
 @triton.jit
 def add_sum(z, w, ONES: tl.constexpr):
-    """Sums over the rows of weights as they are multiplied.
+    """Add the row sums of the rounded weights w to z.
 
-    Those of bf16 by a product with ones: to take them back to fp32 costs more time than the matrix units need.
+    With ONES (bf16) they are a product with ones: converting w to fp32 takes more time than the matrix units need.
     """
     if ONES:
         z = tl.dot(w, tl.full((w.shape[1], 16), 1.0, tl.float32).to(w.dtype), z)
@@ -70,13 +69,13 @@ def add_sum(z, w, ONES: tl.constexpr):
 
 @triton.jit
 def sums_of(z, ONES: tl.constexpr):
-    """One number per row."""
+    """The row sums that `add_sum` has added up."""
     return tl.sum(z, 1) * 0.0625 if ONES else z
 
 
 @triton.jit
 def row_offsets(row, N, M, s_b, s_n, s_m):
-    """Where row (b, n, m) of a tensor [B, N, M, size] begins, rows counted through; in 64 bits."""
+    """The 64-bit offsets of rows of a tensor [B, N, M, size]; `row` numbers all (b, n, m) in order."""
     row = row.to(tl.int64)
     b, rest = row // (N * M), row % (N * M)
     return b * s_b + rest // M * s_n + rest % M * s_m
@@ -84,56 +83,56 @@ def row_offsets(row, N, M, s_b, s_n, s_m):
 
 @triton.jit
 def entries(row, e, E: tl.constexpr):
-    """Where the entries e of rows of a contiguous tensor [rows, E] lie; in 64 bits."""
+    """The 64-bit offsets of entries e of rows of a contiguous tensor [rows, E]."""
     return row.to(tl.int64)[:, None] * E + e[None, :]
 
 
 def width(size: int) -> int:
-    """The columns of a tile that holds `size`."""
+    """The columns of a tile that holds `size` entries: a power of 2, at least 16."""
     return max(16, power_of_2(size))
 
 
 def power_of_2(least: int) -> int:
-    """triton.next_power_of_2 and triton.cdiv are made for programs and cost microseconds outside of them."""
+    """The next power of 2; triton's own functions for this and for `cdiv` cost microseconds on the host."""
     return 1 << (least - 1).bit_length()
 
 
 def cdiv(size: int, tile: int) -> int:
-    """Tiles that cover a size."""
+    """How many tiles cover a size."""
     return -(-size // tile)
 
 
 def precision(tensor: Tensor | Layout) -> str:
-    """How products of fp32 operands are made: in full, or for fp16 inputs in three passes of tf32.
+    """How products of fp32 operands are computed: in full, or for fp16 inputs in three passes of tf32.
 
-    One pass would cut digits off, not round them; bf16 operands know no choice.
+    One pass would truncate digits instead of rounding them. For bf16 operands it makes no difference.
     """
     return {float32: "ieee", float16: "tf32x3"}.get(tensor.dtype, "tf32")
 
 
 def empty_rows(q: Tensor, v: Tensor, narrow: bool) -> tuple[Tensor, Tensor | None]:
-    """New tensors for y [B, T, H, e]: in fp32, or in bf16 with one more for what rounding takes from it."""
+    """New tensors for y [B, T, H, e]: one in fp32, or one in bf16 and one for its rounding error."""
     shape = (*q.shape[:3], v.shape[3])
     y = torch.empty(shape, dtype=torch.bfloat16 if narrow else float32, device=q.device)
     return y, torch.empty_like(y) if narrow else None
 
 
 def operand(like: Tensor | Layout) -> torch.dtype:
-    """What sums of many terms are multiplied in again: they would leave fp16's range, so it goes as fp32."""
+    """The dtype for products with sums of many terms: bf16 for bf16, else fp32, as sums may exceed fp16's range."""
     return torch.bfloat16 if like.dtype == torch.bfloat16 else float32
 
 
 def operand_options(like: Tensor | Layout) -> dict[str, object]:
-    """The same for a program."""
+    """The same as compile-time arguments of a program."""
     kind = tl.bfloat16 if like.dtype == torch.bfloat16 else tl.float32
     return {"OPERAND": kind, "PRECISION": precision(like)}
 
 
-@dataclass(frozen=True, eq=False)  # a key of what launches remember: told apart by identity, which is quick
+@dataclass(frozen=True, eq=False)  # used as a cache key; comparing identities is fast
 class Tile:
-    """Queries × keys that a program holds at a time, with how many warps, how many loads ahead.
+    """Queries × keys that a program processes at a time, its warps, pipeline stages, and registers per thread.
 
-    Few registers per thread let more programs run side by side; 0 leaves their number to the compiler.
+    Fewer registers per thread let more programs run at the same time; 0 leaves the number to the compiler.
     """
 
     queries: int
@@ -146,9 +145,9 @@ class Tile:
 def tile_options(
     tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int
 ) -> dict[str, int]:
-    """Of a tile for heads up to 64 and one for heads up to 128, the one that fits, as a program takes it.
+    """The options of the tile for this head size: the first of `tiles` up to 64, the second up to 128.
 
-    fp32 takes twice the memory and more registers; short texts need no long tiles.
+    Tiles are smaller for fp32, which takes twice the memory and more registers, and for short texts.
     """
     tile = tiles[max(q.shape[3], v.shape[3]) > 64]
     queries, keys = tile.queries, tile.keys
@@ -194,7 +193,7 @@ def _turn(
 
 
 def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> Tensor:
-    """`count` ≥ d lines of x, each entry times its token's weight [B, H, T]."""
+    """`count` ≥ d lines of x, each entry times its token's weight [B, H, T] if given."""
     batch, _, heads, _ = x.shape
     out = torch.empty(batch, heads, count, padded, dtype=x.dtype, device=x.device)
     _lines_launch(Layout.of(x), count, padded, weight is not None)(x, weight, out)
