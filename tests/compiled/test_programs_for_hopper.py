@@ -139,7 +139,7 @@ def test_linear_attention(d, dtype, gated, call):
         more(64, about_mean.Call(0.125, (1.0, 1.0), chunk=64, narrow=True)),
         more(64, about_mean.Call(0.125, (1.0, 1.0, 0.5), window=16, sinks=1, chunk=64, narrow=True)),
         more(24, about_mean.Call(0.125, (1.0, 1.0), chunk=128, narrow=True)),
-        (64, about_mean.Call(0.125, (1.0, 1.0, 0.5), narrow=True, divisor="balanced")),
+        more(64, about_mean.Call(0.125, (1.0, 1.0, 0.5), narrow=True, divisor="balanced")),
         more(64, about_mean.Call(0.125, (1.0, 1.0, 0.5), chunk=1024, narrow=True, divisor="balanced")),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), narrow=True, divisor="balanced")),
         more(128, about_mean.Call(0.125, (1.0, 1.0, 0.5), chunk=1024, narrow=True, divisor="balanced")),

@@ -39,6 +39,7 @@ def test_every_run_of_every_study_is_a_valid_one(name):
                 resolve(text)
 
 
+@pytest.mark.exhaustive
 def test_the_papers_settings_are_planned_and_start(tmp_path):
     plan = maclaurin("study", "paper", "--dry-run", cwd=tmp_path)
     assert "275,293,184" in plan

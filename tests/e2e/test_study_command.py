@@ -387,6 +387,7 @@ study = Study("asking", "Asking", "What is read?", "seconds", (text, lines), (cl
 """
 
 
+@pytest.mark.exhaustive  # its steps are tested one by one in tests/unit/study
 def test_trained_models_are_asked_tasks_from_training_to_page(tmp_path):
     file = tmp_path / "studies" / "asking" / "study.py"
     file.parent.mkdir(parents=True)

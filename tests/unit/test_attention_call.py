@@ -469,7 +469,7 @@ def test_decoding_steps_compile_once(notation):
     assert len(compilations) <= 2
 
 
-@pytest.mark.parametrize("notation", ["exp/sum", "taylor(2)/sum"])
+@pytest.mark.parametrize("notation", [pytest.param("exp/sum", marks=pytest.mark.exhaustive), "taylor(2)/sum"])
 @pytest.mark.slow
 def test_compiles_once_for_many_lengths(notation):
     torch._dynamo.reset()

@@ -147,7 +147,13 @@ def test_paper_presets_groups_decay_matrices_only(tiny, tmp_path):
     assert any("convolution" in names[id(p)] for p in kept["params"])
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in catalogue])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(entry.name, marks=[] if number % 3 == 0 else [pytest.mark.exhaustive])
+        for number, entry in enumerate(catalogue)
+    ],
+)
 def test_one_batch_is_learned_by_heart_with_every_row_of_the_catalogue(tiny, tmp_path, name):
     config = TrainConfig(
         attention=(name,),
