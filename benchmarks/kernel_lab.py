@@ -133,7 +133,7 @@ GROUPS: dict[str, list[Subject]] = {
         Subject("elu1/sum not causal", "linear(elu1)/sum", LINEAR, TWO[:1], causal=False),
         elu1("gradients 8 warps", warps(gradients=(8, 1))),
         Subject("elu1/sum 512 walkers", "linear(elu1)/sum", LINEAR, SMALL, HALF_THE_WALKERS, False),
-        elu1("chunks of 128", lambda: settings(first_order, WARPS=EIGHT_WARPS, CHUNK=128)),
+        elu1("eight warps", lambda: settings(first_order, WARPS=EIGHT_WARPS)),
     ],
     "mean": [
         Subject("mean, pairs", MEAN, PAIRS, SMALL[:3]),

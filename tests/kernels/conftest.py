@@ -17,19 +17,21 @@ if not (ON_GPU or INTERPRETED):
 #: tests of which the interpreter needs minutes; there only their first cases in fp32 belong to `make test`
 MINUTES_IN_INTERPRETER = {
     "test_linear_time": 6,
-    "test_every_kind_of_spec_with_grouped_heads_and_odd_sizes": None,
-    "test_every_pair": None,
-    "test_softmax_of_a_changed_score": None,
-    "test_later_tokens_do_not_change_earlier_rows": 8,
+    "test_every_kind_of_spec_with_grouped_heads_and_odd_sizes": 8,
+    "test_every_pair": 6,
+    "test_softmax_of_a_changed_score": 8,
+    "test_chunks": 3,
+    "test_heads_of_order_3": 1,
+    "test_later_tokens_do_not_change_earlier_rows": 6,
     "test_every_sequence_about_the_mean": 2,
     "test_every_sequence_is_as_if_alone": None,
-    "test_every_sequence_of_exp": None,
-    "test_other_lengths": None,
+    "test_every_sequence_of_exp": 6,
+    "test_other_lengths": 18,
     "test_without_a_causal_mask": None,
     "test_no_value_of_a_sequence_reaches_another": 5,
     "test_a_text_that_goes_on_from_a_state": 1,
     "test_a_text_in_pieces_gives_what_the_whole_gives_with_all_gradients": 1,
-    "test_token_by_token": None,
+    "test_token_by_token": 12,
     "test_operator_is_registered_as_torch_wants_it": 1,
 }
 #: operators that are checked on a GPU and in `make test-all`: their interpreted programs run ten times for it

@@ -13,22 +13,23 @@ from tests.kernels.conftest import ON_GPU
 
 SPECS = [
     "taylor(2)/sum",
-    "taylor(3)/l2",
     "power(2)*forget/sum(eps=0.001)",
     "taylor(2,about=mean)/sum",
     "hermite(2)/len",
     "linear(identity)",
-    "taylor(2)/len",
-    "power(2)",
-    "taylor(2)*forget/len",
     "taylor(2)*forget/sum/layer*out",
-    "taylor(2,about=mean)/sum*out",
     "taylor(2,about=mean)+window(5,sinks=1)/sum",
     "taylor(2)+window(4)*forget/sum",
     "taylor(1,about=mean)+window(1)/sum",
     "taylor(2)+window(3,sinks=2)/sum(eps=0.5)",
-    "taylor(0,about=mean)+window(40,sinks=1)/sum",
     "poly(0)+window(4,sinks=2)/sum",
+    "taylor(2)/len",
+    # the interpreter leaves these to `make test-all`
+    "taylor(3)/l2",
+    "power(2)",
+    "taylor(2)*forget/len",
+    "taylor(2,about=mean)/sum*out",
+    "taylor(0,about=mean)+window(40,sinks=1)/sum",
     "hermite(2)+window(3,sinks=1)/sum",
 ]
 

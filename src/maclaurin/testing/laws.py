@@ -33,7 +33,7 @@ from maclaurin.testing.tolerances import assert_same, assert_same_gradients
 SERIES_TOLERANCE = 2e-11
 
 law = settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )

@@ -39,8 +39,6 @@ from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, widt
 _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
 #: how many programs process segments at the same time: enough to fill a large GPU several times
 WALKERS = 1024
-#: tokens per chunk in bf16; half of that in fp32, whose products take more registers
-CHUNK = 64
 #: fewest chunks per segment
 LEAST_CHUNKS = 4
 #: feature maps that are computed in registers
