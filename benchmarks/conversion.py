@@ -120,7 +120,8 @@ def _speed(model: Any, cache: Any, text: Tensor, options: argparse.Namespace) ->
 def _recorded_speed(model: Any, cache: Any, context: int, options: argparse.Namespace) -> float | None:
     tokens = 8 * options.tokens
     if isinstance(cache, MaclaurinCache):
-        step = _recorded(model, cache.fork()).step if cache.is_constant else None
+        generation = _recorded(model, cache.fork())
+        step = None if generation._recorded is None else generation.step
     else:
         step = _recorded_step_of_original(model, context, tokens)
     if step is None:

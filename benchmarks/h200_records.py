@@ -87,8 +87,13 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
                     plan[Label(experiment.name, cell.name, line["seed"])] = run_record(line)
         if tuned:
             words = "" if rule is None else str(rule)
+            data = {line["data"]["fingerprint"] for line in lines if line["phase"] in SEARCHES}
             tunings[experiment.name] = Tuning(
-                metric="validation_loss", source="this study", cells=tuned, rule=words
+                metric="validation_loss",
+                source="this study",
+                cells=tuned,
+                rule=words,
+                data=tuple(sorted(data)),
             )
     runs = {record.key: record for record in plan.values()}
     return study_record(study, plan, runs, scale=1.0, added={}, tunings=tunings, forms=None)

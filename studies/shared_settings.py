@@ -21,6 +21,24 @@ PICO_TEXT = {
 }
 PICO_TEXT_TITLE = "Next token of Python's standard library, 0.6M tokens of training"
 
+#: prose and documentation on one H200: 300 steps of 64 × 512 tokens, as benchmarks/h200_runs.py trains them
+H200_PROSE = {
+    "data": "prose.jsonl.xz",
+    "tokenizer": "bpe:8192",
+    "length": 512,
+    "batch_size": 64,
+    "steps": 300,
+    "warmup": 30,
+    "schedule": "linear",
+    "final_lr": 0.0,
+    "precision": "bf16",
+    "equal_start": True,
+    "eval_every": 75,
+    "eval_rows": 128,
+    "final_rows": 0,
+    "checkpoint_every": 0,
+}
+
 #: recall at pico size; with torch's initialisation it is learned in far fewer steps (docs/LOG.md)
 PICO_RECALL = {
     "size": "pico",

@@ -8,6 +8,7 @@ The sizes 5m and 60m are defined in benchmarks/h200_runs.py.
 """
 
 from paper_claims import gate_does_not_stand_in, norm_stands_in
+from shared_settings import H200_PROSE
 
 from maclaurin.study import Behind, Cell, Experiment, Ordered, Study
 
@@ -29,23 +30,7 @@ def rung(name: str, size: str, factor: float) -> Experiment:
         name=name,
         title=f"{name.upper()} parameters, 9.8M tokens of prose and documentation",
         metric="loss",
-        common={
-            "size": size,
-            "data": "prose.jsonl.xz",
-            "tokenizer": "bpe:8192",
-            "length": 512,
-            "batch_size": 64,
-            "steps": 300,
-            "warmup": 30,
-            "schedule": "linear",
-            "final_lr": 0.0,
-            "precision": "bf16",
-            "equal_start": True,
-            "eval_every": 75,
-            "eval_rows": 128,
-            "final_rows": 0,
-            "checkpoint_every": 0,
-        },
+        common={**H200_PROSE, "size": size},
         cells=tuple(
             Cell(cell, {"attention": (notation,), "lr": rate * factor})
             for cell, (notation, rate) in CELLS.items()

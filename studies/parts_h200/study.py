@@ -12,6 +12,7 @@ from paper_claims import (
     norm_stands_in,
     which_norm_hardly_matters,
 )
+from shared_settings import H200_PROSE
 
 from maclaurin.study import Alike, Behind, Experiment, Ordered, Study, Tune, cells_of
 
@@ -29,23 +30,7 @@ study = Study(
             name="language",
             title="Next token of prose and documentation, 17M parameters, 9.8M tokens, equal start",
             metric="loss",
-            common={
-                "size": "mini",
-                "data": "prose.jsonl.xz",
-                "tokenizer": "bpe:8192",
-                "length": 512,
-                "batch_size": 64,
-                "steps": 300,
-                "warmup": 30,
-                "schedule": "linear",
-                "final_lr": 0.0,
-                "precision": "bf16",
-                "equal_start": True,
-                "eval_every": 75,
-                "eval_rows": 128,
-                "final_rows": 0,
-                "checkpoint_every": 0,
-            },
+            common={**H200_PROSE, "size": "mini"},
             cells=cells_of(
                 {
                     "softmax": "exp/sum",

@@ -17,11 +17,11 @@ from maclaurin.programs.triton import (
     kept_step,
     lifetimes,
     moments,
-    one_query,
     polynomial_linear,
     polynomial_quadratic,
     rows,
     softmax_score_mod,
+    split_keys,
     state_step,
 )
 from maclaurin.programs.triton.compiled_code import compiled_for
@@ -204,8 +204,8 @@ def test_a_step_with_kept_keys(d, dtype):
 def test_one_query(d, dtype):
     q, k, v = (torch.empty(1, n, h, d, dtype=dtype) for n, h in ((1, 9), (5000, 3), (5000, 3)))
     with compiled_for(HOPPER) as found:
-        one_query.rows(q, k, v, None, 0.125)
-        one_query.rows(q, k, v, torch.ones(1, 5000, dtype=torch.bool), 0.125)
+        split_keys.rows(q, k, v, None, 0.125)
+        split_keys.rows(q, k, v, torch.ones(1, 5000, dtype=torch.bool), 0.125)
     assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_stretch"})
 
 

@@ -1,4 +1,4 @@
-"""The first losses of short runs: a change in any room that decides numbers shows here."""
+"""The first losses of short runs: a change in any package that affects numbers shows here."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ def test_large_scores_and_a_norm(device, poisoned):
 
 
 def test_views_of_a_longer_buffer(device, poisoned):
-    """Heads out of order and keys of a buffer with room behind them."""
+    """Heads out of order and keys at the start of a longer buffer."""
     q, k, v = drawn(2, 150, 4, 4, 16, 16, torch.float32, device)
     found = attention(q[:, :, 1:3], k[:, :90, 1:3], v[:, :90, 1:3], "exp/sum")
     mask = torch.ones(2, 90, dtype=torch.bool, device=device)

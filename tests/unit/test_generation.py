@@ -436,8 +436,8 @@ def test_steps_recorded_under_inference_mode_go_on_outside(monkeypatch):
     assert all(0 <= int(text.step()) < 31 for _ in range(3))
 
 
-def test_a_step_is_recorded_again_when_its_room_is_used_up(monkeypatch):
-    monkeypatch.setattr("maclaurin.models.recorded_step._LEAST_ROOM", 5)
+def test_a_step_is_recorded_again_when_its_buffers_are_full(monkeypatch):
+    monkeypatch.setattr("maclaurin.models.recorded_step._LEAST_SPARE", 5)
     recordings = []
 
     def counted(model, cache):
@@ -456,7 +456,7 @@ def test_a_step_is_recorded_again_when_its_room_is_used_up(monkeypatch):
     assert text.cache.seen == 44
 
 
-def test_room_for_more_keys_is_counted_and_can_be_rolled_back():
+def test_spare_capacity_is_counted_and_keys_can_be_rolled_back():
     model, ids = model_of("exp/sum"), tokens(2, 30)
     expected, cache = whole(model, ids), MaclaurinCache(model.config)
     read(model, ids[:, :12], cache, [12])

@@ -3,7 +3,7 @@
 Heads with a finite state keep that state, whose size does not depend on the length of the text. Other heads
 keep the keys and values (and gates) of every token, which grow. The last inputs of a short convolution are
 kept too. No tensor is ever changed in place, so a copy of the memory can share all of them. The exception is
-a memory with `Room` for more tokens, which a recorded step fills in place.
+a memory with preallocated buffers, which a recorded step fills in place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from maclaurin.spec.head_groups import HeadGroup
 GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 
-class Room:
+class Preallocation:
     """Buffers [B, capacity + 1, …] for keys that grow; all layers of a cache hold the same number of tokens.
 
     A new token is written to two places: the last, where attention expects a query's own key, and the first
@@ -73,19 +73,19 @@ class HeadsMemory:
         self.spec, self.rollback, self.prompt = spec, rollback, prompt
         self.state: State | None = None
         self.buffers: dict[str, Tensor] = {}
-        self.room: Room | None = None
-        self.is_recorded = False
+        self.space: Preallocation | None = None
+        self.writes_in_place = False
 
     @property
     def keys(self) -> dict[str, Tensor]:
         """k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`."""
-        if self.room is None:
+        if self.space is None:
             return self.buffers
-        return {name: t[:, : self.room.length] for name, t in self.buffers.items()}
+        return {name: t[:, : self.space.length] for name, t in self.buffers.items()}
 
     @keys.setter
     def keys(self, keys: dict[str, Tensor]) -> None:
-        self.buffers, self.room, self.is_recorded = keys, None, False
+        self.buffers, self.space, self.writes_in_place = keys, None, False
 
     @property
     def grows(self) -> bool:
@@ -120,10 +120,10 @@ class HeadsMemory:
         self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
         """Attend from the new tokens to all keys so far; padding may be anywhere among them."""
-        if self.room is not None and self.is_recorded:
+        if self.space is not None and self.writes_in_place:
             for name, t in of_keys.items():
-                self.room.write(self.buffers[name], t)
-            mask = self.room.present
+                self.space.write(self.buffers[name], t)
+            mask = self.space.present
         else:
             mask = layout.key_padding_mask if not self.buffers else layout.present
             self._keep(of_keys, None)
@@ -165,7 +165,7 @@ class HeadsMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, free room included."""
+        """Bytes of all tensors, spare capacity included."""
         state = {} if self.state is None else self.state.tensors()
         return sum(t.numel() * t.element_size() for t in (*state.values(), *self.buffers.values()))
 
@@ -307,11 +307,11 @@ class LayerMemory:
             for name in heads.buffers
         }
 
-    def use(self, room: Room, *, is_recorded: bool) -> None:
-        """Treat the tensors that grow as buffers of this room; a recorded step writes its token into them."""
+    def use(self, space: Preallocation, *, writes_in_place: bool) -> None:
+        """Treat the tensors that grow as preallocated buffers; a recorded step writes its token into them."""
         for heads in self.heads:
             if heads.grows:
-                heads.room, heads.is_recorded = room, is_recorded
+                heads.space, heads.writes_in_place = space, writes_in_place
 
 
 def require_within(tokens: int, rollback: int) -> None:

@@ -182,7 +182,7 @@ class MaclaurinCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything it holds, with the free room of a recorded step."""
+        """Bytes of everything it holds, with the spare capacity of a recorded step."""
         own = (t for t in (self.lengths, self.present, self.pending) if t is not None)
         return sum(m.nbytes for m in self.memories) + sum(t.numel() * t.element_size() for t in own)
 

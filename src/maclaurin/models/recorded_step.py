@@ -2,7 +2,7 @@
 
 A graph reads and writes the same memory each time. So the tensors of the cache are copied to fixed buffers,
 and a replay overwrites the state before the token with the state after it. Keys that grow with the text get
-buffers with room for more tokens; when that is used up, the step is recorded again. Between replays the cache
+preallocated buffers; when those are full, the step is recorded again. Between replays the cache
 is the same as after an ordinary step.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.layers.layer_memory import Room
+from maclaurin.layers.layer_memory import Preallocation
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.programs.decode_step import MOST_FEATURES
@@ -24,8 +24,8 @@ from maclaurin.spec import AttentionSpec
 
 #: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
-#: room for more tokens: at least this many, or the tokens so far divided by this
-_LEAST_ROOM, _SHARE_OF_ROOM = 1024, 8
+#: spare tokens of a buffer: at least this many, or the tokens so far divided by this
+_LEAST_SPARE, _SHARE_OF_SPARE = 1024, 8
 
 
 def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
@@ -65,14 +65,15 @@ class RecordedStep:
         #: the graph holds addresses of the weights, so they must not be freed
         self._weights = [tensor.data for tensor in (*model.parameters(), *model.buffers())]
         rows, given = cache.batch_size, _of_layers(cache)
-        self._growing, self._room = cache.growing(), None
+        self._growing, self._space = cache.growing(), None
         with torch.inference_mode(False):  # else only steps in inference mode could write to them
             self._held = {n: torch.empty_like(t).copy_(t) for n, t in given.items() if n not in self._growing}
             if self._growing:
                 tokens = given[next(iter(self._growing))].shape[1]
-                self._room = Room(rows, tokens + max(_LEAST_ROOM, tokens // _SHARE_OF_ROOM), model.device)
-                self._held |= {name: self._with_room(given[name]) for name in self._growing}
-                self._room.holds(tokens, cache.present)
+                spare = max(_LEAST_SPARE, tokens // _SHARE_OF_SPARE)
+                self._space = Preallocation(rows, tokens + spare, model.device)
+                self._held |= {name: self._preallocated(given[name]) for name in self._growing}
+                self._space.holds(tokens, cache.present)
             self._token = torch.zeros(rows, 1, dtype=torch.long, device=model.device)
             self._position = torch.zeros_like(self._token).copy_(cache.next_positions(rows, model.device))
         self._logits: Tensor | None = None
@@ -89,17 +90,17 @@ class RecordedStep:
     def __call__(self, token: Tensor) -> Tensor | None:
         """Logits [B, vocabulary] after token [B, 1], valid until the next step.
 
-        None if shapes changed or the room is used up.
+        None if shapes changed or the buffers are full.
         """
         if token.shape != self._token.shape or not (self._is_placed() or self._place()):
             return None
-        if self._room is not None and self._room.length == self._room.capacity:
+        if self._space is not None and self._space.length == self._space.capacity:
             return None
         self._token.copy_(token)
         self._replay()
         self._cache.count(1)
-        if self._room is not None:
-            self._room.length += 1
+        if self._space is not None:
+            self._space.length += 1
         return self._logits
 
     def _work(self) -> None:
@@ -107,16 +108,16 @@ class RecordedStep:
         working = self._cache.twin()
         working.lengths = working.present = None  # positions are passed in, and nothing else needs them
         working.restore(self._held)
-        if self._room is not None:
+        if self._space is not None:
             for memory in working.memories:
-                memory.use(self._room, is_recorded=True)
+                memory.use(self._space, writes_in_place=True)
         out = self._model(
             input_ids=self._token, position_ids=self._position, past_key_values=working, logits_to_keep=1
         )
         self._hold(working.tensors())
         self._position.add_(1)
-        if self._room is not None:
-            self._room.advance()
+        if self._space is not None:
+            self._space.advance()
         self._logits = out.logits[:, -1]
 
     def _hold(self, given: dict[str, Tensor]) -> None:
@@ -127,10 +128,10 @@ class RecordedStep:
             names = [name for name, t in fixed.items() if t.dtype == dtype]
             copy([fixed[name] for name in names], [given[name] for name in names])
 
-    def _with_room(self, t: Tensor) -> Tensor:
+    def _preallocated(self, t: Tensor) -> Tensor:
         """A buffer for a tensor that grows; `_place` fills it."""
-        assert self._room is not None
-        return t.new_zeros(t.shape[0], self._room.capacity + 1, *t.shape[2:])
+        assert self._space is not None
+        return t.new_zeros(t.shape[0], self._space.capacity + 1, *t.shape[2:])
 
     def _is_placed(self) -> bool:
         """Whether the cache still holds our buffers; every change of the cache replaces its tensors."""
@@ -146,21 +147,21 @@ class RecordedStep:
             return False
         self._hold(given)
         self._position.copy_(self._cache.next_positions(len(self._token), self._token.device))
-        if self._room is not None:
+        if self._space is not None:
             tokens = given[next(iter(self._growing))].shape[1]
-            self._room.holds(tokens, self._cache.present)
+            self._space.holds(tokens, self._cache.present)
             for name in self._growing:
                 self._held[name][:, :tokens].copy_(given[name])
         self._cache.restore(self._held)
-        if self._room is not None:
+        if self._space is not None:
             for memory in self._cache.memories:
-                memory.use(self._room, is_recorded=False)
+                memory.use(self._space, writes_in_place=False)
         self._cache.is_rewritten = True
         self._placed = [memory.parts for memory in self._cache.memories]
         return True
 
     def _fits(self, name: str, t: Tensor) -> bool:
-        """Whether a tensor has the shape of our buffer or, if it grows, leaves room for another token."""
+        """Whether a tensor has the shape of our buffer or, if it grows, fits with another token."""
         own = self._held[name]
         if name not in self._growing:
             return _kind(t) == _kind(own)

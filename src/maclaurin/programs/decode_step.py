@@ -32,7 +32,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, log_decay, make_stream, split_count, values_with_count
 from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_autocast
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import DTYPES, finish_rows, row_divisor, rows_are_divided
+from maclaurin.programs.operands import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.spec import AttentionSpec, RowStatistics
@@ -187,10 +187,10 @@ def refuse_step(call: Call) -> str | None:
     """Why fused programs cannot run the call as one step."""
     if not call.is_step or call.state is None:
         return "it supports only one more token after a state"
-    q, k, v = call.inputs.q, call.inputs.k, call.inputs.v
-    if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
-        return "it computes in fp32, fp16 or bf16"
-    if are_traced((q, call.state.moments)):
+    why = refuse_dtypes(call)
+    if why is not None:
+        return why
+    if are_traced((call.inputs.q, call.state.moments)):
         return "it cannot be traced"
     return refuse_state_on_gpu(call, call.state.moments)
 

@@ -20,13 +20,13 @@ from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.decode_step import refuse_step
-from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
+from maclaurin.programs.operands import finish_rows, operands, refuse_head_size, refuse_tensors
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/kept_step.py)
-_MOST_SLOTS, _MOST_SINKS, _LARGEST_HEAD = 8192, 64, 128
+_MOST_SLOTS, _MOST_SINKS = 8192, 64
 
 
 class KeptKeys(Program):
@@ -101,9 +101,7 @@ class KeptStep(Program):
             return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
         if spec.value_gates:
             return "it does not support value gates"
-        if max(call.inputs.q.shape[3], call.inputs.v.shape[3]) > _LARGEST_HEAD:
-            return f"it supports head sizes up to {_LARGEST_HEAD}"
-        return None
+        return refuse_head_size(call)
 
     def cost(self, call: Call) -> Cost:
         """Exact keys are read and written once."""

@@ -1,4 +1,4 @@
-"""One query over all keys of a text, as in decoding with a key–value cache (triton/one_query.py)."""
+"""One query over all keys of a text, as in decoding with a key–value cache (triton/split_keys.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import DTYPES, finish_rows, operands
+from maclaurin.programs.operands import finish_rows, operands, refuse_kind
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.spec import AttentionSpec
-
-_LARGEST_HEAD = 128
 
 
 class OneQuery(Program):
@@ -30,7 +28,7 @@ class OneQuery(Program):
         return Cost(dense_flops(call) / 2, 0.0, 2, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import one_query as program
+        from maclaurin.programs.triton import split_keys as program
 
         spec, inputs = call.spec, call.inputs
         with without_autocast(call.device):
@@ -53,7 +51,7 @@ def refuse_spec(spec: AttentionSpec) -> str | None:
 
 
 def _refuse_tensors(call: Call) -> str | None:
-    q, k, v = call.inputs.q, call.inputs.k, call.inputs.v
+    q, k = call.inputs.q, call.inputs.k
     if q.shape[1] != 1 or k.shape[1] == 0:
         return "it supports only one query"
     if call.carries_state:
@@ -62,10 +60,4 @@ def _refuse_tensors(call: Call) -> str | None:
         return "it has no backward pass"
     if are_traced((q,)):
         return "it cannot be traced"
-    if not gpu.runs_on(call.device):
-        return gpu.why_not_on(call.device)
-    if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
-        return "it computes in fp32, fp16 or bf16"
-    if max(q.shape[3], v.shape[3]) > _LARGEST_HEAD:
-        return f"it supports head sizes up to {_LARGEST_HEAD}"
-    return None
+    return refuse_kind(call)

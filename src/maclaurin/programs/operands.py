@@ -22,24 +22,41 @@ from maclaurin.spec import AttentionSpec
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 128
-#: gates are at least so large, so that the rows before a gate can be computed from those after it
-LEAST_GATE = 1e-30
 
 
 def refuse_tensors(call: Call) -> str | None:
     """Why fused programs do not take such tensors; None if they do."""
-    q, k, v = call.inputs.q, call.inputs.k, call.inputs.v
-    if not gpu.runs_on(call.device):
-        return gpu.why_not_on(call.device)
-    if q.dtype not in DTYPES or q.dtype != k.dtype or q.dtype != v.dtype:
-        return "it computes in fp32, fp16 or bf16"
+    why = refuse_kind(call)
+    if why is not None:
+        return why
     if not call.is_aligned:
         return "it needs one query per key"
     if not call.causal and call.inputs.present is not None:
         return "without a causal mask it does not support padding"
-    if max(q.shape[3], v.shape[3]) > _LARGEST_HEAD:
-        return f"it supports head sizes up to {_LARGEST_HEAD}"
-    return gpu.why_addresses_do_not_fit(q, k, v)
+    return gpu.why_addresses_do_not_fit(*call.inputs[:3])
+
+
+def refuse_kind(call: Call) -> str | None:
+    """Why fused programs do not run on this device, in these dtypes or with such heads; None if they do."""
+    if not gpu.runs_on(call.device):
+        return gpu.why_not_on(call.device)
+    why = refuse_dtypes(call)
+    if why is not None:
+        return why
+    return refuse_head_size(call)
+
+
+def refuse_dtypes(call: Call) -> str | None:
+    """Why fused programs do not compute in these dtypes; None if they do."""
+    q, k, v = call.inputs[:3]
+    same = q.dtype == k.dtype == v.dtype
+    return None if same and q.dtype in DTYPES else "it computes in fp32, fp16 or bf16"
+
+
+def refuse_head_size(call: Call) -> str | None:
+    """Why heads are too large for fused programs; None if they are not."""
+    size = max(call.inputs.q.shape[3], call.inputs.v.shape[3])
+    return None if size <= _LARGEST_HEAD else f"it supports head sizes up to {_LARGEST_HEAD}"
 
 
 def refuse_features(spec: AttentionSpec, dtype: torch.dtype) -> str | None:
@@ -172,9 +189,9 @@ def _row_factors(log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | No
 
 
 def _nonzero(gate: Tensor, dtype: torch.dtype) -> Tensor:
-    """A gate [B, T, H] as [B, H, T], at least `LEAST_GATE` large: y = p u gives back u at any p but zero."""
+    """A gate [B, T, H] as [B, H, T], not zero: y = p u then gives back u."""
     gate = gate.to(dtype).transpose(1, 2)
-    return torch.where(gate.abs() < LEAST_GATE, LEAST_GATE, gate)
+    return torch.where(gate.abs() < gpu.LEAST_GATE, gpu.LEAST_GATE, gate)
 
 
 def scaled_rows_backward(

@@ -211,7 +211,7 @@ def _refuse_spec(call: Call) -> str | None:
 
 
 def _refuse_packed(call: Call) -> str | None:
-    return None if call.spec.window is None else "beside a window it takes rows of tokens"
+    return None if call.spec.window is None else "with a window it does not read packed sequences"
 
 
 def _cuts(call: Call) -> Tensor | None:

@@ -138,7 +138,8 @@ def learning_rates(
         _merged(TunedFile.read(target), fresh).write(target)
         for name, tuning in fresh.experiments.items():
             known[name] |= tuning.cells
-            rates.data[name] |= set(tuning.data)
+            for cell in tuning.cells.values():
+                rates.data[name] |= _data_of(cell, fresh.runs)
             sources[name] = f"{sources[name]} and this study" if name in sources else "this study"
     tunings = {
         e.name: Tuning(
@@ -287,8 +288,7 @@ def tune_study(
         name: Tuning(
             metric=_tune_of(experiments[name]).metric,
             source="",
-            cells=(tuned := {cell: searches[name, cell].tuning(s) for cell, s in cells.items()}),
-            data=tuple(sorted(set[str]().union(*(_data_of(each, runs) for each in tuned.values())))),
+            cells={cell: searches[name, cell].tuning(subject) for cell, subject in cells.items()},
         )
         for name, cells in missing.items()
     }

@@ -28,6 +28,8 @@ _LEAST_SHARED = 160 * 1024
 _LEAST_CAPABILITY = 9
 #: the largest second axis of a launch grid
 _MOST_HEADS = 65535
+#: gates of rows are at least so large, so that the rows before a gate can be computed from those after it
+LEAST_GATE = 1e-30
 
 
 def runs_on(device: torch.device) -> bool:

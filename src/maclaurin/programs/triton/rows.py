@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton import dense, on_its_device
+from maclaurin.programs.triton import LEAST_GATE, dense, on_its_device
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
@@ -240,8 +240,7 @@ def quotient_backward(
 
 # -------------------------------------------------------------------------------------------------- the scale
 
-#: smallest |p| that is used: dividing y = p u by p gives u back only if p is not zero
-LEAST_GATE = tl.constexpr(1e-30)
+_LEAST_GATE = tl.constexpr(LEAST_GATE)
 
 
 @triton.jit
@@ -257,7 +256,7 @@ def _factor(
     gain = tl.exp(log)
     if GATE:
         gate = tl.load(P + row_offsets(row, H, T, p_b, p_h, p_t), mask=row < rows, other=0.0).to(tl.float32)
-        gate = tl.where(tl.abs(gate) < LEAST_GATE, LEAST_GATE, gate)
+        gate = tl.where(tl.abs(gate) < _LEAST_GATE, _LEAST_GATE, gate)
         return gain, gain * gate, gate
     return gain, gain, tl.full(gain.shape, 1.0, tl.float32)
 
