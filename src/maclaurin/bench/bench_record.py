@@ -84,6 +84,8 @@ class Figures:
     graph_ms: float | None = None
     #: CPU time of a forward call on a GPU, from the call until it returns, in microseconds
     issue_us: float | None = None
+    #: the same per call of a loop of ten, after a pause and with cold CPU caches
+    cold_issue_us: float | None = None
     note: str = ""
 
 

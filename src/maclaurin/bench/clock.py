@@ -22,6 +22,8 @@ MOST_SAMPLES_IN_A_ROUND = 60
 SLOW_MS = 1000.0
 #: calls whose CPU time is measured
 ISSUED_CALLS = 30
+#: loops of calls after a pause, calls in each, seconds of the pause, and bytes that evict the CPU's caches
+COLD_LOOPS, CALLS_IN_A_LOOP, PAUSE_S, EVICTING_BYTES = 5, 10, 0.02, 64 << 20
 
 
 @final
@@ -111,6 +113,24 @@ def issue_microseconds(call: Call, device: torch.device, count: int = ISSUED_CAL
         for _ in range(count):
             torch.cuda.synchronize()
             found += _on_processor(call, 1)
+    return 1e3 * statistics.median(found)
+
+
+def cold_issue_microseconds(call: Call, device: torch.device) -> float | None:
+    """CPU time per call of a loop of ten calls, after a pause and with cold CPU caches; None on a CPU.
+
+    This is what a program pays that does something else between its calls.
+    """
+    if device.type != "cuda":
+        return None
+    others = torch.zeros(EVICTING_BYTES, dtype=torch.uint8)
+    with _no_garbage_collection(), torch.cuda.device(device):
+        found = []
+        for _ in range(COLD_LOOPS):
+            torch.cuda.synchronize()
+            others.add_(1)
+            time.sleep(PAUSE_S)
+            found.append(sum(_on_processor(call, CALLS_IN_A_LOOP)) / CALLS_IN_A_LOOP)
     return 1e3 * statistics.median(found)
 
 

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from maclaurin.bench.bench_record import CaseRecord, Figures, Roofs
-from maclaurin.bench.clock import free_memory, issue_microseconds, peak_bytes_beyond, timings
+from maclaurin.bench.clock import (
+    cold_issue_microseconds,
+    free_memory,
+    issue_microseconds,
+    peak_bytes_beyond,
+    timings,
+)
 from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_piece, exact_row, piece_of
 from maclaurin.bench.machine import Setting, draw_direction, draw_inputs
 from maclaurin.bench.peers import Contender, make_peer
@@ -224,6 +230,7 @@ class _Race:
                 samples=both_times[key].samples,
                 peak_bytes=peak_bytes_beyond(both[key], self.setting.device),
                 issue_us=issue_microseconds(forward[key], self.setting.device),
+                cold_issue_us=cold_issue_microseconds(forward[key], self.setting.device),
             )
         return found
 
@@ -329,12 +336,16 @@ def _timed(record: CaseRecord, token: TensorCase, state: State, setting: Setting
     def go_round() -> list[Step]:
         return [_step(token, each, record.asked_form) for each in states]
 
+    def one_step() -> Step:
+        return _step(token, states[0], record.asked_form)
+
     device, budget = setting.device, setting.budget_ms
     called = timings({"called": go_round}, device, budget)["called"]
     own = dataclasses.replace(
         record.own,
         forward_ms=called.median / number,
-        issue_us=issue_microseconds(lambda: _step(token, states[0], record.asked_form), device),
+        issue_us=issue_microseconds(one_step, device),
+        cold_issue_us=cold_issue_microseconds(one_step, device),
         spread=called.spread,
         samples=called.samples,
     )

@@ -39,7 +39,11 @@ def heading(record: BenchRecord) -> str:
     return (
         f"{where}, {dtypes}, causal{shapes}; torch {made.get('torch')}, commit {made.get('commit')}, "
         f"{made.get('date')}. Forward and forward+backward in ms, medians; memory beyond inputs and outputs."
-        + (" CPU µs: from a forward call until it returns." if _has_issue_times(record) else "")
+        + (
+            " CPU µs: from a forward call until it returns; after a pause, per call of ten."
+            if _has_issue_times(record)
+            else ""
+        )
     )
 
 
@@ -118,7 +122,7 @@ def _row(case: CaseRecord) -> tuple[Entry, ...]:
         Entry(NOTHING if own.first_call_s is None else f"{own.first_call_s:.2g}"),
         Entry(forward),
         Entry(milliseconds(own.forward_backward_ms)),
-        Entry(NOTHING if own.issue_us is None else f"{own.issue_us:.0f}"),
+        Entry(_issued(own) or NOTHING),
         Entry(size(own.peak_bytes)),
         Entry(peers),
         Entry("; ".join(_remarks(case))),
@@ -129,9 +133,15 @@ def _peer(figures: Figures) -> str:
     if figures.forward_ms is None:
         return f"{figures.name}: {figures.note}"
     memory = "" if figures.peak_bytes is None else f", {size(figures.peak_bytes)}"
-    memory += "" if figures.issue_us is None else f", CPU {figures.issue_us:.0f} µs"
+    memory += f", CPU {issued} µs" if (issued := _issued(figures)) else ""
     note = f" ({figures.note})" if figures.note else ""
     return f"{figures.name} {_times(figures)}{memory}{note}"
+
+
+def _issued(figures: Figures) -> str:
+    """41; 96"""
+    found = (figures.issue_us, figures.cold_issue_us)
+    return "; ".join(f"{value:.0f}" for value in found if value is not None)
 
 
 def _times(figures: Figures) -> str:

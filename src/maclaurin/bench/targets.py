@@ -260,6 +260,39 @@ class FirstCall(Target):
         return NOT_MEASURED if own is None else Reading(own)
 
 
+@final
+@dataclass(frozen=True)
+class IssuedWithin(Target):
+    """Microseconds of CPU time of a forward call on an H200's host; `cold`: per call of ten after a pause."""
+
+    most_us: float
+    cold: bool = False
+
+    @property
+    def text(self) -> str:
+        """CPU time of a call ≤ 120 µs"""
+        return f"CPU time of a call{' after a pause' if self.cold else ''} ≤ {self.most_us:g} µs"
+
+    @property
+    def limit(self) -> float:
+        """Microseconds."""
+        return self.most_us
+
+    def read(self, measured: Measured) -> Reading:
+        """Own time, and in the note how many times torch's attention takes it."""
+        own = _issued(measured.own, self.cold)
+        if own is None:
+            return NOT_MEASURED
+        peer = measured.peers.get("sdpa")
+        theirs = None if peer is None else _issued(peer, self.cold)
+        note = "" if theirs is None else f"{own / theirs:.2g} × {PEER_TITLES['sdpa']}"
+        return Reading(own, measured.is_h200, note)
+
+
+def _issued(figures: Figures, cold: bool) -> float | None:
+    return figures.cold_issue_us if cold else figures.issue_us
+
+
 def _other_name(key: str, peer: Figures) -> str:
     """The program that was measured instead of the one the target names."""
     return "" if peer.name == PEER_TITLES[key] else f"against {peer.name}"

@@ -13,6 +13,7 @@ from maclaurin.bench.bench_record import SMALL_IS_SHORTER_BY, Size
 from maclaurin.bench.targets import (
     BOTH_PASSES,
     FirstCall,
+    IssuedWithin,
     MemoryAgainst,
     MemoryAtMost,
     ShareOfCopy,
@@ -86,6 +87,8 @@ SMALL_SWEPT_HEADS, SMALL_SWEPT_LENGTHS = 2, tuple(2**n for n in range(5, 12))
 #: size of a window without a tail
 WINDOW = 512
 FIRST_CALL = FirstCall(10)
+#: CPU time of a call, in microseconds, without and with a pause before it
+ISSUED = (IssuedWithin(120), IssuedWithin(300, cold=True))
 
 
 @final
@@ -120,7 +123,7 @@ def all_cases(*, small: bool = False) -> tuple[Case, ...]:
     """Every case; last those that take long to compile or may crash a GPU process."""
     window = WINDOW // SMALL_IS_SHORTER_BY if small else WINDOW
     first = (*_exp_family(), *_quadratic(), *_linear_time())
-    first += (*_order_one(), *_about_the_mean(), *_forgetting(), *_not_causal(), *_packed())
+    first += (*_order_one(), *_about_the_mean(), *_forgetting(), *_not_causal(), *_packed(), *_short_calls())
     last = (*_score_mods(window), *_steps())
     sweep = tuple(_sweep(SWEPT_HEADS, SWEPT_LENGTHS))
     if small:
@@ -163,8 +166,9 @@ def _exp_family() -> Iterable[Case]:
     for size in _SHAPES:
         for spec in ("exp/sum", "exp/l2", "exp/rms", "exp/len", "exp/len*out", "exp/layer"):
             yield Case(group="exp family", spec=spec, size=size, peers=("sdpa",), targets=targets)
+    targets = (*_times(1.15, "sdpa"), *ISSUED)
     for spec in ("exp/len", "exp/len*out", "exp/l2"):
-        yield Case(group="exp family", spec=spec, size=_SHORT, peers=("sdpa",), targets=_times(1.15, "sdpa"))
+        yield Case(group="exp family", spec=spec, size=_SHORT, peers=("sdpa",), targets=targets)
 
 
 def _score_mods(window: int) -> Iterable[Case]:
@@ -208,7 +212,8 @@ def _about_the_mean() -> Iterable[Case]:
     """Polynomials about the mean, beside the same polynomial about zero."""
     mean, group, peer = "taylor(2,about=mean)", "about the mean", "about_zero"
     for size in (_SHORT, _USUAL, _LONG, _LONGEST):
-        targets = (TimeAgainst(1.4, peer, "forward+backward"), FIRST_CALL)
+        issued = ISSUED if size is _SHORT else ()
+        targets = (TimeAgainst(1.4, peer, "forward+backward"), *issued, FIRST_CALL)
         yield Case(group=group, spec=f"{mean}/sum", size=size, peers=(peer,), targets=targets)
     for size in (_SHORT, _USUAL, _LONGEST, _GROUPED, _LONG_GROUPED):
         targets = (TimeAgainst(1.8, peer, "forward+backward"), FIRST_CALL)
@@ -251,6 +256,14 @@ def packed_cuts(texts: int, tokens: int) -> list[int]:
     return [0, *(round(tokens * end / ends[-1]) for end in ends)]
 
 
+def _short_calls() -> Iterable[Case]:
+    """Calls so short that the CPU's time to issue them counts."""
+    for spec in ("taylor(2)/sum", "linear(elu1)/sum"):
+        yield Case(
+            group="short calls", spec=spec, size=_SHORT, peers=("sdpa",), targets=(*ISSUED, FIRST_CALL)
+        )
+
+
 def _linear_time() -> Iterable[Case]:
     peers = ("sdpa", "power_retention")
     yield _chunked("taylor(2)/sum", _LONGEST, peers, (TimeAtMost(4.2), MemoryAtMost(0.8)))
@@ -279,7 +292,7 @@ def _steps() -> Iterable[Case]:
             spec="taylor(2)/sum",
             kind="step",
             size=Size.of(batch, 16, 1, 64),
-            targets=(ShareOfCopy(share), FIRST_CALL),
+            targets=(ShareOfCopy(share), *ISSUED, FIRST_CALL),
         )
 
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from maclaurin.bench import clock
-from maclaurin.bench.clock import ROUNDS, issue_microseconds, peak_bytes_beyond, timings
+from maclaurin.bench.clock import (
+    CALLS_IN_A_LOOP,
+    COLD_LOOPS,
+    ROUNDS,
+    cold_issue_microseconds,
+    issue_microseconds,
+    peak_bytes_beyond,
+    timings,
+)
 
 CPU = torch.device("cpu")
 
@@ -83,3 +91,16 @@ def test_cpu_time_of_a_call_is_taken_with_an_idle_gpu(ticking, monkeypatch):
     assert issue_microseconds(call, torch.device("cuda"), count=3) == pytest.approx(20)
     assert waits == [0, 1, 2]
     assert issue_microseconds(call, CPU) is None
+
+
+def test_cold_cpu_time_is_per_call_of_a_loop_after_a_pause(ticking, monkeypatch):
+    waits, pauses = [], []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(len(ticking.order)))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(clock.time, "sleep", pauses.append)
+    loop = [0.2, *[0.02] * (CALLS_IN_A_LOOP - 1)]
+    call = ticking("a", *loop * COLD_LOOPS)
+    assert cold_issue_microseconds(call, torch.device("cuda")) == pytest.approx(1e3 * sum(loop) / len(loop))
+    assert waits == [CALLS_IN_A_LOOP * n for n in range(COLD_LOOPS)]
+    assert len(pauses) == COLD_LOOPS
+    assert cold_issue_microseconds(call, CPU) is None

@@ -7,6 +7,7 @@ import pytest
 from maclaurin.bench.bench_record import Figures
 from maclaurin.bench.targets import (
     FirstCall,
+    IssuedWithin,
     Measured,
     MemoryAgainst,
     MemoryAtMost,
@@ -15,8 +16,16 @@ from maclaurin.bench.targets import (
     TimeAtMost,
 )
 
-OWN = Figures("maclaurin", first_call_s=3.0, forward_ms=1.1, forward_backward_ms=4.0, peak_bytes=700 * 10**6)
-SDPA = Figures("cuDNN SDPA", forward_ms=1.0, forward_backward_ms=4.0, peak_bytes=400 * 10**6)
+OWN = Figures(
+    "maclaurin",
+    first_call_s=3.0,
+    forward_ms=1.1,
+    forward_backward_ms=4.0,
+    peak_bytes=700 * 10**6,
+    issue_us=100.0,
+    cold_issue_us=250.0,
+)
+SDPA = Figures("cuDNN SDPA", forward_ms=1.0, forward_backward_ms=4.0, peak_bytes=400 * 10**6, issue_us=40.0)
 ABSENT = Figures("fla chunk_linear_attn", note="cannot be imported here")
 
 
@@ -40,6 +49,10 @@ def measured(own=OWN, gpu="NVIDIA H200", full_shapes=True, share=0.7):
         (ShareOfCopy(0.8), 0.7, False),
         (FirstCall(10), 3.0, True),
         (FirstCall(2), 3.0, False),
+        (IssuedWithin(120), 100.0, True),
+        (IssuedWithin(90), 100.0, False),
+        (IssuedWithin(300, cold=True), 250.0, True),
+        (IssuedWithin(200, cold=True), 250.0, False),
     ],
 )
 def test_a_value_is_held_against_its_limit(target, value, reached):
@@ -56,6 +69,12 @@ def test_milliseconds_are_those_of_an_h200():
     verdict = TimeAtMost(5).judge(measured(gpu="NVIDIA A100"))
     assert (verdict.value, verdict.reached) == (4.0, None)
     assert TimeAgainst(1.15, "sdpa", "forward").judge(measured(gpu="NVIDIA A100")).reached is True
+
+
+def test_cpu_time_is_also_given_relative_to_torch():
+    assert IssuedWithin(120).judge(measured()).note == "2.5 × cuDNN SDPA"
+    assert IssuedWithin(300, cold=True).judge(measured()).note == ""
+    assert IssuedWithin(120).judge(measured(gpu="NVIDIA A100")).reached is None
 
 
 def test_without_the_peer_nobody_knows():
