@@ -6,6 +6,7 @@ from transformers import TextStreamer
 
 from maclaurin import InputError, State, StateBudgetError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models import cache as maclaurin_cache
 from maclaurin.models.generating import Generation, Sampling
 from maclaurin.models.recorded_step import RecordedStep, can_record
 
@@ -214,6 +215,22 @@ def test_a_saved_conversation_belongs_to_its_model(tmp_path):
         MaclaurinCache.load(path, model)
     with pytest.raises(InputError, match="no file"):
         MaclaurinCache.load(tmp_path / "none", model)
+
+
+def test_the_fingerprint_is_computed_once_and_again_for_changed_weights(monkeypatch):
+    computed = []
+    compute = maclaurin_cache._fingerprint
+    monkeypatch.setattr(maclaurin_cache, "_fingerprint", lambda t: computed.append(1) or compute(t))
+    model = model_of("taylor(2)/sum")
+    first = maclaurin_cache.weights_fingerprint(model)
+    assert maclaurin_cache.weights_fingerprint(model) == first
+    assert len(computed) == 1
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0, 0] += 1
+    assert maclaurin_cache.weights_fingerprint(model) != first
+    with torch.inference_mode():
+        model.model.norm.weight = torch.nn.Parameter(torch.ones(32), requires_grad=False)
+    assert maclaurin_cache.weights_fingerprint(model) != first
 
 
 def test_a_conversation_saved_by_a_newer_version_is_refused(tmp_path, monkeypatch):

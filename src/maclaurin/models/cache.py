@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -413,12 +414,39 @@ def _free_bytes(device: torch.device) -> int | None:
     return None
 
 
+#: by model: which weights it had, and their fingerprint
+_fingerprints: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+
+
 def weights_fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and a sample of the values, rounded to bf16, of every tensor."""
+    """SHA-256 over names, shapes and a sample of the values, rounded to bf16, of every tensor.
+
+    It is computed once for the same weights: reading a sample of each from a GPU takes as long as reading a
+    prompt.
+    """
+    tensors = dict(sorted(model.state_dict().items()))
+    if any(tensor.is_inference() for tensor in tensors.values()):  # has no version
+        return _fingerprint(tensors)
+    identity = tuple((name, t.data_ptr(), t._version) for name, t in tensors.items())
+    known = _fingerprints.get(model)
+    if known is None or known[0] != identity:
+        known = _fingerprints[model] = identity, _fingerprint(tensors)
+    return known[1]
+
+
+def _fingerprint(tensors: dict[str, Tensor]) -> str:
+    """Samples of one device are copied to the CPU together."""
+    samples = [_sample(tensor) for tensor in tensors.values()]
+    together = len({sample.device for sample in samples}) == 1
+    joined = torch.cat(samples if together else [sample.cpu() for sample in samples]).cpu()
+    on_cpu = joined.split([len(sample) for sample in samples])
     total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLE)].to("cpu", torch.bfloat16)
+    for (name, tensor), sample in zip(tensors.items(), on_cpu, strict=True):
         total.update(f"{name} {tuple(tensor.shape)}".encode())
         total.update(sample.view(torch.int16).numpy().tobytes())
     return total.hexdigest()
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // FINGERPRINT_SAMPLE)].to(torch.bfloat16)
