@@ -64,7 +64,7 @@ from maclaurin.models import MaclaurinCache
 from maclaurin.models.model_folder import load_model
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
-from maclaurin.programs.kept_keys import KeptKeys
+from maclaurin.programs.kept_keys import KEPT_KEYS
 from maclaurin.training.losses import summed_cross_entropy, summed_divergence
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
@@ -718,7 +718,7 @@ def checked_program(device: torch.device) -> dict[str, Any]:
         found, right = {"problem": repr(problem)[:2000]}, False
     print("program for kept keys:", found, flush=True)
     if not right:
-        programs_plan._LEFT_OUT |= {KeptKeys.name}
+        programs_plan._LEFT_OUT |= {KEPT_KEYS.name}
         programs_plan.forget_plans()
     return {**found, "right": right}
 

@@ -175,10 +175,10 @@ def test_packed_sequences_about_the_mean(d, divisor):
 )
 def test_kept_keys(d, dtype):
     q, k, v = (u.transpose(1, 2) for u in tensors(d, d, dtype, heads=9, kv_heads=3))
-    exact = lifetimes.Exact(32, 4, 96)
+    exact = (lifetimes.Exact(32, 4, 96),) * 3
     with compiled_for(HOPPER) as found:
         until, score = lifetimes.lifetimes(q, k, 0.125, exact)
-        lifetimes.exact_keys(k, v, until, score, exact)
+        lifetimes.exact_keys(k, v, until, score, exact[0])
         lifetimes.exact_keys(k, v, until, score, lifetimes.Exact(32, 4, 0))
         o, lse = lifetimes.forward(q, k, v, until, 0.125, exact)
         lifetimes.backward(o, q, k, v, until, lse, lse, 0.125, exact)

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from maclaurin import attention, parse, plan
-from maclaurin.programs.kept_keys import attention_while_seen, attention_while_seen_backward, key_lifetimes
+from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.programs import by_heads
+from maclaurin.programs.kept_keys import (
+    attend_together,
+    attention_while_seen,
+    attention_while_seen_backward,
+    key_lifetimes,
+)
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels import interpreted_bfloat16
@@ -54,7 +61,7 @@ def lifetimes_by_hand(q, k, scale, window, sinks, kept):
 )
 def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
     q, k = (torch.randn(2, h, tokens, 16, device=device) for h in (4, 2))
-    until, score = (u.cpu() for u in key_lifetimes(q, k, 0.5, window, sinks, kept))
+    until, score = (u.cpu() for u in key_lifetimes(q, k, 0.5, [window, sinks, kept] * 2))
     expected, exact_score = lifetimes_by_hand(q, k, 0.5, window, sinks, kept)
     torch.testing.assert_close(score.double(), exact_score, rtol=2e-5, atol=1e-6)
     # of a key that is still seen at the end, the end is not known by hand
@@ -113,15 +120,15 @@ def test_its_state_is_that_of_the_plain_form(notation, device, poisoned):
 
 def test_operators_are_registered_as_torch_wants_them(device):
     q, k, v = (torch.randn(1, h, 40, 16, device=device, requires_grad=True) for h in (4, 2, 2))
-    exact = (8, 2, 6)
-    call = (q.detach(), k.detach(), 0.25, *exact)
+    exact = [8, 2, 6, 5, 0, 0]
+    call = (q.detach(), k.detach(), 0.25, exact)
     assert set(torch.library.opcheck(key_lifetimes.traced, call).values()) == {"SUCCESS"}
     until, _ = key_lifetimes(*call)
-    call = (q, k, v, until, 0.25, *exact)
+    call = (q, k, v, until, 0.25, exact)
     assert set(torch.library.opcheck(attention_while_seen.traced, call).values()) == {"SUCCESS"}
     with torch.no_grad():
         o, lse = attention_while_seen(*call)
-    back = (o, *(u.detach() for u in (q, k, v)), until, o, lse, 0.25, *exact)
+    back = (o, *(u.detach() for u in (q, k, v)), until, o, lse, 0.25, exact)
     assert set(torch.library.opcheck(attention_while_seen_backward.traced, back).values()) == {"SUCCESS"}
 
 
@@ -150,3 +157,75 @@ def test_token_by_token_from_the_first(notation, device, poisoned, monkeypatch):
     _, plain = case(return_state=True, form="chunked")
     for name, tensor in plain.tensors().items():
         torch.testing.assert_close(state.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+GROUPS = [parse(f"poly(0)+window({size})/sum") for size in ("9,sinks=3,kept=12", "20,sinks=1", "5,kept=40")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_groups_of_heads_together_are_what_they_are_alone(dtype, device, poisoned):
+    heads, group = (2, 1, 1), 2
+    q, k, v = (
+        torch.randn(2, 70, sum(heads) * n, 16, device=device, dtype=dtype).requires_grad_()
+        for n in (group, 1, 1)
+    )
+    y, none = attend_together(GROUPS, heads, q, k, v)
+    assert none == []
+    direction = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, (q, k, v), direction)
+    parts = [
+        attention(*own, spec, form="chunked")
+        for spec, *own in zip(
+            GROUPS, q.split([n * group for n in heads], 2), k.split(heads, 2), v.split(heads, 2), strict=True
+        )
+    ]
+    alone = torch.cat(parts, 2)
+    torch.testing.assert_close(y, alone, rtol=0, atol=0)
+    for found, expected in zip(gradients, torch.autograd.grad(alone, (q, k, v), direction), strict=True):
+        torch.testing.assert_close(found, expected)  # keys are added up in another order
+
+
+@torch.no_grad()
+def test_states_of_groups_together_are_those_of_each(device, poisoned):
+    heads = (2, 1, 1)
+    q, k, v = (torch.randn(2, 70, n, 16, device=device) for n in (8, 4, 4))
+    _, states = attend_together(GROUPS, heads, q, k, v, return_states=True)
+    of_groups = zip(GROUPS, states, q.split([4, 2, 2], 2), k.split(heads, 2), v.split(heads, 2), strict=True)
+    for spec, state, *own in of_groups:
+        _, alone = attention(*own, spec, return_state=True, form="chunked")
+        assert state.spec == spec
+        for name, tensor in alone.tensors().items():
+            torch.testing.assert_close(state.tensors()[name], tensor, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_model_reads_a_prompt_with_groups_together(device, monkeypatch):
+    """Outputs and memories are those of one call per group; whole heads and heads with a tail stay apart."""
+    layers = [
+        "0: exp/sum; 1: poly(0)+window(8,sinks=1,kept=9)/sum; 2: poly(0)+window(12)/sum; "
+        "3: taylor(1,about=mean)+window(4)/sum",
+        "0,2: poly(0)+window(8,kept=4)/sum; *: poly(0)+window(6,sinks=2)/sum",
+    ]
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        attention=layers, vocab_size=31, hidden_size=64, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=8, num_key_value_heads=4,
+    )  # fmt: skip
+    model = MaclaurinForCausalLM(config).to(device).eval()
+    tokens = torch.randint(0, 31, (2, 40), device=device)
+    found, calls = {}, []
+    monkeypatch.setattr(
+        "maclaurin.layers.layer_memory.attend_together",
+        lambda specs, *more, **named: calls.append(len(specs)) or attend_together(specs, *more, **named),
+    )
+    for name in ("together", "alone"):
+        if name == "alone":
+            monkeypatch.setattr(by_heads, "_together", lambda *_: ())
+        calls.clear()
+        cache = MaclaurinCache(model.config, rollback=3)
+        logits = model(tokens[:, :-1], past_key_values=cache).logits
+        later = model(tokens[:, -1:], past_key_values=cache).logits
+        found[name] = (logits, later, model(tokens, use_cache=False).logits, *cache.tensors().values())
+        assert calls == ([2, 2] if name == "together" else [])
+    for one, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(one, other)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from maclaurin.errors import InputError
 from maclaurin.layers.convolution import ShortConvolution
 from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
-from maclaurin.layers.layer_memory import LayerMemory, attend_by_heads
+from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary, rotated
+from maclaurin.programs.by_heads import attend_by_heads, groups_together
 from maclaurin.programs.dispatch import attention
+from maclaurin.programs.kept_keys import attend_together
 from maclaurin.spec import Argument, AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
@@ -108,12 +112,21 @@ class AttentionLayer(nn.Module):
         return self.o_proj(y[:, extra:].flatten(-2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """The attention itself, one group of heads after the other."""
+        """The attention itself, of one group of heads after the other or of several groups together."""
 
         def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
             return self._attend_with(self.groups[number].spec, q, k, v, gates, layout)
 
-        return attend_by_heads(self.groups, q, k, v, gates, of_group)
+        def of_groups(numbers: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            groups = [self.groups[number] for number in numbers]
+            heads = [len(group.heads) for group in groups]
+            return attend_together([group.spec for group in groups], heads, q, k, v)[0]
+
+        in_rows = layout.key_padding_mask is None and layout.cu_seqlens is None
+        together = groups_together(self.groups, q, k, v) if in_rows else ()
+        return attend_by_heads(
+            self.groups, q, k, v, gates, of_group, together=together, call_together=of_groups
+        )
 
     @staticmethod
     def _attend_with(

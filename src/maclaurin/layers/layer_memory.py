@@ -9,7 +9,7 @@ a memory with preallocated buffers, which a recorded step fills in place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,11 @@ from maclaurin.errors import InputError
 from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
 from maclaurin.layers.layout import Layout
+from maclaurin.programs.by_heads import attend_by_heads, groups_together
 from maclaurin.programs.dispatch import attention
+from maclaurin.programs.kept_keys import attend_together
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup
-
-#: (number of the group, q, k, v, gates) → y, only of the group's own heads
-GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 
 class Preallocation:
@@ -110,7 +109,7 @@ class HeadsMemory:
             gates=gates,
         )
         if self.rollback:
-            self._keep(of_keys, self.rollback)
+            self.keep_last(of_keys)
         if read_otherwise and self.prompt is not None:
             mask = layout.key_padding_mask
             return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
@@ -130,6 +129,10 @@ class HeadsMemory:
         every = {**gates, **self.buffers}
         k, v = every.pop("k"), every.pop("v")
         return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
+
+    def keep_last(self, of_keys: dict[str, Tensor]) -> None:
+        """Keep what a rollback of the last tokens needs."""
+        self._keep(of_keys, self.rollback)
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         before = self.keys
@@ -185,6 +188,21 @@ class HeadsMemory:
             self.state = State(self.spec, **state, exact=ExactKeys(**exact) if exact else None)
 
 
+def read_together(
+    memories: Sequence[HeadsMemory], groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """y [B, T, H, e] of a text's first tokens, for groups that can run in one call; fills their memories."""
+    heads = [len(group.heads) for group in groups]
+    specs = [group.spec for group in groups]
+    y, states = attend_together(specs, heads, q, k, v, return_states=True)
+    of_groups = zip(memories, states, k.split(heads, dim=2), v.split(heads, dim=2), strict=True)
+    for memory, state, k_own, v_own in of_groups:
+        memory.state = state
+        if memory.rollback:
+            memory.keep_last({"k": k_own, "v": v_own})
+    return y
+
+
 class LayerMemory:
     """The memory of a layer with these groups of heads."""
 
@@ -225,7 +243,14 @@ class LayerMemory:
         def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
             return self.heads[number].attend(q, k, v, gates, layout)
 
-        return attend_by_heads(self.groups, q, k, v, gates, of_group)
+        def of_groups(numbers: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return read_together([self.heads[n] for n in numbers], [self.groups[n] for n in numbers], q, k, v)
+
+        begins = self.is_empty and self.prompt is None and layout.key_padding_mask is None
+        together = groups_together(self.groups, q, k, v, return_states=True) if begins else ()
+        return attend_by_heads(
+            self.groups, q, k, v, gates, of_group, together=together, call_together=of_groups
+        )
 
     def before(self, u: Tensor) -> Tensor:
         """The inputs of a convolution [B, width − 1 + T, C]: the last earlier inputs, then u [B, T, C]."""
@@ -330,33 +355,3 @@ def _own(t: Tensor) -> Tensor:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def attend_by_heads(
-    groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor, gates: Mapping[str, Tensor], call: GroupCall
-) -> Tensor:
-    """y [B, T, H, e] for q [B, T, H, d], k and v [B, T, Hkv, …] and gates of all heads."""
-    if len(groups) == 1:
-        return call(0, q, k, v, dict(gates))
-    size = q.shape[2] // k.shape[2]
-    outputs, order = [], []
-    for number, group in enumerate(groups):
-        of_queries = [head * size + i for head in group.heads for i in range(size)]
-        own = {
-            a.name: of_heads(gates[a.name], of_queries if a.heads == "query" else group.heads)
-            for a in group.spec.arguments
-        }
-        q_own, k_own, v_own = of_heads(q, of_queries), of_heads(k, group.heads), of_heads(v, group.heads)
-        outputs.append(call(number, q_own, k_own, v_own, own))
-        order += of_queries
-    y = torch.cat(outputs, dim=2)
-    place = sorted(range(len(order)), key=order.__getitem__)
-    return y if place == list(range(len(place))) else of_heads(y, place)
-
-
-def of_heads(u: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of [B, T, heads, …]: a view if they are adjacent."""
-    first, last = heads[0], heads[-1]
-    if list(heads) == list(range(first, last + 1)):
-        return u[:, :, first : last + 1]
-    return torch.cat([u[:, :, head : head + 1] for head in heads], dim=2)

@@ -4,12 +4,16 @@
 
 Which keys are kept is decided first, by the attention each received in the window, without a gradient. Then
 one number per key, until_s, says which queries see it, and the rest is softmax attention.
+
+Heads of a layer may have different memories (spec/head_groups.py). Groups of heads that differ only in their
+window run together, in the launches of one (`attend_together`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +21,7 @@ from torch import Tensor
 from maclaurin.forms.attend import Form
 from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.decode_step import refuse_step
@@ -24,6 +29,9 @@ from maclaurin.programs.operands import finish_rows, operands, refuse_head_size,
 from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from maclaurin.programs.triton.lifetimes import ExactOfHeads
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/kept_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
@@ -68,15 +76,56 @@ class KeptKeys(Program):
         return Cost(flops, 2 * lists, 12, lists + 8 * rows)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        spec, inputs, window = call.spec, call.inputs, call.spec.window
-        assert window is not None
-        exact = (window.size, window.sinks, window.kept)
-        with without_autocast(call.device):
-            q, k, v = (u.transpose(1, 2) for u in operands(spec, inputs))
-            until, score = key_lifetimes(q.detach(), k.detach(), call.scale, *exact)
-            o, _ = attention_while_seen(q, k, v, until, call.scale, *exact)
-            y = finish_rows(spec, o.transpose(1, 2), inputs.gates, inputs.q.dtype)
-        return y, _state_after(call, until, score) if call.return_state else None
+        q, k, v = operands(call.spec, call.inputs)
+        y, until, score = _rows(call, q, k, v, [call.spec] * k.shape[2])
+        return y, _state_after(call.spec, k, v, until, score) if call.return_state else None
+
+
+def _rows(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, specs: Sequence[AttentionSpec]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y [B, T, H, e], and until and scores [B, K, T]; specs of key-value heads differ only in windows."""
+    exact = [number for spec in specs for number in _numbers(spec)]
+    with without_autocast(call.device):
+        q, k, v = (u.transpose(1, 2) for u in (q, k, v))
+        until, score = key_lifetimes(q.detach(), k.detach(), call.scale, exact)
+        o, _ = attention_while_seen(q, k, v, until, call.scale, exact)
+        y = finish_rows(specs[0], o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype)
+    return y, until, score
+
+
+def _numbers(spec: AttentionSpec) -> tuple[int, int, int]:
+    """Window, sinks and slots for kept keys."""
+    window = spec.window
+    assert window is not None
+    return window.size, window.sinks, window.kept
+
+
+# ------------------------------------------------------------------------------- groups of heads together
+
+
+def attend_together(
+    specs: Sequence[AttentionSpec],
+    heads: Sequence[int],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_states: bool = False,
+) -> tuple[Tensor, list[State]]:
+    """y [B, T, H, e] of groups of key-value heads, and the state of each group after the text.
+
+    Groups follow each other in q, k and v; group i has the spec specs[i] and heads[i] key-value heads.
+    programs/by_heads.py finds the groups that can run together.
+    """
+    every = [spec for spec, number in zip(specs, heads, strict=True) for _ in range(number)]
+    scale = specs[0].kernel.default_scale(q.shape[3])
+    call = Call(specs[0], Inputs(q, k, v), scale, q.device, return_state=return_states)
+    y, until, score = _rows(call, *operands(specs[0], call.inputs), every)
+    if not return_states:
+        return y, []
+    of_groups = [u.split(list(heads), dim=n) for u, n in ((k, 2), (v, 2), (until, 1), (score, 1))]
+    return y, [_state_after(spec, *group) for spec, *group in zip(specs, *of_groups, strict=True)]
 
 
 class KeptStep(Program):
@@ -139,22 +188,21 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _state_after(call: Call, until: Tensor, score: Tensor) -> State:
-    """The state after the last token: window, sinks, and the kept keys."""
+def _state_after(spec: AttentionSpec, k: Tensor, v: Tensor, until: Tensor, score: Tensor) -> State:
+    """The state after the last token: window, sinks, and the kept keys; k and v are [B, T, K, ·]."""
     from maclaurin.programs.triton import lifetimes as program
 
-    spec, window = call.spec, call.spec.window
-    assert window is not None
-    _, k, v = (u.transpose(1, 2) for u in operands(spec, call.inputs))
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
     batch, kv_heads, tokens, d = k.shape
-    found = program.exact_keys(k, v, until, score, program.Exact(window.size, window.sinks, window.kept))
+    exact = program.Exact(*_numbers(spec))
+    found = program.exact_keys(k, v, until, score, exact)
     columns = v.shape[3] + int(spec.needs_row_sum)
     return State(
         spec,
         score.new_zeros(batch, kv_heads, spec.features(d), columns),
         torch.full((batch,), tokens, device=k.device),
         exact=ExactKeys(**found),
-        is_full=tokens >= window.slots,
+        is_full=tokens >= exact.most,
     )
 
 
@@ -162,23 +210,24 @@ def _state_after(call: Call, until: Tensor, score: Tensor) -> State:
 
 
 @operator("maclaurin::key_lifetimes")
-def key_lifetimes(
-    q: Tensor, k: Tensor, scale: float, window: int, sinks: int, kept: int
-) -> tuple[Tensor, Tensor]:
-    """The first query that no longer sees each key [B, K, T], and the attention it received in the window."""
+def key_lifetimes(q: Tensor, k: Tensor, scale: float, exact: list[int]) -> tuple[Tensor, Tensor]:
+    """The first query that no longer sees each key [B, K, T], and the attention it received in the window.
+
+    `exact`: window, sinks and slots of each key-value head, one after the other.
+    """
     from maclaurin.programs.triton import lifetimes as program
 
-    return program.lifetimes(q, k, scale, program.Exact(window, sinks, kept))
+    return program.lifetimes(q, k, scale, _by_head(exact))
 
 
 @operator("maclaurin::attention_while_seen")
 def attention_while_seen(
-    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, window: int, sinks: int, kept: int
+    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, exact: list[int]
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d] and k, v [B, K, T, ·]."""
     from maclaurin.programs.triton import lifetimes as program
 
-    return program.forward(q, k, v, until, scale, program.Exact(window, sinks, kept))
+    return program.forward(q, k, v, until, scale, _by_head(exact))
 
 
 @operator("maclaurin::attention_while_seen_backward")
@@ -191,16 +240,19 @@ def attention_while_seen_backward(
     o: Tensor,
     lse: Tensor,
     scale: float,
-    window: int,
-    sinks: int,
-    kept: int,
+    exact: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
     from maclaurin.programs.triton import lifetimes as program
     from maclaurin.programs.triton.rows import delta
 
-    exact = program.Exact(window, sinks, kept)
-    return program.backward(do, q, k, v, until, lse, delta(do, o, None), scale, exact)
+    return program.backward(do, q, k, v, until, lse, delta(do, o, None), scale, _by_head(exact))
+
+
+def _by_head(exact: list[int]) -> ExactOfHeads:
+    from maclaurin.programs.triton.lifetimes import Exact
+
+    return tuple(Exact(*exact[n : n + 3]) for n in range(0, len(exact), 3))
 
 
 @key_lifetimes.register_fake
@@ -230,10 +282,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, do: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The log-sum-exp gets no gradient: no spec uses it."""
     if do is None:
-        return (None,) * 8
+        return (None,) * 6
     q, k, v, until, o, lse = ctx.saved_tensors
     found = attention_while_seen_backward(gpu.dense(do), q, k, v, until, o, lse, *ctx.call)
-    return *found, *(None,) * 5
+    return *found, *(None,) * 3
 
 
 attention_while_seen.register_autograd(_backward, setup_context=_save)
+
+KEPT_KEYS = KeptKeys()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
-from maclaurin.programs.kept_keys import KeptKeys, KeptStep
+from maclaurin.programs.kept_keys import KEPT_KEYS, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.one_query import OneQuery
@@ -45,7 +45,7 @@ PROGRAMS: tuple[Program, ...] = (
     LinearAttention(),
     TailInChunks(),
     BalancedChunks(),
-    KeptKeys(),
+    KEPT_KEYS,
     LinearTime(),
     *PLAIN_FORMS.values(),
 )
@@ -58,6 +58,11 @@ def _names_left_out() -> frozenset[str]:
 
 
 _LEFT_OUT = _names_left_out()
+
+
+def left_out() -> frozenset[str]:
+    """Names of the programs that are not used."""
+    return _LEFT_OUT
 
 
 @dataclass(frozen=True)

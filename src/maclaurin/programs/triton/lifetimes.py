@@ -11,13 +11,14 @@ A key's rank among those that have left the window only falls, so one number unt
 then reads the list of keys that any of its queries sees, at most w + M + sinks + the size of the tile. So time and
 memory are linear in the text, except for comparing scores and making lists. The gradient of a key sums over the queries
 that see it; tiles group the few keys with long lives together. Exponentials are to base 2. Tensors are [B, H, T, size],
-with strides for the first three axes. Window, slots and sinks are runtime numbers, so that every spec runs the same
-compiled program.
+with strides for the first three axes. Window, slots and sinks are read from a table with a line per key-value head, so
+that every spec runs the same compiled program, and heads with different memories share its launches.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -43,11 +44,11 @@ _COMPARED, _LISTED = 64, 1024
 FOREVER = 1 << 30
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 #: numbers that differ between specs and texts; triton must not compile a version for special values such as 1
-_ANY = ("T", "window", "sinks", "kept", "capacity")
+_ANY = ("T", "window", "sinks", "kept", "capacity", "batch_stride", "kv_heads")
 
 
 class Exact(NamedTuple):
-    """How many keys are exact: the last ones, the first ones, and slots for kept ones."""
+    """How many keys of a head are exact: the last ones, the first ones, and slots for kept ones."""
 
     window: int
     sinks: int
@@ -59,17 +60,34 @@ class Exact(NamedTuple):
         return self.window + self.sinks + self.kept
 
 
+#: of each key-value head
+ExactOfHeads = tuple[Exact, ...]
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _table(exact: ExactOfHeads, device: torch.device) -> Tensor:
+    """The same on the device, [K, 3]."""
+    with torch.inference_mode(False):
+        return torch.tensor(exact, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _exact_of(EXACT, head):
+    """Window, sinks and slots of a key-value head."""
+    return tl.load(EXACT + 3 * head), tl.load(EXACT + 3 * head + 1), tl.load(EXACT + 3 * head + 2)
+
+
 # -------------------------------------------------------------------------------------- scores of keys
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _near(
-    Q, K, LSE, q_strides, k_strides, T, H, scale, window, sinks,
+    Q, K, LSE, EXACT, q_strides, k_strides, T, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """log₂ Σ e^x over window and sinks."""
+    """log₂ Σ e^x over window and sinks; −∞ for heads that keep no keys."""
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     first = tl.program_id(0) * BM
@@ -77,11 +95,13 @@ def _near(
     m, d = first + tl.arange(0, BM), tl.arange(0, BD)
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + (h // GROUP) * k_h
+    window, sinks, kept = _exact_of(EXACT, h // GROUP)
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
     edge = tl.maximum(0, first - window + 1) // BN * BN
     of_sinks = tl.minimum(tl.cdiv(sinks, BN), edge // BN)
-    for tile in range(of_sinks + tl.cdiv(tl.minimum(first + BM, T) - edge, BN)):
+    tiles = of_sinks + tl.cdiv(tl.minimum(first + BM, T) - edge, BN)
+    for tile in range(tl.where(kept > 0, tiles, 0)):
         start = tl.where(tile < of_sinks, tile * BN, edge + (tile - of_sinks) * BN)
         n = start + tl.arange(0, BN)
         k = load_rows(K, k_t, n, d, T, D)
@@ -92,17 +112,18 @@ def _near(
         safe = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp2(largest - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
         largest = new
+    total = tl.where(kept > 0, total, 1.0)
     tl.store(LSE + (b * H + h) * T + m, largest + tl.log2(total), mask=m < T)
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _received(
-    Q, K, LSE, SCORE, q_strides, k_strides, T, H, scale, window, sinks,
+    Q, K, LSE, EXACT, SCORE, q_strides, k_strides, T, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The attention that keys receive while they are in the window; 0 for sinks."""
+    """The attention that keys receive while they are in the window; 0 for sinks and heads that keep no keys."""
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     first = tl.program_id(0) * BN
@@ -110,8 +131,9 @@ def _received(
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n, d = first + tl.arange(0, BN), tl.arange(0, BD)
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
+    window, sinks, kept = _exact_of(EXACT, g)
     score = tl.zeros((BN,), tl.float32)
-    end = tl.minimum(T, first + BN + window - 1)
+    end = tl.where(kept > 0, tl.minimum(T, first + BN + window - 1), 0)
     for member in range(GROUP):
         h = g * GROUP + member
         for start in range(first // BM * BM, end, BM):
@@ -127,15 +149,16 @@ def _received(
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _lifetimes(SCORE, UNTIL, T, window, sinks, kept, forever, BLOCK: tl.constexpr):
+def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
     """until_s of each key. Of equal scores the later key is better."""
+    window, sinks, kept = _exact_of(EXACT, tl.program_id(1) % kv_heads)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SCORE += tl.program_id(1).to(tl.int64) * T
     own = tl.load(SCORE + n, mask=n < T, other=0.0)
     better = tl.zeros((BLOCK,), tl.int32)
     last = tl.full((BLOCK,), forever, tl.int32)  # the M-th better key, which takes the slot
     last = tl.where(kept == 0, n, last)
-    for start in range(sinks, T, BLOCK):
+    for start in range(sinks, tl.where(kept > 0, T, sinks), BLOCK):
         if tl.min(better) < kept:
             u = start + tl.arange(0, BLOCK)
             other = tl.load(SCORE + u, mask=u < T, other=float("-inf"))
@@ -334,13 +357,14 @@ def _backward_keys(
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _kept_at_the_end(UNTIL, LIST, COUNT, T, window, sinks, kept, BLOCK: tl.constexpr):
+def _kept_at_the_end(UNTIL, LIST, COUNT, T, batch_stride, kv_heads, window, sinks, kept, BLOCK: tl.constexpr):
     """List the keys that have left the window and are still seen by the last token, in the order of the text."""
     row = tl.program_id(0).to(tl.int64)
+    UNTIL += row // kv_heads * batch_stride + row % kv_heads * T
     count = 0
     for start in range(sinks, T - window, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        until = tl.load(UNTIL + row * T + n, mask=n < T - window, other=0)
+        until = tl.load(UNTIL + n, mask=n < T - window, other=0)
         seen = (until >= T).to(tl.int32)
         tl.store(LIST + row * kept + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
@@ -359,7 +383,7 @@ def _copied(FROM, stride_t, source, there, TO, row, number, place, inside, colum
 @triton.jit(do_not_specialize=_ANY)
 def _exact_keys(
     K, V, SCORE, LIST, COUNT, RECENT_K, RECENT_V, SINK_K, SINK_V, RECENT_SCORE, KEPT_SCORE, KEPT_K, KEPT_V,
-    k_strides, v_strides, T, kv_heads, window, sinks, kept,
+    k_strides, v_strides, T, batch_stride, kv_heads, window, sinks, kept,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """Copy BN exact keys. A partly filled window or slots are filled from the right, sinks from the left."""
@@ -368,6 +392,7 @@ def _exact_keys(
     row = tl.program_id(1).to(tl.int64)
     K += (row // kv_heads) * k_b + (row % kv_heads) * k_h
     V += (row // kv_heads) * v_b + (row % kv_heads) * v_h
+    SCORE += (row // kv_heads) * batch_stride + (row % kv_heads) * T
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     place = tl.program_id(0) * BN + tl.arange(0, BN)
     inside, source = place < window, T - window + place
@@ -375,7 +400,7 @@ def _exact_keys(
     _copied(K, k_t, source, there, RECENT_K, row, window, place, inside, d, D)
     _copied(V, v_t, source, there, RECENT_V, row, window, place, inside, e, E)
     if KEEPS:
-        score = tl.load(SCORE + row * T + source, mask=there, other=0.0)
+        score = tl.load(SCORE + source, mask=there, other=0.0)
         tl.store(RECENT_SCORE + row * window + place, score, mask=inside)
     source = place - window
     inside = (source >= 0) & (source < sinks)
@@ -389,7 +414,7 @@ def _exact_keys(
         source = tl.load(LIST + row * kept + listed, mask=there, other=0)
         _copied(K, k_t, source, there, KEPT_K, row, kept, slot, inside, d, D)
         _copied(V, v_t, source, there, KEPT_V, row, kept, slot, inside, e, E)
-        score = tl.load(SCORE + row * T + source, mask=there, other=float("-inf"))
+        score = tl.load(SCORE + source, mask=there, other=float("-inf"))
         tl.store(KEPT_SCORE + row * kept + slot, score, mask=inside)
 
 
@@ -397,50 +422,78 @@ def _exact_keys(
 
 
 @on_its_device
-def lifetimes(q: Tensor, k: Tensor, scale: float, exact: Exact) -> tuple[Tensor, Tensor]:
-    """until [B, K, T] in int32, and scores [B, K, T] in fp32 (zeros if the spec keeps no keys)."""
+def lifetimes(q: Tensor, k: Tensor, scale: float, exact: ExactOfHeads) -> tuple[Tensor, Tensor]:
+    """until [B, K, T] in int32, and scores [B, K, T] in fp32 (zeros for heads that keep no keys)."""
+    batch, heads, tokens, _ = q.shape
+    kv_heads, keeps = k.shape[1], any(head.kept for head in exact)
+    table = _table(exact, q.device)
+    until = torch.empty(batch, kv_heads, tokens, dtype=torch.int32, device=q.device)
+    make = torch.empty if keeps else torch.zeros
+    score = make(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
+    launches = _score_launches(Layout.of(q), Layout.of(k), scale)
+    if keeps:
+        lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+        launches.near(q, k, lse, table)
+        launches.received(q, k, lse, table, score)
+    launches.lifetimes(score, table, until)
+    return until, score
+
+
+class _ScoreLaunches(NamedTuple):
+    near: Launch
+    received: Launch
+    lifetimes: Launch
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _score_launches(q: Layout, k: Layout, scale: float) -> _ScoreLaunches:
     batch, heads, tokens, d = q.shape
     kv_heads = k.shape[1]
-    until = torch.empty(batch, kv_heads, tokens, dtype=torch.int32, device=q.device)
-    score = torch.zeros(batch, kv_heads, tokens, dtype=torch.float32, device=q.device)
-    if exact.kept:
-        lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-        sizes = {"GROUP": heads // kv_heads, "D": d, "BD": width(d), "PRECISION": precision(q)}
-        shared = (
-            q.stride()[:3], k.stride()[:3], tokens, heads, scale * _LOG2E.value, exact.window, exact.sinks
-        )  # fmt: skip
-        tile = tile_options(TILES["near"], q, q, tokens)
-        _near[(cdiv(tokens, tile["BM"]), batch * heads)](q, k, lse, *shared, **sizes, **tile)
-        tile = tile_options(TILES["received"], q, q, tokens)
-        grid = (cdiv(tokens, tile["BN"]), batch * kv_heads)
-        _received[grid](q, k, lse, score, *shared, **sizes, **tile)
-    _lifetimes[(cdiv(tokens, _COMPARED), batch * kv_heads)](
-        score, until, tokens, exact.window, exact.sinks, exact.kept, FOREVER, BLOCK=_COMPARED, num_warps=4
+    sizes = {"GROUP": heads // kv_heads, "D": d, "BD": width(d), "PRECISION": precision(q)}
+    numbers = (q.strides[:3], k.strides[:3], tokens, heads, scale * _LOG2E.value)
+    near, received = (tile_options(TILES[name], q, q, tokens) for name in ("near", "received"))
+    return _ScoreLaunches(
+        prepared(_near, (cdiv(tokens, near["BM"]), batch * heads), numbers, {**sizes, **near}),
+        prepared(_received, (cdiv(tokens, received["BN"]), batch * kv_heads), numbers, {**sizes, **received}),
+        prepared(
+            _lifetimes,
+            (cdiv(tokens, _COMPARED), batch * kv_heads),
+            (tokens, kv_heads, FOREVER),
+            {"BLOCK": _COMPARED, "num_warps": 4},
+        ),
     )
-    return until, score
 
 
 @on_its_device
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, exact: Exact
+    q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, exact: ExactOfHeads
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] in the dtype of v and lse [B, H, T]."""
     batch, heads, tokens, _ = q.shape
     o = torch.empty(batch, tokens, heads, v.shape[3], dtype=v.dtype, device=q.device).transpose(1, 2)
     lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    tile = tile_options(TILES["forward"], q, v, tokens)
-    listed, count, capacity = _keys_of_tiles(until, exact, tile["BM"])
-    _forward[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, until, listed, count, o, lse,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
-        tokens, heads, scale * _LOG2E.value, capacity, **_sizes(q, k, v), **tile,
-    )  # fmt: skip
+    of_q, of_v = Layout.of(q), Layout.of(v)
+    listed, count, capacity = _keys_of_tiles(
+        until, exact, tile_options(TILES["forward"], of_q, of_v, tokens)["BM"]
+    )
+    start = _forward_launch(of_q, Layout.of(k), of_v, Layout.of(o), scale, capacity)
+    start(q, k, v, until, listed, count, o, lse)
     return o, lse
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launch(q: Layout, k: Layout, v: Layout, o: Layout, scale: float, capacity: int) -> Launch:
+    batch, heads, tokens, _ = q.shape
+    tile = tile_options(TILES["forward"], q, v, tokens)
+    strides = (q.strides[:3], k.strides[:3], v.strides[:3], o.strides[:3])
+    numbers = (*strides, tokens, heads, scale * _LOG2E.value, capacity)
+    return prepared(_forward, (cdiv(tokens, tile["BM"]), batch * heads), numbers, {**_sizes(q, k, v), **tile})
 
 
 @on_its_device
 def backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, until: Tensor, lse: Tensor, delta: Tensor, scale: float, exact: Exact
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, until: Tensor, lse: Tensor, delta: Tensor, scale: float,
+    exact: ExactOfHeads,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv."""
     batch, heads, tokens, _ = q.shape
@@ -462,8 +515,11 @@ def backward(
 
 @on_its_device
 def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact) -> dict[str, Tensor]:
-    """Exact keys of the state after the text, by name: the last, the first and the kept ones, each oldest first."""
-    batch, kv_heads, tokens, d = k.shape
+    """Exact keys of the state after the text, by name: the last, the first and the kept ones, each oldest first.
+
+    until and score [B, K, T] may be some heads of larger tensors.
+    """
+    batch, kv_heads, _, d = k.shape
     e, rows = v.shape[3], batch * kv_heads
 
     def keys(number: int) -> tuple[Tensor, Tensor]:
@@ -474,45 +530,78 @@ def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact)
     found = dict(zip(names, (*recent, *sinks), strict=True))
     scores = (score.new_empty(batch, kv_heads, exact.window), score.new_empty(batch, kv_heads, exact.kept))
     listed = count = None
+    launches = _end_launches(Layout.of(k), Layout.of(v), until.stride(0), exact)
     if exact.kept:
         found |= dict(zip(("recent_score", "kept_score", "kept_k", "kept_v"), (*scores, *kept), strict=True))
         listed = torch.empty(rows, exact.kept, dtype=torch.int32, device=k.device)
         count = torch.empty(rows, dtype=torch.int32, device=k.device)
-        block = min(_LISTED, width(tokens))
-        _kept_at_the_end[(rows,)](until, listed, count, tokens, *exact, BLOCK=block, num_warps=4)
-    _exact_keys[(cdiv(exact.most, 64), rows)](
-        k, v, score, listed, count, *recent, *sinks, *scores, *kept, k.stride()[:3], v.stride()[:3],
-        tokens, kv_heads, *exact, D=d, E=e, BD=width(d), BE=width(e), BN=64, KEEPS=exact.kept > 0, num_warps=4,
-    )  # fmt: skip
+        launches.listed(until, listed, count)
+    launches.copied(k, v, score, listed, count, *recent, *sinks, *scores, *kept)
     return found
 
 
-def _order(until: Tensor, exact: Exact) -> Tensor:
+class _EndLaunches(NamedTuple):
+    listed: Launch
+    copied: Launch
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _end_launches(k: Layout, v: Layout, batch_stride: int, exact: Exact) -> _EndLaunches:
+    batch, kv_heads, tokens, d = k.shape
+    e, rows = v.shape[3], batch * kv_heads
+    numbers = (tokens, batch_stride, kv_heads, *exact)
+    block = min(_LISTED, width(tokens))
+    sizes = {
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        "BN": 64,
+        "KEEPS": exact.kept > 0,
+        "num_warps": 4,
+    }
+    return _EndLaunches(
+        prepared(_kept_at_the_end, (rows,), numbers, {"BLOCK": block, "num_warps": 4}),
+        prepared(
+            _exact_keys,
+            (cdiv(exact.most, 64), rows),
+            (k.strides[:3], v.strides[:3], *numbers),
+            sizes,
+        ),
+    )
+
+
+def _order(until: Tensor, exact: ExactOfHeads) -> Tensor:
     """The order of keys in tiles: those dropped with the window first, then those seen longer, both in text order.
 
     A tile loops over all queries that see any of its keys, so the few keys with long lives are put together.
     """
     number = torch.arange(until.shape[2], dtype=torch.int32, device=until.device)
-    if not exact.kept:
+    if not any(head.kept for head in exact):
         return number.expand(until.shape).contiguous()
-    lives_long = until > number + exact.window
+    windows = _table(exact, until.device)[:, :1]
+    lives_long = until > number + windows
     return lives_long.to(torch.uint8).argsort(dim=-1, stable=True).to(torch.int32)
 
 
-def _keys_of_tiles(until: Tensor, exact: Exact, queries: int) -> tuple[Tensor, Tensor, int]:
+def _keys_of_tiles(until: Tensor, exact: ExactOfHeads, queries: int) -> tuple[Tensor, Tensor, int]:
     """Lists [B, K, tiles, capacity] of keys, how many each holds, and the capacity."""
     batch, kv_heads, tokens = until.shape
     tiles = cdiv(tokens, queries)
-    capacity = min(exact.most + queries, tokens)
+    capacity = min(max(head.most for head in exact) + queries, tokens)
     listed = torch.empty(batch, kv_heads, tiles, capacity, dtype=torch.int32, device=until.device)
     count = torch.empty(batch, kv_heads, tiles, dtype=torch.int32, device=until.device)
-    _lists[(tiles, batch * kv_heads)](
-        until, listed, count, tokens, capacity, BM=queries, BLOCK=min(_LISTED, width(tokens)), num_warps=4
-    )
+    _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries)(until, listed, count)
     return listed, count, capacity
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict:
+@lru_cache(maxsize=MOST_SHAPES)
+def _lists_launch(tiles: int, rows: int, tokens: int, capacity: int, queries: int) -> Launch:
+    options = {"BM": queries, "BLOCK": min(_LISTED, width(tokens)), "num_warps": 4}
+    return prepared(_lists, (tiles, rows), (tokens, capacity), options)
+
+
+def _sizes(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout) -> dict:
     d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[1] // k.shape[1], "D": d, "E": e, "BD": width(d), "BE": width(e), "PRECISION": precision(q)
