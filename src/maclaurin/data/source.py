@@ -5,6 +5,7 @@ B rows, T positions
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,17 @@ class Source(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Digest of everything that determines the numbers of every batch."""
+        """Digest of everything that determines the numbers of every batch, the seed included."""
+
+    @property
+    def content(self) -> str:
+        """The same for any seed: sources with this digest read the same data, in another order."""
+        return dataclasses.replace(self, seed=0).fingerprint  # type: ignore[type-var]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a record of a run says about its data."""
+        return {"data": self.name, "content": self.content}
 
     @property
     @abstractmethod

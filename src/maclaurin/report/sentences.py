@@ -164,7 +164,7 @@ def tuning_finding(outcome: Outcome) -> str:
             f"; the good range is widest for {wide} (a factor of {widths[wide]:.1f}) and narrowest for "
             f"{narrow} ({widths[narrow]:.1f})"
         )
-    read = {record.run.data for cell in outcome.cells.values() for record in cell.records.values()}
+    read = {record.content for cell in outcome.cells.values() for record in cell.records.values()} - {""}
     if tuning.data and not read <= set(tuning.data):
         text += (
             ". The rates were chosen on other data than these runs read, so a close choice may differ here"

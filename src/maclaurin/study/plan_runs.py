@@ -326,8 +326,7 @@ class Sources:
     def complete(self, record: RunRecord) -> RunRecord:
         """The waiting run with the fingerprint of its data, which completes its key."""
         source = self.source(config_from(record.run.config))
-        run = dataclasses.replace(record.run, data=source.fingerprint)
-        return dataclasses.replace(record, run=run, provenance={"data": source.name})
+        return record.of_data(source.fingerprint, source.facts)
 
     def require_tasks_fit(self, plan: Plan) -> None:
         """Raise if a run has a task whose texts are longer than its model reads."""

@@ -6,6 +6,7 @@ megabytes. Nothing here needs torch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -126,7 +127,8 @@ class RunRecord:
     curves             name → (step, value): train_loss, and every number recorded at evaluations
     loss_by_position   (first position, mean loss) of ranges of positions; None where nothing is scored
     seconds            duration of the whole run with evaluation, without tasks
-    provenance         data name, commit, machine, versions, date, how many runs shared the machine
+    provenance         data name, digest of the data for any seed (content), commit, machine, versions, date,
+                       how many runs shared the machine
     """
 
     run: Run
@@ -145,6 +147,16 @@ class RunRecord:
     def key(self) -> str:
         """Name of the run in the pool."""
         return self.run.key
+
+    @property
+    def content(self) -> str:
+        """Digest of the data for any seed; empty in records of earlier versions."""
+        return self.provenance.get("content", "")
+
+    def of_data(self, fingerprint: str, facts: Mapping[str, Any]) -> RunRecord:
+        """The record with the fingerprint of its data, which completes its key, and facts about the data."""
+        run = dataclasses.replace(self.run, data=fingerprint)
+        return dataclasses.replace(self, run=run, provenance={**self.provenance, **facts})
 
     def value(self, metric: str) -> float | None:
         """The metric of this name; None if the run did not record it."""
@@ -192,7 +204,7 @@ class Tuning:
     source   where they come from: a file, or this study
     cells    cell → how its rate was chosen
     rule     the rule that gave all rates, in words; the trials of a cell, if any, then only test it
-    data     fingerprints of the data they were chosen on, if known
+    data     digests of the data they were chosen on, for any seed, if known
     """
 
     metric: str

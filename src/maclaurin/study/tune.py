@@ -93,7 +93,7 @@ class KnownRates:
 
     cells     experiment → cell → its tuning
     sources   experiment → the file the rates come from
-    data      experiment → fingerprints of the data they were chosen on
+    data      experiment → digests of the data they were chosen on, for any seed
     missing   experiment → cell → subject, for cells without a rate
     """
 
@@ -189,8 +189,9 @@ def _take_known(
 
 
 def _data_of(tuning: CellTuning, runs: Mapping[str, RunRecord]) -> set[str]:
-    """Fingerprints of the data of its trials."""
-    return {runs[trial.key].run.data for trial in tuning.trials if trial.key in runs}
+    """Digests of the data of its trials, for any seed, where known."""
+    known = (runs[trial.key].content for trial in tuning.trials if trial.key in runs)
+    return {content for content in known if content}
 
 
 def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:

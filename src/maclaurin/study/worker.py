@@ -328,8 +328,7 @@ def _with_data(record: RunRecord, source: Source) -> RunRecord:
             f"{source.name} has the fingerprint {source.fingerprint[:12]} here, but {record.run.data[:12]} "
             "where the study was started: give this machine the same files."
         )
-    run = dataclasses.replace(record.run, data=source.fingerprint)
-    return dataclasses.replace(record, run=run, provenance={**record.provenance, "data": source.name})
+    return record.of_data(source.fingerprint, source.facts)
 
 
 # ------------------------------------------------------------------------------------ as a process
