@@ -311,6 +311,20 @@ def test_passes_over_rows():
 
 
 @pytest.mark.parametrize("batch", [1, 64])
+def test_a_step_in_one_launch(batch, monkeypatch):
+    monkeypatch.setattr(state_step, "ALONE", True)
+    layout = state_step.Layout(torch.zeros(2145, 2, dtype=torch.int32), torch.empty(2145), (1, 64, 2080))
+    state, x = torch.empty(batch, 16, 2145, 65), torch.empty(batch, 16, 64, dtype=torch.bfloat16)
+    count, table = torch.zeros(batch, dtype=torch.int64), ((1.0,), (1.0,), (0.5,))
+    with compiled_for(HOPPER) as found:
+        token = state_step.Token(x, x, x)
+        state_step.rows(state, count, token, layout, 0.125, table, "sum", 0.0, dtype=x.dtype)
+    assert [program.name for program in found] == ["_step"]
+    assert_good(found, matrix_units=False)
+    assert found[0].spills == 0
+
+
+@pytest.mark.parametrize("batch", [1, 64])
 def test_a_step(batch):
     state, x = torch.empty(batch, 16, 2145, 65), torch.empty(batch, 16, 64, dtype=torch.bfloat16)
     index, sizes = torch.zeros(2145, 2, dtype=torch.int32), (1, 64, 2080)

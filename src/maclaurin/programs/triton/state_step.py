@@ -41,8 +41,8 @@ from maclaurin.programs.triton.tiles import cdiv, divisor_of, power_of_2, width
 #: features per block, and numbers of the state in it, at most
 BLOCK = 32
 TILE = 16384
-#: columns per warp; a warp has all features of a block, so that sums over them need no exchange between warps
-COLUMNS = 64
+#: columns that one warp holds; of longer rows it holds 64
+COLUMNS = 128
 #: a part has several blocks where at least so many parts remain over all heads, up to MOST_BLOCKS
 LEAST_PARTS = 4096
 MOST_BLOCKS = 8
@@ -54,6 +54,8 @@ WARPS = 8
 POLICY = ""
 #: whether programs start while the one before them still runs
 EARLY = True
+#: whether the pass over the state also adds up the sums, in one launch
+ALONE = False
 
 
 #: α_nj of each order n: its coefficient is Σ_j α_nj (−c)ʲ with the row's mean score c, or α_n0 alone
@@ -127,6 +129,12 @@ def split_for(sizes: tuple[int, ...], table: Table | None, heads: int, values: i
     return split(sizes if separate else (sum(sizes),), heads, values)
 
 
+def _warps(values: int) -> int:
+    """Warps of a program. Each has all features of a block, so that sums over them need no exchange between warps."""
+    columns = width(values)
+    return 1 if columns <= COLUMNS else min(8, columns // 64)
+
+
 def is_centred(table: Table) -> bool:
     """Whether the coefficients depend on the row's mean score."""
     return any(len(line) > 1 for line in table)
@@ -142,134 +150,12 @@ def _padded(columns: int) -> int:
     return 4 * cdiv(columns, 4)
 
 
-# -------------------------------------------------------------------------------------------------- the state
-
-
 @triton.jit
 def begin(EARLY: tl.constexpr):
     """Let the next program start, and wait for what earlier ones have written."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-
-
-@triton.jit
-def _span(part, FEATURES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, STEP: tl.constexpr):
-    """The first feature of a part, and the end of its group."""
-    start, stop = part * STEP, FEATURES[1]
-    for n in tl.static_range(1, GROUPS):
-        start = tl.where(part < PARTS[n], start, FEATURES[n] + (part - PARTS[n]) * STEP)
-        stop = tl.where(part < PARTS[n], stop, FEATURES[n + 1])
-    return start, stop
-
-
-@triton.jit
-def _end(start, stop, STEP: tl.constexpr, BF: tl.constexpr):
-    """The end of a part's features; a part of one block is no loop."""
-    return start + STEP if STEP == BF else tl.minimum(start + STEP, stop)
-
-
-@triton.jit
-def _entries(INDEX, f, there, D: tl.constexpr, DEGREE: tl.constexpr):
-    """Which entries are multiplied for the features f."""
-    found = ()
-    for j in tl.static_range(DEGREE):
-        found = found + (tl.load(INDEX + f * DEGREE + j, mask=there, other=D),)  # noqa: RUF005 (no stars in triton)
-    return found
-
-
-@triton.jit
-def _features(X, entries, root, scale, D: tl.constexpr, DEGREE: tl.constexpr):
-    """φ_f(scale x) for the features with these entries and roots."""
-    found = root
-    for j in tl.static_range(DEGREE):
-        i = entries[j]
-        entry = tl.load(X + i, mask=i < D, other=0.0).to(tl.float32) * scale
-        found *= tl.where(i < D, entry, 1.0)
-    return found
-
-
-@triton.jit
-def _coefficients(f, FIRST: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr):
-    """α_n of the features f; order n starts at feature FIRST[n]."""
-    found = tl.full(f.shape, TABLE[0], tl.float32)
-    for n in tl.static_range(1, ORDERS):
-        found = tl.where(f < FIRST[n], found, TABLE[n])
-    return found
-
-
-@launched
-@triton.jit
-def _step(
-    S, K, Q, V, LOG_FORGET, WEIGHT, COUNT, INDEX, ROOT, OUT, PARTIAL,
-    k_strides, q_strides, v_strides, f_strides, w_strides, late, scale,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
-    E: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, BF: tl.constexpr, STEP: tl.constexpr,
-    FEATURES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr,
-    FIRST: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr, DEGREE: tl.constexpr,
-    FULL: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr, DELAYED: tl.constexpr,
-    POLICY: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """One part of the features of one key-value head. COUNTED: the last column of the state counts keys.
-
-    FULL: no group is smaller than a block. The last block of a group then starts early enough to be full; features that
-    the block before it has too get the same values again, and are left out of the sums.
-    With ORDERS > 0 the sums are multiplied by the coefficients in TABLE.
-    """
-    k_b, k_h = k_strides
-    q_b, q_h = q_strides
-    v_b, v_h = v_strides
-    f_b, f_h = f_strides
-    w_b, w_h = w_strides
-    number = PARTS[GROUPS]
-    row, part = tl.program_id(0) // number, tl.program_id(0) % number
-    start, stop = _span(part, FEATURES, PARTS, GROUPS, STEP)
-    row = row.to(tl.int64)
-    b, h = row // HEADS, row % HEADS
-    VALUES: tl.constexpr = E - 1 if COUNTED else E
-    e, lines, g = tl.arange(0, BE), tl.arange(0, BF), tl.arange(0, BG)
-    sums, counts = tl.zeros((BG, BE), tl.float32), tl.zeros((BG,), tl.float32)
-    begin(EARLY)
-    for first in range(start, _end(start, stop, STEP, BF), BF):
-        begun = tl.minimum(first, stop - BF) if FULL else first
-        f = begun + lines
-        there = tl.full((BF,), True, tl.int1) if FULL else f < stop
-        entries, root = _entries(INDEX, f, there, D, DEGREE), tl.load(ROOT + f, mask=there, other=0.0)
-        at = (row * F + begun) * E
-        place, last = lines[:, None] * E + e[None, :], lines * E + VALUES
-        inside = there[:, None] & (e < VALUES)[None, :]
-        state = tl.load(S + at + place, mask=inside, other=0.0, eviction_policy=POLICY)
-        if COUNTED:
-            count = tl.load(S + at + last, mask=there, other=0.0, eviction_policy=POLICY)
-        tl.debug_barrier()  # or the compiler lets the state wait for the entries
-        value = tl.load(V + b * v_b + h * v_h + e, mask=e < VALUES, other=0.0).to(tl.float32)
-        key = _features(K + b * k_b + h * k_h, entries, root, 1.0, D, DEGREE)
-        if WEIGHED:
-            key *= tl.load(WEIGHT + b * w_b + h * w_h)
-        if DELAYED:
-            key *= (tl.load(COUNT + b) >= late).to(tl.float32)
-        kept = tl.exp(tl.load(LOG_FORGET + b * f_b + h * f_h).to(tl.float32)) if FORGETS else 1.0
-        if ORDERS > 0:
-            root *= _coefficients(f, FIRST, TABLE, ORDERS)
-        if FULL:
-            root = tl.where(f < first, 0.0, root)
-        queries = ()
-        for n in tl.static_range(GROUP):
-            query = Q + b * q_b + (h * GROUP + n) * q_h
-            queries = queries + (_features(query, entries, root, scale, D, DEGREE),)  # noqa: RUF005
-        state = state * kept + key[:, None] * value[None, :]
-        tl.store(OUT + at + place, state, mask=inside)
-        if COUNTED:
-            count = count * kept + key
-            tl.store(OUT + at + last, count, mask=there)
-        for n in tl.static_range(GROUP):
-            sums += tl.where((g == n)[:, None], tl.sum(queries[n][:, None] * state, 0)[None, :], 0.0)
-            if COUNTED:
-                counts += tl.where(g == n, tl.sum(queries[n] * count, 0), 0.0)
-    at = ((row * GROUP + g) * number + part) * P
-    tl.store(PARTIAL + at[:, None] + e[None, :], sums, mask=(g < GROUP)[:, None] & (e < VALUES)[None, :])
-    if COUNTED:
-        tl.store(PARTIAL + at + VALUES, counts, mask=g < GROUP)
 
 
 # --------------------------------------------------------------------------------------------------- the sums
@@ -327,20 +213,17 @@ def weighed_sums(
     return total
 
 
-@launched
 @triton.jit
-def _rows(
-    PARTIAL, COUNT, Y, AFTER, eps,
+def _write_row(
+    PARTIAL, COUNT, Y, AFTER, row, eps,
     HEADS: tl.constexpr, PARTS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, BB: tl.constexpr,
     TABLE: tl.constexpr, ORDERS: tl.constexpr, CENTRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    COUNTED: tl.constexpr, EARLY: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):  # fmt: skip
     """The row of one query divided by its denominator; and the token count, one higher."""
-    row = tl.program_id(0).to(tl.int64)
     VALUES: tl.constexpr = E - 1 if COUNTED else E
     e = tl.arange(0, BE)
     PARTIAL += row * PARTS[ORDERS] * P
-    begin(EARLY)
     seen = tl.load(COUNT + row // HEADS) + 1
     centre = mean_score(PARTIAL, PARTS, E, P, BB) if CENTRED else 0.0
     total = weighed_sums(PARTIAL, centre, e, PARTS, VALUES, P, BB, TABLE, ORDERS)
@@ -350,6 +233,155 @@ def _rows(
     divisor = divisor_of(tl.sum(last, 0), seen, eps, BY_SUM, BY_COUNT)
     tl.store(Y + row * VALUES + e, (total / divisor).to(Y.dtype.element_ty), mask=e < VALUES)
     tl.store(AFTER + row // HEADS, seen, mask=row % HEADS == 0)
+
+
+@launched
+@triton.jit
+def _rows(
+    PARTIAL, COUNT, Y, AFTER, eps,
+    HEADS: tl.constexpr, PARTS: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, BB: tl.constexpr,
+    TABLE: tl.constexpr, ORDERS: tl.constexpr, CENTRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+    COUNTED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The row of one query, from all parts of its sums."""
+    begin(EARLY)
+    _write_row(
+        PARTIAL, COUNT, Y, AFTER, tl.program_id(0).to(tl.int64), eps, HEADS, PARTS, E, BE, P, BB, TABLE, ORDERS,
+        CENTRED, BY_SUM, BY_COUNT, COUNTED,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------- the state
+
+
+@triton.jit
+def _span(part, FEATURES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, STEP: tl.constexpr):
+    """The first feature of a part, and the end of its group."""
+    start, stop = part * STEP, FEATURES[1]
+    for n in tl.static_range(1, GROUPS):
+        start = tl.where(part < PARTS[n], start, FEATURES[n] + (part - PARTS[n]) * STEP)
+        stop = tl.where(part < PARTS[n], stop, FEATURES[n + 1])
+    return start, stop
+
+
+@triton.jit
+def _end(start, stop, STEP: tl.constexpr, BF: tl.constexpr):
+    """The end of a part's features; a part of one block is no loop."""
+    return start + STEP if STEP == BF else tl.minimum(start + STEP, stop)
+
+
+@triton.jit
+def _entries(INDEX, f, there, D: tl.constexpr, DEGREE: tl.constexpr):
+    """Which entries are multiplied for the features f."""
+    found = ()
+    for j in tl.static_range(DEGREE):
+        found = found + (tl.load(INDEX + f * DEGREE + j, mask=there, other=D),)  # noqa: RUF005 (no stars in triton)
+    return found
+
+
+@triton.jit
+def _features(X, entries, root, scale, D: tl.constexpr, DEGREE: tl.constexpr):
+    """φ_f(scale x) for the features with these entries and roots."""
+    found = root
+    for j in tl.static_range(DEGREE):
+        i = entries[j]
+        entry = tl.load(X + i, mask=i < D, other=0.0).to(tl.float32) * scale
+        found *= tl.where(i < D, entry, 1.0)
+    return found
+
+
+@triton.jit
+def _coefficients(f, FIRST: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr):
+    """α_n of the features f; order n starts at feature FIRST[n]."""
+    found = tl.full(f.shape, TABLE[0], tl.float32)
+    for n in tl.static_range(1, ORDERS):
+        found = tl.where(f < FIRST[n], found, TABLE[n])
+    return found
+
+
+@launched
+@triton.jit
+def _step(
+    S, K, Q, V, LOG_FORGET, WEIGHT, COUNT, INDEX, ROOT, OUT, PARTIAL, Y, AFTER, DONE,
+    k_strides, q_strides, v_strides, f_strides, w_strides, late, scale, eps,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr, D: tl.constexpr, F: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, BF: tl.constexpr, STEP: tl.constexpr,
+    FEATURES: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr,
+    FIRST: tl.constexpr, TABLE: tl.constexpr, ORDERS: tl.constexpr, DEGREE: tl.constexpr,
+    FULL: tl.constexpr, COUNTED: tl.constexpr, FORGETS: tl.constexpr, WEIGHED: tl.constexpr, DELAYED: tl.constexpr,
+    POLICY: tl.constexpr, EARLY: tl.constexpr, ALONE: tl.constexpr, BB: tl.constexpr, BY_SUM: tl.constexpr,
+    BY_COUNT: tl.constexpr,
+):  # fmt: skip
+    """One part of the features of one key-value head. COUNTED: the last column of the state counts keys.
+
+    FULL: no group is smaller than a block. The last block of a group then starts early enough to be full; features that
+    the block before it has too get the same values again, and are left out of the sums.
+    With ORDERS > 0 the sums are multiplied by the coefficients in TABLE.
+    ALONE: the last part of a head to finish, by the count in DONE, adds up the sums. DONE is zero before and after.
+    """
+    k_b, k_h = k_strides
+    q_b, q_h = q_strides
+    v_b, v_h = v_strides
+    f_b, f_h = f_strides
+    w_b, w_h = w_strides
+    number = PARTS[GROUPS]
+    row, part = tl.program_id(0) // number, tl.program_id(0) % number
+    start, stop = _span(part, FEATURES, PARTS, GROUPS, STEP)
+    row = row.to(tl.int64)
+    b, h = row // HEADS, row % HEADS
+    VALUES: tl.constexpr = E - 1 if COUNTED else E
+    e, lines, g = tl.arange(0, BE), tl.arange(0, BF), tl.arange(0, BG)
+    sums, counts = tl.zeros((BG, BE), tl.float32), tl.zeros((BG,), tl.float32)
+    begin(EARLY)
+    for first in range(start, _end(start, stop, STEP, BF), BF):
+        begun = tl.minimum(first, stop - BF) if FULL else first
+        f = begun + lines
+        there = tl.full((BF,), True, tl.int1) if FULL else f < stop
+        entries, root = _entries(INDEX, f, there, D, DEGREE), tl.load(ROOT + f, mask=there, other=0.0)
+        at = (row * F + begun) * E
+        place, last = lines[:, None] * E + e[None, :], lines * E + VALUES
+        inside = there[:, None] & (e < VALUES)[None, :]
+        state = tl.load(S + at + place, mask=inside, other=0.0, eviction_policy=POLICY)
+        if COUNTED:
+            count = tl.load(S + at + last, mask=there, other=0.0, eviction_policy=POLICY)
+        tl.debug_barrier()  # or the compiler lets the state wait for the entries
+        value = tl.load(V + b * v_b + h * v_h + e, mask=e < VALUES, other=0.0).to(tl.float32)
+        key = _features(K + b * k_b + h * k_h, entries, root, 1.0, D, DEGREE)
+        if WEIGHED:
+            key *= tl.load(WEIGHT + b * w_b + h * w_h)
+        if DELAYED:
+            key *= (tl.load(COUNT + b) >= late).to(tl.float32)
+        kept = tl.exp(tl.load(LOG_FORGET + b * f_b + h * f_h).to(tl.float32)) if FORGETS else 1.0
+        if ORDERS > 0:
+            root *= _coefficients(f, FIRST, TABLE, ORDERS)
+        if FULL:
+            root = tl.where(f < first, 0.0, root)
+        queries = ()
+        for n in tl.static_range(GROUP):
+            query = Q + b * q_b + (h * GROUP + n) * q_h
+            queries = queries + (_features(query, entries, root, scale, D, DEGREE),)  # noqa: RUF005
+        state = state * kept + key[:, None] * value[None, :]
+        tl.store(OUT + at + place, state, mask=inside)
+        if COUNTED:
+            count = count * kept + key
+            tl.store(OUT + at + last, count, mask=there)
+        for n in tl.static_range(GROUP):
+            sums += tl.where((g == n)[:, None], tl.sum(queries[n][:, None] * state, 0)[None, :], 0.0)
+            if COUNTED:
+                counts += tl.where(g == n, tl.sum(queries[n] * count, 0), 0.0)
+    at = ((row * GROUP + g) * number + part) * P
+    tl.store(PARTIAL + at[:, None] + e[None, :], sums, mask=(g < GROUP)[:, None] & (e < VALUES)[None, :])
+    if COUNTED:
+        tl.store(PARTIAL + at + VALUES, counts, mask=g < GROUP)
+    if ALONE:
+        tl.debug_barrier()
+        if tl.atomic_add(DONE + row, 1, sem="acq_rel", scope="gpu") == number - 1:
+            tl.store(DONE + row, 0)
+            for n in tl.static_range(GROUP):
+                _write_row(
+                    PARTIAL, COUNT, Y, AFTER, row * GROUP + n, eps, HEADS * GROUP, PARTS, E, BE, P, BB, (1.0,), 1,
+                    False, BY_SUM, BY_COUNT, COUNTED,
+                )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ the launches
@@ -378,28 +410,49 @@ def _pass_launch(
     sizes: tuple[int, ...],
     degree: int,
     table: Table | None,
+    alone: tuple[str, float] | None,
 ) -> tuple[launch.Launch, Split]:
     """The pass over the state, and the parts of the sums that it writes."""
     batch, heads, size, e = state
     values, group = v.shape[-1], q.shape[-2] // heads
-    parts = split_for(sizes, table, batch * heads, values)
+    parts, warps = split_for(sizes, table, batch * heads, values), _warps(values)
     coefficients = () if table is None or is_centred(table) else tuple(a for (a,) in table)
     numbers = (
         _by_head(k), _by_head(q), _by_head(v), of_forget or (0, 0), of_weight or (0, 0), late or 0, scale,
+        0.0 if alone is None else alone[1],
     )  # fmt: skip
     options = {
-        "HEADS": heads, "GROUP": group, "BG": power_of_2(group), "D": k.shape[-1], "F": size, "E": e, "BE": width(values),
-        "P": _padded(e), "BF": parts.block, "STEP": parts.block * parts.blocks, "FEATURES": parts.features, "PARTS": parts.parts,
-        "GROUPS": len(parts.parts) - 1, "FIRST": tuple(accumulate(sizes, initial=0)), "TABLE": coefficients,
-        "ORDERS": len(coefficients), "DEGREE": degree, "FULL": parts.is_full, "POLICY": POLICY, "COUNTED": e > values, "FORGETS": of_forget is not None,
-        "WEIGHED": of_weight is not None, "DELAYED": late is not None,
-        "num_warps": max(1, min(8, width(values) // COLUMNS)), **_early(),
+        "HEADS": heads, "GROUP": group, "BG": power_of_2(group), "D": k.shape[-1], "F": size, "E": e,
+        "BE": width(values), "P": _padded(e), "BF": parts.block, "STEP": parts.block * parts.blocks,
+        "FEATURES": parts.features, "PARTS": parts.parts, "GROUPS": len(parts.parts) - 1,
+        "FIRST": tuple(accumulate(sizes, initial=0)), "TABLE": coefficients, "ORDERS": len(coefficients),
+        "DEGREE": degree, "FULL": parts.is_full, "COUNTED": e > values, "FORGETS": of_forget is not None,
+        "WEIGHED": of_weight is not None, "DELAYED": late is not None, "POLICY": POLICY, **_early(),
+        "ALONE": alone is not None, "BB": _tall(parts, values, ADDED // WARPS * warps),
+        "BY_SUM": alone is not None and alone[0] == "sum", "BY_COUNT": alone is not None and alone[0] == "count",
+        "num_warps": warps,
     }  # fmt: skip
     return launch.prepared(_step, (batch * heads * parts.number,), numbers, options), parts
 
 
+class Finish(NamedTuple):
+    """What the pass over the state writes if it also adds up the sums: rows divided by "sum", "count" or "one"."""
+
+    y: Tensor
+    count: Tensor
+    after: Tensor
+    done: Tensor
+    divisor: str
+    eps: float
+
+
 def pass_over(
-    state: Tensor, token: Token, layout: Layout, scale: float, table: Table | None
+    state: Tensor,
+    token: Token,
+    layout: Layout,
+    scale: float,
+    table: Table | None,
+    finish: Finish | None = None,
 ) -> tuple[Tensor, Tensor, Split]:
     """The state after the token, and each part of its queries' sums [B, H, parts, at least E]."""
     k, q, v, log_forget, weight, count, late = token
@@ -408,12 +461,63 @@ def pass_over(
         state.shape, launch.Layout.of(k), queries, launch.Layout.of(v),
         None if log_forget is None else log_forget.stride(), None if weight is None else weight.stride(),
         None if count is None else late, scale, layout.sizes, layout.entries.shape[1], table,
+        None if finish is None else (finish.divisor, finish.eps),
     )  # fmt: skip
     out = torch.empty_like(state)
     shape = (state.shape[0], queries.shape[-2], parts.number, _padded(state.shape[3]))
     partial = torch.empty(shape, dtype=torch.float32, device=state.device)
-    start(state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, out, partial)
+    y = after = done = None
+    if finish is not None:
+        y, count, after, done = finish[:4]
+    start(
+        state, k, q, v, log_forget, weight, count, layout.entries, layout.roots, out, partial, y, after, done
+    )
     return out, partial, parts
+
+
+class _Counters:
+    """Counters of finished parts. Programs find them zero and leave them zero.
+
+    Programs that can run at the same time must not share any. So every stream has its own, and every step that is
+    recorded for a CUDA graph, since graphs replay on any stream.
+    """
+
+    #: counters per device for recorded steps; after that they take two launches
+    FOR_RECORDED = 1 << 18
+
+    def __init__(self) -> None:
+        self._of_stream: dict[tuple[torch.device, int], Tensor] = {}
+        self._unused: dict[torch.device, Tensor] = {}
+
+    def take(self, number: int, device: torch.device) -> Tensor | None:
+        """Counters for one launch on the current stream; None if a recorded step finds none left."""
+        if device.type != "cuda":
+            return torch.zeros(number, dtype=torch.int32)
+        if torch.cuda.is_current_stream_capturing():
+            return self._for_recorded(4 * cdiv(number, 4), device)
+        key = (device, launch.current_stream(device.index))
+        known = self._of_stream.get(key)
+        if known is None or known.numel() < number:
+            if device not in self._unused:
+                self._unused[device] = torch.zeros(self.FOR_RECORDED, dtype=torch.int32, device=device)
+            known = self._of_stream[key] = torch.zeros(max(number, 1024), dtype=torch.int32, device=device)
+        return known
+
+    def _for_recorded(self, number: int, device: torch.device) -> Tensor | None:
+        left = self._unused.get(device)
+        if left is None or left.numel() < number:
+            return None
+        self._unused[device] = left[number:]
+        return left[:number]
+
+
+_counters = _Counters()
+
+
+def _tall(parts: Split, columns: int, added: int) -> int:
+    """Parts in a tile of up to so many numbers."""
+    most = max((b - a for a, b in pairwise(parts.parts)), default=1)
+    return min(power_of_2(most), max(1, added // width(columns)))
 
 
 class _Sums(NamedTuple):
@@ -427,13 +531,15 @@ class _Sums(NamedTuple):
     BB: int
 
 
+@lru_cache(maxsize=launch.MOST_SHAPES)
 def _adding(parts: Split, e: int, columns: int) -> dict[str, Any]:
     """For so many columns of the sums; E = e."""
-    most = max((b - a for a, b in pairwise(parts.parts)), default=1)
-    tall = min(power_of_2(most), max(1, ADDED // width(columns)))
-    return _Sums(parts.parts, len(parts.parts) - 1, e, width(columns), _padded(e), tall)._asdict()
+    return _Sums(
+        parts.parts, len(parts.parts) - 1, e, width(columns), _padded(e), _tall(parts, columns, ADDED)
+    )._asdict()
 
 
+@lru_cache(maxsize=launch.MOST_SHAPES)
 def _coefficients_left(table: Table) -> dict[str, Any]:
     """What is multiplied when parts are added up: nothing, if the coefficients are numbers."""
     centred = is_centred(table)
@@ -471,11 +577,15 @@ def rows(
 
     Rows are divided by their sum plus eps ("sum"), the visible keys ("count"), or 1. See `sums` for the state.
     """
-    out, partial, parts = pass_over(state, token, layout, scale, table)
-    batch, heads, values = *partial.shape[:2], token.v.shape[-1]
+    batch, heads, values = state.shape[0], token.q.shape[-2], token.v.shape[-1]
     y = torch.empty((batch, 1, heads, values), dtype=dtype, device=state.device)
     after = torch.empty_like(count)
-    _rows_launch(batch, heads, parts, state.shape[3], values, table, divisor, eps)(partial, count, y, after)
+    done = _counters.take(batch * state.shape[1], state.device) if ALONE and not is_centred(table) else None
+    finish = None if done is None else Finish(y, count, after, done, divisor, eps)
+    out, partial, parts = pass_over(state, token, layout, scale, table, finish)
+    if finish is None:
+        start = _rows_launch(batch, heads, parts, state.shape[3], values, table, divisor, eps)
+        start(partial, count, y, after)
     return y, out, after
 
 
