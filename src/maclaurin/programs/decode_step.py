@@ -25,7 +25,7 @@ from torch import Tensor
 from maclaurin.forms.attend import Form, output_of
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.exact_keys import ExactKeys, TailForm
-from maclaurin.forms.features import feature_slices, symmetric_powers
+from maclaurin.forms.features import symmetric_powers
 from maclaurin.forms.kept import rows_beside_exact_keys
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
@@ -239,20 +239,18 @@ def state_step(
     weight: Tensor | None,
     entries: Tensor,
     roots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    cuts: Tensor,
+    sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """The state after the token, and its product with the queries' features, per order [orders, B, H, E]."""
     from maclaurin.programs.triton import state_step as program
 
-    layout = program.Layout(entries, roots, starts, stops, cuts)
+    layout = program.Layout(entries, roots, tuple(sizes))
     return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout)
 
 
 @state_step.register_fake
 def _(moments: Tensor, k: Tensor, q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    orders = rest[-1].numel() - 1
+    orders = len(rest[-1])
     return torch.empty_like(moments), moments.new_empty(orders, *q.shape[:2], moments.shape[3])
 
 
@@ -301,7 +299,7 @@ def _tabulate(name: str, d: int, orders: tuple[int, ...], device: torch.device) 
 
 @cache  # recorded steps read it where it is
 def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
-    from maclaurin.programs.triton.state_step import BLOCK, Layout
+    from maclaurin.programs.triton.state_step import Layout
 
     degree = max(*orders, 1)
     entries = [
@@ -309,16 +307,10 @@ def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layou
         for n in orders
         for multiset in itertools.combinations_with_replacement(range(d), n)
     ]
-    slices = feature_slices(d, orders)
-    blocks = [
-        [(start, min(start + BLOCK, s.stop)) for start in range(s.start, s.stop, BLOCK)] for s in slices
-    ]
-    starts, stops = zip(*itertools.chain(*blocks), strict=True)
-    cuts = itertools.accumulate(map(len, blocks), initial=0)
+    sizes = tuple(number_of_multisets(d, n) for n in orders)
     with torch.inference_mode(False):
         roots = symmetric_powers(torch.ones(d), orders).to(device)
-        numbers = (torch.tensor(u, dtype=torch.int32, device=device) for u in (starts, stops, list(cuts)))
-        return Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, *numbers)
+        return Layout(torch.tensor(entries, dtype=torch.int32, device=device), roots, sizes)
 
 
 # --------------------------------------------------------------------------------------------- the plain step

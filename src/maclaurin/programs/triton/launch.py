@@ -100,7 +100,7 @@ class Launched:
                 self._calls[key] = self.first_launch(grid, arguments, options)
                 return
             kernel, constants = known
-            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=_stream(device))
+            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=current_stream(device))
 
         return launch
 
@@ -135,7 +135,7 @@ class _Prepared:
             self._known[device, kinds] = kernel[(*self._grid, 1, 1)[:3]], (*self._numbers, *constants)
             return
         start, others = known
-        start(*pointers, *others, stream=_stream(device))
+        start(*pointers, *others, stream=current_stream(device))
 
 
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
@@ -146,5 +146,6 @@ def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tup
     return pointers, (*dtypes, *aligned)
 
 
-def _stream(device: int) -> int:
+def current_stream(device: int) -> int:
+    """The current stream of a device, as the driver names it."""
     return torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]
