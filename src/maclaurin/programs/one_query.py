@@ -22,7 +22,10 @@ class OneQuery(Program):
     skips_absent_keys = True
 
     def cannot(self, call: Call) -> str | None:
-        return refuse_spec(call.spec) or _refuse_tensors(call)
+        why = refuse_spec(call.spec)
+        if why is not None:  # not `or`: torch.compile cannot branch on a formatted string
+            return why
+        return _refuse_tensors(call)
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 2, 0.0)
