@@ -52,6 +52,11 @@ class Layout(NamedTuple):
         return Layout(u.shape, u.stride(), u.dtype)
 
     @staticmethod
+    def of_given(u: Tensor | None) -> Layout | None:
+        """The layout of a tensor that a call may lack."""
+        return None if u is None else Layout.of(u)
+
+    @staticmethod
     def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
         """The layout of a new contiguous tensor."""
         strides, step = [], 1
@@ -59,6 +64,19 @@ class Layout(NamedTuple):
             strides.append(step)
             step *= size
         return Layout(shape, tuple(reversed(strides)), dtype)
+
+
+class New(NamedTuple):
+    """Shape and dtype of a tensor that a call allocates; computed once, like its launches."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def new_tensors(like: Tensor, *kinds: New) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`."""
+    device = like.device
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
 def launched(jit: Any) -> Any:
@@ -91,7 +109,7 @@ class Launched:
                 self._tensors = sum(u is None or isinstance(u, Tensor) for u in arguments)
             tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
             pointers, kinds = _pointers(tensors)
-            device = torch.cuda.current_device()
+            device = _device()
             key = (device, kinds, numbers, tuple(options.items()))
             known = self._calls.get(key)
             if known is None:
@@ -126,7 +144,7 @@ class _Prepared:
             self._kernel.jit[self._grid](*tensors, *self._numbers, **self._options)
             return
         pointers, kinds = _pointers(tensors)
-        device = torch.cuda.current_device()
+        device = _device()
         known = self._known.get((device, kinds))
         if known is None:
             kernel, constants = self._kernel.first_launch(
@@ -144,6 +162,11 @@ def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tup
     dtypes = [None if u is None else u.dtype for u in tensors]
     aligned = [at is None or at & 15 == 0 for at in pointers]
     return pointers, (*dtypes, *aligned)
+
+
+def _device() -> int:
+    """The current GPU. torch.cuda.current_device() first asks whether CUDA is initialised, at every call."""
+    return torch._C._cuda_getDevice()  # type: ignore[attr-defined]
 
 
 def _stream(device: int) -> int:
