@@ -147,7 +147,7 @@ class _Rows(NamedTuple):
         """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
         spec, inputs, state = call.spec, call.inputs, call.state
         q, k, v = self.operands(call)
-        y, _, _, moments, *_ = first_order(
+        y, moments, *_ = first_order(
             dense(q),
             dense(k),
             dense(v),
@@ -213,7 +213,7 @@ def _length_inside(spec: AttentionSpec, e: int) -> float:
 # -------------------------------------------------------------------------------- the operators
 
 
-@operator("maclaurin::first_order")
+@operator("maclaurin::first_order", results=2)
 def first_order(
     q: Tensor,
     k: Tensor,
@@ -235,22 +235,22 @@ def first_order(
     segments: int,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] (fp32 unless `final`), a number per row, the rounding error of y, the last state.
+    """y [B, T, H, e] (fp32 unless `final`) and the last state.
 
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
     strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
     fp32 [B, K, d, e], with Σ φ(k) as one more column under "sum". The other arguments are those of Call in
-    triton/first_order.py. The last five tensors are for the backward pass.
+    triton/first_order.py. The other outputs are for the backward pass: a number per row, the rounding error of y, States.
     """
     from maclaurin.programs.triton import first_order as program
 
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
     )
-    *found, states = program.forward(
+    y, stat, rest, final, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
-    return (*found, *states)  # type: ignore[return-value]
+    return y, final, stat, rest, *states  # type: ignore[return-value]
 
 
 @operator("maclaurin::first_order_backward")
@@ -297,7 +297,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
     call, return_state = program.Call(*rest[4:-1]), rest[-1]
     made = program.results(q, k, v, rest[1] is not None, call, return_state)
-    return tuple(q.new_empty(shape, dtype=dtype) for shape, dtype in made)
+    y, stat, rest_of_y, final, *states = (q.new_empty(shape, dtype=dtype) for shape, dtype in made)
+    return y, final, stat, rest_of_y, *states
 
 
 @first_order_backward.register_fake
@@ -312,14 +313,12 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, input_gate, log_forget, before, initial, *ctx.call, ctx.return_state = inputs
     ctx.started = initial is not None
-    y, stat, rest, _, *states = output
+    y, _, stat, rest, *states = output
     ctx.save_for_backward(q, k, v, input_gate, log_forget, before, y, stat, rest, *states)
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, dy: Tensor | None, _: Any, __: Any, d_state: Tensor | None, *___: Any
-) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, d_state: Tensor | None, *_: Any) -> tuple[Any, ...]:
     d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)
