@@ -122,9 +122,7 @@ class _Rows(NamedTuple):
         assert feature_map is not None
         length = _length_inside(spec, v.shape[3])
         divisor, eps = ("one", 0.0) if length else row_divisor(spec)
-        is_final = length > 0 or (
-            spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec)
-        )
+        is_final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
         cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
         return _Rows(
             feature_map.fused,
@@ -240,7 +238,8 @@ def first_order(
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
     strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
     fp32 [B, K, d, e], with Σ φ(k) as one more column under "sum". The other arguments are those of Call in
-    triton/first_order.py. The other outputs are for the backward pass: a number per row, the rounding error of y, States.
+    triton/first_order.py. The other outputs are for the backward pass: a number per row, the rounding
+    error of y, and States.
     """
     from maclaurin.programs.triton import first_order as program
 

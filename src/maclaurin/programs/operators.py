@@ -9,8 +9,8 @@
 Calls are direct because a custom operator of torch takes some hundred microseconds of CPU time per call and
 gradient, more than a short program takes on a GPU.
 
-A custom operator has to return whatever its backward pass reads. `results` says how many of the outputs callers get;
-autograd then need not follow the others.
+A custom operator has to return whatever its backward pass reads. `results` says how many of the outputs
+callers get; autograd then need not follow the others.
 """
 
 from __future__ import annotations

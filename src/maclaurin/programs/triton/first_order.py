@@ -720,9 +720,7 @@ def forward(
     launches.states(k, v, input_gate, log_forget, initial, states, sums, total, logs, segment_logs)
     if launches.join is not None:
         launches.join(total, segment_logs, past, past_sums, final)
-    launches.rows(
-        q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat
-    )
+    launches.rows(q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat)
     return y, stat, rest, final, States(states, sums, past, past_sums, logs)
 
 
@@ -802,9 +800,7 @@ class _Given(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, log: Tensor | None) -> _Given:
-        return _Given(
-            Layout.of(q), Layout.of(k), Layout.of(v), Layout.of_given(gate), Layout.of_given(log)
-        )
+        return _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of_given(gate), Layout.of_given(log))
 
 
 class _Launches(NamedTuple):
@@ -907,7 +903,13 @@ def _backward_launches(
         prepared(
             _gradients,
             (plan.chunks * plan.rows,),
-            (*(u.strides[:3] for u in (q, k, v, dy, y)), _strides(gate), _strides(log), *plan.text, call.scale),
+            (
+                *(u.strides[:3] for u in (q, k, v, dy, y)),
+                _strides(gate),
+                _strides(log),
+                *plan.text,
+                call.scale,
+            ),
             of_all,
         ),
         made,
