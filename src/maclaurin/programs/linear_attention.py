@@ -246,10 +246,10 @@ def first_order(
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
     )
-    y, stat, rest, final, states = program.forward(
+    y, stat, rest, after, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
-    return y, final, stat, rest, *states  # type: ignore[return-value]
+    return y, after, stat, rest, *states  # type: ignore[return-value]
 
 
 @operator("maclaurin::first_order_backward")
@@ -296,8 +296,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
     call, return_state = program.Call(*rest[4:-1]), rest[-1]
     made = program.results(q, k, v, rest[1] is not None, call, return_state)
-    y, stat, rest_of_y, final, *states = (q.new_empty(shape, dtype=dtype) for shape, dtype in made)
-    return y, final, stat, rest_of_y, *states
+    y, stat, rest_of_y, after, *states = (q.new_empty(shape, dtype=dtype) for shape, dtype in made)
+    return y, after, stat, rest_of_y, *states
 
 
 @first_order_backward.register_fake

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from maclaurin.programs.triton import current_gpu
+
 _run = JITFunction.run
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
@@ -109,7 +111,7 @@ class Launched:
                 self._tensors = sum(u is None or isinstance(u, Tensor) for u in arguments)
             tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
             pointers, kinds = _pointers(tensors)
-            device = _device()
+            device = current_gpu()
             key = (device, kinds, numbers, tuple(options.items()))
             known = self._calls.get(key)
             if known is None:
@@ -144,7 +146,7 @@ class _Prepared:
             self._kernel.jit[self._grid](*tensors, *self._numbers, **self._options)
             return
         pointers, kinds = _pointers(tensors)
-        device = _device()
+        device = current_gpu()
         known = self._known.get((device, kinds))
         if known is None:
             kernel, constants = self._kernel.first_launch(
@@ -162,11 +164,6 @@ def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tup
     dtypes = [None if u is None else u.dtype for u in tensors]
     aligned = [at is None or at & 15 == 0 for at in pointers]
     return pointers, (*dtypes, *aligned)
-
-
-def _device() -> int:
-    """The current GPU. torch.cuda.current_device() first asks whether CUDA is initialised, at every call."""
-    return torch._C._cuda_getDevice()  # type: ignore[attr-defined]
 
 
 def _stream(device: int) -> int:
