@@ -107,7 +107,7 @@ def test_every_length(length, notation, dtype, device, poisoned):
 
 
 def test_operator_is_registered_as_torch_wants_it(device):
-    q, k, v = (torch.randn(1, 2, 20, 16, device=device, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 20, 2, 16, device=device, requires_grad=True) for _ in range(3))
     totals = (-torch.rand(1, 2, 20, dtype=torch.float64, device=device)).cumsum(-1).requires_grad_()
     call = (q, k, v, totals, None, 0.25, True, 0.5, None, 0)
     assert set(torch.library.opcheck(modified_softmax.traced, call).values()) == {"SUCCESS"}

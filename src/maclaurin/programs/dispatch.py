@@ -174,12 +174,13 @@ def attention(
         known = remembered_plan(key)
         if known is not None and not known.copies:
             factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
-            call = Call(resolved, inputs, factor, q.device, causal, state, return_state, None, chunk_size)
+            packing = None
             if cu_seqlens is not None:
                 if not cu_seqlens.is_cuda:  # there the program itself asserts it
                     check_cuts(cu_seqlens, q.shape[1], max_seqlen)
-                call = call._replace(packing=_packing(cu_seqlens, max_seqlen, q))
-            y, after = known.run(call)
+                packing = _packing(cu_seqlens, max_seqlen, q)
+            given = causal, state, return_state, None, chunk_size, packing
+            y, after = known.run(Call(resolved, inputs, factor, q.device, *given))
             y = y.transpose(1, 2) if heads_first else y
             return (y, _kept(after, k.shape[1])) if return_state else y
     request = _Request(

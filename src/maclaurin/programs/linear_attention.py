@@ -5,7 +5,7 @@ The program computes feature map, gates, denominator and norm; the rest of a spe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from maclaurin.programs.operands import (
     rows_are_divided,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.programs.triton import dense
 from maclaurin.spec import AttentionSpec, Sign
 
@@ -72,11 +72,10 @@ class LinearAttention(Program):
         return Cost(2 * (rows + keys) * d * e + 2 * rows * chunk * (d + e), moved, 3, states)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with without_autocast(call.device):
-            y, moments = linear_rows(call, self.chunk(call))
-        if not call.return_state:
-            return y, None
-        return y, _state_after(call, moments)
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        return _Rows.of(call, self.chunk(call)).run
 
 
 def _refuse_state(call: Call) -> str | None:
@@ -99,48 +98,90 @@ def _state_after(call: Call, moments: Tensor) -> State:
     return State(call.spec, moments, count + call.keys, decay)
 
 
-def linear_rows(call: Call, chunk: int) -> tuple[Tensor, Tensor]:
-    """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
-    spec, inputs, state = call.spec, call.inputs, call.state
-    feature_map, before = spec.kernel.feature_map, None if state is None else state.count
-    assert feature_map is not None
-    q, k, v, name = inputs.q, inputs.k, inputs.v, feature_map.fused
-    if name is None:
-        q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
-        name = "identity"
-    gate = _gate_inside(spec)
-    if gate is None and spec.value_gates:
-        v = gated_values(spec, v.to(working_dtype(v.dtype)), inputs.gates).to(v.dtype)
-    length = _length_inside(spec, v.shape[3])
-    divisor, eps = ("one", 0.0) if length else row_divisor(spec)
-    final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
-    cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
-    y, _, _, moments, *_ = first_order(
-        dense(q),
-        dense(k),
-        dense(v),
-        None if gate is None else inputs.gates[gate],
-        _log_decay(spec, inputs.gates),
-        before if divisor == "count" else None,
-        None if state is None else state.moments,
-        name,
-        call.scale,
-        divisor,
-        eps,
-        length,
-        length > 0 and spec.norm is not None and spec.norm.centred,
-        call.causal,
-        final,
-        final and q.dtype != torch.float32 and (length > 0 or cancels),
-        chunk,
-        0,
-        call.return_state,
-    )
-    if length > 0:
-        return y, moments
-    if not rows_are_divided(spec):
-        y, _ = over_denominator(spec, inputs, y, call.causal, state)
-    return finish_rows(spec, y, inputs.gates, inputs.q.dtype), moments
+class _Rows(NamedTuple):
+    """What a call needs from its spec and shapes."""
+
+    #: None: φ is computed in plain torch
+    feature_map: str | None
+    #: the argument of the gate that the program multiplies values by
+    gate: str | None
+    divisor: str
+    eps: float
+    #: the length to which the program's norm scales rows; 0 for none
+    length: float
+    centred: bool
+    #: whether the program's rows are the answer
+    is_final: bool
+    rests: bool
+    chunk: int
+
+    @staticmethod
+    def of(call: Call, chunk: int) -> _Rows:
+        spec, (q, _, v, *_) = call.spec, call.inputs
+        feature_map = spec.kernel.feature_map
+        assert feature_map is not None
+        length = _length_inside(spec, v.shape[3])
+        divisor, eps = ("one", 0.0) if length else row_divisor(spec)
+        is_final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
+        cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
+        return _Rows(
+            feature_map.fused,
+            _gate_inside(spec),
+            divisor,
+            eps,
+            length,
+            length > 0 and spec.norm is not None and spec.norm.centred,
+            is_final,
+            is_final and q.dtype != torch.float32 and (length > 0 or cancels),
+            chunk,
+        )
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
+        with without_autocast(call.device):
+            y, moments = self.rows(call)
+        return y, _state_after(call, moments) if call.return_state else None
+
+    def rows(self, call: Call) -> tuple[Tensor, Tensor]:
+        """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
+        spec, inputs, state = call.spec, call.inputs, call.state
+        q, k, v = self.operands(call)
+        y, moments, *_ = first_order(
+            dense(q),
+            dense(k),
+            dense(v),
+            None if self.gate is None else inputs.gates[self.gate],
+            _log_decay(spec, inputs.gates),
+            state.count if state is not None and self.divisor == "count" else None,
+            None if state is None else state.moments,
+            self.feature_map or "identity",
+            call.scale,
+            self.divisor,
+            self.eps,
+            self.length,
+            self.centred,
+            call.causal,
+            self.is_final,
+            self.rests,
+            self.chunk,
+            0,
+            call.return_state,
+        )
+        if self.is_final:
+            return y, moments
+        if not rows_are_divided(spec):
+            y, _ = over_denominator(spec, inputs, y, call.causal, state)
+        return finish_rows(spec, y, inputs.gates, inputs.q.dtype), moments
+
+    def operands(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v with the parts of the spec that the program does not compute itself."""
+        spec, (q, k, v, gates, _) = call.spec, call.inputs
+        if self.feature_map is None:
+            feature_map = spec.kernel.feature_map
+            assert feature_map is not None
+            q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
+        if self.gate is None and spec.value_gates:
+            v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
+        return q, k, v
 
 
 def _gate_inside(spec: AttentionSpec) -> str | None:
@@ -170,7 +211,7 @@ def _length_inside(spec: AttentionSpec, e: int) -> float:
 # -------------------------------------------------------------------------------- the operators
 
 
-@operator("maclaurin::first_order")
+@operator("maclaurin::first_order", results=2)
 def first_order(
     q: Tensor,
     k: Tensor,
@@ -192,22 +233,23 @@ def first_order(
     segments: int,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] (fp32 unless `final`), a number per row, the rounding error of y, the last state.
+    """y [B, T, H, e] (fp32 unless `final`) and the last state.
 
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
     strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
     fp32 [B, K, d, e], with Σ φ(k) as one more column under "sum". The other arguments are those of Call in
-    triton/first_order.py. The last five tensors are for the backward pass.
+    triton/first_order.py. The other outputs are for the backward pass: a number per row, the rounding
+    error of y, and States.
     """
     from maclaurin.programs.triton import first_order as program
 
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
     )
-    *found, states = program.forward(
+    y, stat, rest, after, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
-    return (*found, *states)  # type: ignore[return-value]
+    return y, after, stat, rest, *states  # type: ignore[return-value]
 
 
 @operator("maclaurin::first_order_backward")
@@ -253,7 +295,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     from maclaurin.programs.triton import first_order as program
 
     call, return_state = program.Call(*rest[4:-1]), rest[-1]
-    return program.shapes(q, k, v, rest[1], call, return_state)
+    made = program.results(q, k, v, rest[1] is not None, call, return_state)
+    y, stat, rest_of_y, after, *states = (q.new_empty(shape, dtype=dtype) for shape, dtype in made)
+    return y, after, stat, rest_of_y, *states
 
 
 @first_order_backward.register_fake
@@ -268,14 +312,12 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, input_gate, log_forget, before, initial, *ctx.call, ctx.return_state = inputs
     ctx.started = initial is not None
-    y, stat, rest, _, *states = output
+    y, _, stat, rest, *states = output
     ctx.save_for_backward(q, k, v, input_gate, log_forget, before, y, stat, rest, *states)
     ctx.set_materialize_grads(False)
 
 
-def _backward(
-    ctx: Any, dy: Tensor | None, _: Any, __: Any, d_state: Tensor | None, *___: Any
-) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, d_state: Tensor | None, *_: Any) -> tuple[Any, ...]:
     d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)

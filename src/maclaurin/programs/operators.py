@@ -8,14 +8,19 @@
 
 Calls are direct because a custom operator of torch takes some hundred microseconds of CPU time per call and
 gradient, more than a short program takes on a GPU.
+
+A custom operator has to return whatever its backward pass reads. `results` says how many of the outputs
+callers get; autograd then need not follow the others.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from maclaurin.forms.tracing import are_traced
@@ -27,8 +32,12 @@ R = TypeVar("R")
 class Operator(Generic[P, R]):
     """A function, the custom operator made of it for tracing, and its gradient."""
 
-    def __init__(self, name: str, function: Callable[P, R]) -> None:
+    def __init__(self, name: str, function: Callable[P, R], results: int | None = None) -> None:
         self._function = function
+        #: how many of the outputs callers get; None for all
+        self._results = results
+        #: how many arguments are tensors, if it has a gradient; the others follow
+        self._tensors = 0
         #: for torch.compile and torch.library.opcheck
         self.traced = torch.library.custom_op(name, function, mutates_args=())
         self._graded: type[torch.autograd.Function] | None = None
@@ -39,10 +48,14 @@ class Operator(Generic[P, R]):
                 f"{self._function.__name__} takes its arguments by position, got {sorted(options)}"
             )
         if are_traced(arguments):
-            return self.traced(*arguments)  # type: ignore[no-any-return]
+            return self._for_caller(self.traced(*arguments))  # type: ignore[no-any-return]
         if self._graded is None or not torch.is_grad_enabled():
-            return self._function(*arguments)  # type: ignore[call-arg]
-        return self._graded.apply(*arguments)  # type: ignore[no-any-return]
+            return self._for_caller(self._function(*arguments))  # type: ignore[no-any-return, call-arg]
+        tensors, others = arguments[: self._tensors], arguments[self._tensors :]
+        return self._graded.apply(*tensors, others)  # type: ignore[no-any-return]
+
+    def _for_caller(self, output: Any) -> Any:
+        return output if self._results is None else output[: self._results]
 
     def register_fake(self, function: Callable[..., Any]) -> None:
         """Set the function that gives the shapes and dtypes of its results."""
@@ -51,19 +64,38 @@ class Operator(Generic[P, R]):
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[[Any, tuple[Any, ...], Any], None]
     ) -> None:
-        """Set its gradient, as in torch.library.register_autograd."""
-        self.traced.register_autograd(backward, setup_context=setup_context)
-        function = self._function
+        """Set its gradient, as in torch.library.register_autograd.
 
-        def forward(ctx: Any, *arguments: Any) -> Any:
+        Gradients of outputs that callers do not get may be missing; arguments after the tensors get None.
+        """
+        self.traced.register_autograd(backward, setup_context=setup_context)
+        function, for_caller = self._function, self._for_caller
+        self._tensors = _leading_tensors(function)
+
+        def forward(ctx: Any, *given: Any) -> Any:
+            *tensors, others = given  # autograd looks at every argument: the others are one
+            arguments = (*tensors, *others)
             output = function(*arguments)  # type: ignore[call-arg]
             setup_context(ctx, arguments, output)
-            return output
+            return for_caller(output)
 
-        body = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(backward))}
+        def gradients(ctx: Any, *of_outputs: Any) -> tuple[Any, ...]:
+            return *backward(ctx, *of_outputs), None  # autograd drops None beyond the arguments
+
+        body = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(gradients))}
         self._graded = type(function.__name__, (torch.autograd.Function,), body)
 
 
-def operator(name: str) -> Callable[[Callable[P, R]], Operator[P, R]]:
+def _leading_tensors(function: Callable[..., Any]) -> int:
+    """How many arguments are tensors; these come first."""
+    hints = get_type_hints(function)
+    are_tensors = [hints[name] in (Tensor, Tensor | None) for name in inspect.signature(function).parameters]
+    count = sum(are_tensors)
+    if not all(are_tensors[:count]):
+        raise TypeError(f"{function.__name__} has a gradient, so its tensors must be its first arguments")
+    return count
+
+
+def operator(name: str, *, results: int | None = None) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """The decorator."""
-    return lambda function: Operator(name, function)
+    return lambda function: Operator(name, function, results)

@@ -13,7 +13,7 @@ Packed sequences are read in place, also for plain exp. torch's fused attention 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from maclaurin.forms.stream import Rows, log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.operands import (
+    are_operands,
     finish_rows,
     operands,
     per_head,
@@ -35,8 +36,8 @@ from maclaurin.programs.operands import (
     scaled_rows_backward,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
-from maclaurin.programs.stock_softmax import weights_fit
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
+from maclaurin.programs.stock_softmax import log_divisor, weights_fit
 from maclaurin.spec import AttentionSpec
 
 #: its time without a window relative to torch's fused attention: forward 1.2 to 1.4, both passes 1.3 to 1.5
@@ -78,9 +79,10 @@ class ScoreMod(Program):
         return Cost(flops * min(0.5, (window.slots + 64) / call.keys), 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with without_autocast(call.device):
-            o = _rows(call)
-            return finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype), None
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        return _Softmax.of(call).run
 
 
 def _refuse_weights(spec: AttentionSpec) -> str | None:
@@ -108,22 +110,76 @@ def _refuse_packed(spec: AttentionSpec) -> str | None:
     return None if spec.running_argument is None else f"{spec.denominator} adds up along a row"
 
 
-def _rows(call: Call) -> Tensor:
-    """The rows [B, H, T, e] over their denominator."""
-    spec, inputs = call.spec, call.inputs
-    denominator = spec.denominator
-    if spec.ignores_row_scale:
-        return _exact_rows(call)[0]
-    running = running_log_sum(spec, inputs, None, call.causal)
-    seen = SeenByRows(spec, inputs, call.causal, running=running, packing=call.packing)
-    if denominator is not None and denominator.uses_row_sum:
-        o, lse = _exact_rows(call)
-        return scale_rows(o, lse - _log_of_row_sum(seen, lse))
-    divisor = None if denominator is None else per_head(denominator.log_divisor(seen), inputs).float()
-    if weights_fit(inputs.q) and (divisor is None or not divisor.requires_grad):
-        return _directly(call, divisor)
-    o, lse = _exact_rows(call)
-    return scale_rows(o, lse if divisor is None else lse - divisor)
+class _Softmax(NamedTuple):
+    """What a call needs from its spec and its tensors' layout."""
+
+    clamp: float | None
+    window: int | None
+    sinks: int
+    #: whether q, k and v are operands as they are given
+    as_given: bool
+    #: whether only gates and a norm follow on softmax rows
+    is_divided: bool
+    uses_row_sum: bool
+
+    @staticmethod
+    def of(call: Call) -> _Softmax:
+        spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
+        return _Softmax(
+            None if weight is None else weight.clamp,
+            None if window is None else window.size,
+            0 if window is None else window.sinks,
+            are_operands(spec, call.inputs),
+            spec.ignores_row_scale,
+            spec.denominator is not None and spec.denominator.uses_row_sum,
+        )
+
+    def run(self, call: Call) -> tuple[Tensor, None]:
+        with without_autocast(call.device):
+            rows = self.rows(call)
+            return finish_rows(call.spec, rows, call.inputs.gates, call.inputs.q.dtype), None
+
+    def rows(self, call: Call) -> Tensor:
+        """The rows [B, T, H, e] over their denominator."""
+        arguments = self.arguments(call)
+        if self.is_divided:
+            return modified_softmax(*arguments)[0]
+        if self.uses_row_sum:
+            o, lse = modified_softmax(*arguments)
+            return _ScaledRows.apply(o, lse - _log_of_row_sum(_seen(call), lse))  # type: ignore[no-any-return]
+        divisor = _log_divisor(call)
+        if weights_fit(call.inputs.q) and (divisor is None or not divisor.requires_grad):
+            return _DividedRows.apply(divisor, *arguments)  # type: ignore[no-any-return]
+        o, lse = modified_softmax(*arguments)
+        return _ScaledRows.apply(o, lse if divisor is None else lse - divisor)  # type: ignore[no-any-return]
+
+    def arguments(self, call: Call) -> tuple[Any, ...]:
+        """The arguments of `modified_softmax`."""
+        spec, inputs = call.spec, call.inputs
+        decay = log_decay(spec, inputs)
+        return (
+            *(inputs[:3] if self.as_given else operands(spec, inputs)),
+            None if decay is None else running_totals(decay),
+            None if call.packing is None else call.packing.cuts,
+            call.scale,
+            call.causal,
+            self.clamp,
+            self.window,
+            self.sinks,
+        )
+
+
+def _seen(call: Call) -> SeenByRows:
+    running = running_log_sum(call.spec, call.inputs, None, call.causal)
+    return SeenByRows(call.spec, call.inputs, call.causal, running=running, packing=call.packing)
+
+
+def _log_divisor(call: Call) -> Tensor | None:
+    """ln D [B or 1, H or 1, T] of a denominator that does not depend on the row sum; None for 1."""
+    if call.packing is None:
+        return log_divisor(call, call.inputs)
+    denominator = call.spec.denominator
+    return None if denominator is None else per_head(denominator.log_divisor(_seen(call)), call.inputs)
 
 
 def _log_of_row_sum(seen: SeenByRows, lse: Tensor) -> Tensor:
@@ -135,71 +191,45 @@ def _log_of_row_sum(seen: SeenByRows, lse: Tensor) -> Tensor:
     return (scale + seen.spec.denominator.divisor(scaled).log()).flatten(1, 2)
 
 
-def _exact_rows(call: Call) -> tuple[Tensor, Tensor]:
-    """softmax rows [B, H, T, e] and log-sum-exp [B, H, T] over the keys whose weight is e^x."""
-    return modified_softmax(*_arguments(call))
-
-
-def _arguments(call: Call) -> tuple[Any, ...]:
-    """The arguments of the operators below, in order."""
-    spec, inputs = call.spec, call.inputs
-    log_forget, weight = log_decay(spec, inputs), spec.kernel.fused
-    return (
-        *(u.transpose(1, 2) for u in operands(spec, inputs)),
-        None if log_forget is None else running_totals(log_forget),
-        None if call.packing is None else call.packing.cuts,
-        call.scale,
-        call.causal,
-        None if weight is None else weight.clamp,
-        None if spec.window is None else spec.window.size,
-        0 if spec.window is None else spec.window.sinks,
-    )
-
-
-def _directly(call: Call, log_divisor: Tensor | None) -> Tensor:
-    """The rows [B, H, T, e] over a constant denominator [B, H, T]."""
-    q = call.inputs.q
-    log = q.new_zeros((), dtype=torch.float32) if log_divisor is None else log_divisor
-    log = log.expand(q.shape[0], q.shape[2], q.shape[1]).contiguous()
-    return _DividedRows.apply(log, *_arguments(call))  # type: ignore[no-any-return]
-
-
 class _DividedRows(torch.autograd.Function):
+    """Softmax rows [B, T, H, e] times e^lse over a constant denominator, ln D [B or 1, H or 1, T] or None."""
+
     @staticmethod
-    def forward(ctx: Any, log_divisor: Tensor, *arguments: Any) -> Tensor:
+    def forward(ctx: Any, log_divisor: Tensor | None, *arguments: Any) -> Tensor:
         q, k, v, totals, cuts, *ctx.call = arguments
         ctx.save_for_backward(q, k, v, totals, cuts, log_divisor)
         o, lse = modified_softmax(*arguments)
-        return scaled_rows(o, lse, log_divisor)
+        return scaled_rows(o.transpose(1, 2), lse, log_divisor).transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, totals, cuts, log_divisor = ctx.saved_tensors
+        q, k, v, totals, cuts, log = ctx.saved_tensors
+        log = q.new_zeros((), dtype=torch.float32) if log is None else log
+        log = log.expand(q.shape[0], q.shape[2], q.shape[1]).contiguous()
         dq, dk, dv, d_totals = modified_softmax_backward(
-            gpu.dense(dy), q, k, v, totals, cuts, log_divisor, None, None, *ctx.call
+            gpu.dense(dy), q, k, v, totals, cuts, log, None, None, *ctx.call
         )
         return None, dq, dk, dv, None if totals is None else d_totals, *(None,) * 6
 
 
-def scale_rows(o: Tensor, log_gain: Tensor) -> Tensor:
-    """e^g o for o [B, H, T, e]."""
-    return _ScaledRows.apply(o, log_gain.contiguous())  # type: ignore[no-any-return]
-
-
 class _ScaledRows(torch.autograd.Function):
+    """e^g o for o [B, T, H, e] and g [B, H, T]."""
+
     @staticmethod
     def forward(ctx: Any, o: Tensor, log_gain: Tensor) -> Tensor:
+        log_gain = log_gain.contiguous()
         ctx.save_for_backward(o, log_gain)
-        return scaled_rows(o, log_gain)
+        return scaled_rows(o.transpose(1, 2), log_gain).transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """dg comes from the rounded do, so that δ = Σ do∘o − dlse is 0 if D does not depend on the row."""
         o, log_gain = ctx.saved_tensors
-        do, _, _ = scaled_rows_backward(dy, o, log_gain)
-        return do, row_products(do, o)
+        rows = o.transpose(1, 2)
+        do, _, _ = scaled_rows_backward(dy.transpose(1, 2), rows, log_gain)
+        return do.transpose(1, 2), row_products(do, rows)
 
 
 # -------------------------------------------------------------------------------- the operators
@@ -218,14 +248,16 @@ def modified_softmax(
     window: int | None,
     sinks: int,
 ) -> tuple[Tensor, Tensor]:
-    """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d], k, v [B, K, T, ·] and totals [B, K, T] of ln f.
+    """o [B, T, H, e] and lse [B, H, T] for q [B, T, H, d], k, v [B, T, K, ·] and totals [B, K, T] of ln f.
 
     `cuts` [n + 1]: n sequences are packed into one row; queries see only keys of their own sequence, and
     positions count within it.
     """
     from maclaurin.programs.triton import softmax_score_mod as program
 
-    return program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks), cuts)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    o, lse = program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks), cuts)
+    return o.transpose(1, 2), lse
 
 
 @operator("maclaurin::modified_softmax_backward")
@@ -249,9 +281,12 @@ def modified_softmax_backward(
     from maclaurin.programs.triton import softmax_score_mod as program
     from maclaurin.programs.triton.rows import delta as delta_of_rows
 
-    delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o, dlse)
+    do = do.transpose(1, 2)
+    delta = torch.zeros_like(lse) if o is None else delta_of_rows(do, o.transpose(1, 2), dlse)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     call = program.Call(scale, causal, clamp, window, sinks)
-    dq, dk, dv, d_totals = program.backward(do, q, k, v, totals, lse, delta, call, cuts)
+    *found, d_totals = program.backward(do, q, k, v, totals, lse, delta, call, cuts)
+    dq, dk, dv = (u.transpose(1, 2) for u in found if u is not None)
     return dq, dk, dv, q.new_empty(0) if totals is None or d_totals is None else d_totals.to(totals.dtype)
 
 
@@ -259,16 +294,21 @@ def modified_softmax_backward(
 def _(
     q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, cuts: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor]:
-    o = gpu.empty_rows_of_heads(v, q.shape[1], packed=cuts is not None)
-    return o, q.new_empty(q.shape[:3], dtype=torch.float32)
+    o = _empty_rows(v, q.shape[2], cuts)
+    return o, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
 
 
 @modified_softmax_backward.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, cuts: Tensor | None, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (gpu.empty_rows_of_heads(u, u.shape[1], packed=cuts is not None) for u in (q, k, v))
+    dq, dk, dv = (_empty_rows(u, u.shape[2], cuts) for u in (q, k, v))
     return dq, dk, dv, q.new_empty(0) if totals is None else torch.empty_like(totals)
+
+
+def _empty_rows(like: Tensor, heads: int, cuts: Tensor | None) -> Tensor:
+    rows = gpu.empty_rows_of_heads(like.transpose(1, 2), heads, packed=cuts is not None)
+    return rows.transpose(1, 2)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

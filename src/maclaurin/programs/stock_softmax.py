@@ -187,7 +187,7 @@ class _Gained(NamedTuple):
             k, v = k.repeat_interleave(self.group, 2), v.repeat_interleave(self.group, 2)
         e, size = v.shape[-1], self.size
         gain = _Gain(self.stock, call.spec, inputs, call.scale, call.causal, self.uses_row_sum)
-        operands = _padded(q, size), _padded(k, size), _padded(v, size), _log_divisor(call, inputs), gate
+        operands = _padded(q, size), _padded(k, size), _padded(v, size), log_divisor(call, inputs), gate
         if torch.is_grad_enabled():
             y = cast("Tensor", _GainedSoftmax.apply(*operands, gain))
         else:
@@ -224,7 +224,7 @@ class _Gain(NamedTuple):
         return log_divisor.flatten(1, 2), None if slope is None else slope.expand_as(rows).flatten(1, 2)
 
 
-def _log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
+def log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
     """ln D [B or 1, H or 1, T] of a denominator that does not depend on the row's weights; None for 1."""
     denominator = call.spec.denominator
     if denominator is None or denominator.uses_row_sum:

@@ -10,7 +10,7 @@ if it began with them; the tail begins with the state's moments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, without_autocast
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
-from maclaurin.programs.operands import finish_rows, operands, refuse_tensors
+from maclaurin.programs.operands import are_operands, finish_rows, operands, refuse_tensors
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
 from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
@@ -60,9 +60,10 @@ class PairsAboutMean(Program):
         return Cost(dense_flops(call) / 2, 0.0, 8, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        with without_autocast(call.device):
-            rows, _ = _rows(call, call.inputs, 0)
-            return finish_rows(call.spec, rows, call.inputs.gates, call.inputs.q.dtype), None
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        return _Polynomial.of(call, 0).run
 
 
 class TailInChunks(Program):
@@ -97,7 +98,7 @@ class TailInChunks(Program):
         spec, inputs, state, window = call.spec, call.inputs, call.state, call.spec.window
         line = inputs if state is None or window is None else _behind_exact_keys(inputs, state)
         with without_autocast(call.device):
-            rows, moments = _rows(call, line, self.chunk(call))
+            rows, moments = _Polynomial.of(call, self.chunk(call)).rows(call, line)
             y = finish_rows(spec, rows[:, -call.queries :], inputs.gates, inputs.q.dtype)
         if not call.return_state:
             return y, None
@@ -123,7 +124,10 @@ class BalancedPairs(Program):
         return Cost(dense_flops(call) / 2, 0.0, 10, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return _run_balanced(call, 0)
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        return _Polynomial.of(call, 0).run
 
 
 class BalancedChunks(Program):
@@ -144,7 +148,10 @@ class BalancedChunks(Program):
         return linear_cost(call, self.chunk(call))
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return _run_balanced(call, self.chunk(call))
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        return _Polynomial.of(call, self.chunk(call)).run
 
 
 def _refuse_balanced(call: Call) -> str | None:
@@ -163,31 +170,6 @@ def _refuse_balanced(call: Call) -> str | None:
         or ("it carries no state" if call.carries_state else None)
         or refuse_tensors(call)
     )
-
-
-def _run_balanced(call: Call, chunk: int) -> tuple[Tensor, None]:
-    spec, inputs, weight = call.spec, call.inputs, call.spec.kernel.fused
-    assert weight is not None
-    with without_autocast(call.device):
-        q, k, v = operands(spec, inputs)
-        rows, *_ = mean_polynomial(
-            q,
-            k,
-            v,
-            None,
-            None,
-            _cuts(call),
-            call.scale,
-            list(weight.coefficients),
-            True,
-            0,
-            0,
-            chunk if q.shape[1] > chunk else 0,
-            spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
-            "balanced",
-            False,
-        )
-        return finish_rows(spec, rows, inputs.gates, inputs.q.dtype), None
 
 
 def _refuse_spec(call: Call) -> str | None:
@@ -212,10 +194,6 @@ def _refuse_spec(call: Call) -> str | None:
 
 def _refuse_packed(call: Call) -> str | None:
     return None if call.spec.window is None else "with a window it does not read packed sequences"
-
-
-def _cuts(call: Call) -> Tensor | None:
-    return None if call.packing is None else call.packing.cuts
 
 
 def _sums_are_positive(call: Call) -> bool:
@@ -270,37 +248,73 @@ def _exact_keys_of(window: Window, line: Inputs) -> ExactKeys:
     return ExactKeys(k[:, :, -size:], v[:, :, -size:], k[:, :, :sinks], v[:, :, :sinks])
 
 
-def _rows(call: Call, line: Inputs, chunk: int) -> tuple[Tensor, Tensor]:
-    """Rows [B, T, H, e] over their sums, and, if a state is requested, the moments of the tail after them."""
-    spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
-    assert weight is not None
-    q, k, v = operands(spec, line)
-    size, sinks = (0, 0) if window is None else (window.size, window.sinks)
-    initial = None if call.state is None else call.state.moments
-    if q.shape[1] - size - sinks <= chunk and initial is None and not call.return_state:
-        chunk = 0
-    offset = None
-    if initial is not None:
-        offset = _mean_of(initial, k) if weight.about_mean else torch.zeros_like(k[:, 0])
-        initial = moments_about(initial, offset)
-    rows, _, state, origin, *_ = mean_polynomial(
-        q,
-        k,
-        v,
-        initial,
-        offset,
-        _cuts(call),
-        call.scale,
-        list(weight.coefficients),
-        weight.about_mean,
-        size,
-        sinks,
-        chunk,
-        spec.norm is None and not spec.gates_before_norm and q.dtype == torch.bfloat16,
-        "sum" if _sums_are_positive(call) else "count",
-        call.return_state,
-    )
-    return rows, moments_about(state, -origin) if call.return_state else state
+class _Polynomial(NamedTuple):
+    """What a call needs from its spec and its tensors' layout."""
+
+    coefficients: list[float]
+    about_mean: bool
+    window: int
+    sinks: int
+    #: tokens per chunk; 0 for every pair
+    chunk: int
+    #: rows in bf16, where nothing else is applied to them
+    narrow: bool
+    divisor: str
+    #: whether q, k and v are operands as they are given
+    as_given: bool
+
+    @staticmethod
+    def of(call: Call, chunk: int) -> _Polynomial:
+        spec, weight, window = call.spec, call.spec.kernel.fused, call.spec.window
+        assert weight is not None
+        balanced, alone = weight.function == "balanced", spec.norm is None and not spec.gates_before_norm
+        return _Polynomial(
+            [float(c) for c in weight.coefficients],
+            balanced or weight.about_mean,
+            0 if window is None else window.size,
+            0 if window is None else window.sinks,
+            chunk,
+            alone and call.inputs.q.dtype == torch.bfloat16,
+            "balanced" if balanced else "sum" if _sums_are_positive(call) else "count",
+            are_operands(spec, call.inputs),
+        )
+
+    def run(self, call: Call) -> tuple[Tensor, None]:
+        """The output of a call without a state."""
+        inputs = call.inputs
+        with without_autocast(call.device):
+            rows, _ = self.rows(call, inputs)
+            if self.narrow:
+                return rows, None
+            return finish_rows(call.spec, rows, inputs.gates, inputs.q.dtype), None
+
+    def rows(self, call: Call, line: Inputs) -> tuple[Tensor, Tensor]:
+        """Rows [B, T, H, e] over their sums, and, if a state is requested, the moments of the tail after."""
+        q, k, v = line[:3] if self.as_given else operands(call.spec, line)
+        initial = None if call.state is None else call.state.moments
+        short = q.shape[1] - self.window - self.sinks <= self.chunk
+        offset = None
+        if initial is not None:
+            offset = _mean_of(initial, k) if self.about_mean else torch.zeros_like(k[:, 0])
+            initial = moments_about(initial, offset)
+        rows, state, origin, *_ = mean_polynomial(
+            q,
+            k,
+            v,
+            initial,
+            offset,
+            None if call.packing is None else call.packing.cuts,
+            call.scale,
+            self.coefficients,
+            self.about_mean,
+            self.window,
+            self.sinks,
+            0 if short and not call.carries_state else self.chunk,
+            self.narrow,
+            self.divisor,
+            call.return_state,
+        )
+        return rows, moments_about(state, -origin) if call.return_state else state
 
 
 def _mean_of(moments: Tensor, k: Tensor) -> Tensor:
@@ -312,7 +326,7 @@ def _mean_of(moments: Tensor, k: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------- the operators
 
 
-@operator("maclaurin::mean_polynomial")
+@operator("maclaurin::mean_polynomial", results=3)
 def mean_polynomial(
     q: Tensor,
     k: Tensor,
@@ -330,10 +344,11 @@ def mean_polynomial(
     divisor: str,
     return_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] in fp32 (`narrow`: in bf16, and its rounding error); the last state, or empty.
+    """y [B, T, H, e] in fp32 (`narrow`: in bf16); the last state, or empty; the offset it is about.
 
     States are [B, K, F, e + 1], about the offset [B, K, d] that follows them: the given one, which
-    belongs to `initial`, or the mean of the first chunk. The last seven tensors are for the backward pass.
+    belongs to `initial`, or the mean of the first chunk. The other outputs are for the backward pass: the
+    rounding error of y, and Rows.
     `cuts` [n + 1] are those of sequences packed into one row (B = 1): every pair, without a window.
     """
     from maclaurin.programs.triton import about_mean as program
@@ -350,7 +365,7 @@ def mean_polynomial(
     if offset is not None:  # an operator must not return its inputs
         origin = origin.clone()
     rest = q.new_empty(0) if rest is None else rest
-    return y, rest, state, origin, *rows  # type: ignore[return-value]
+    return y, state, origin, rest, *rows  # type: ignore[return-value]
 
 
 @operator("maclaurin::mean_polynomial_backward")
@@ -421,9 +436,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     second = (rows, chunks, block_layout.blocks(int(d), 2), d, e) if chunk and order > 1 else (0,)
     return (
         y,
-        torch.empty_like(y) if narrow and divisor == "sum" else q.new_empty(0),
         q.new_empty((batch, kv_heads, features, e + 1) if return_state else (0,), dtype=wide),
         k.new_empty((batch, kv_heads, d) if chunk else (0,)),
+        torch.empty_like(y) if narrow and divisor == "sum" else q.new_empty(0),
         q.new_empty((batch, heads, tokens) if about_mean else (0,), dtype=wide),
         log,
         q.new_empty((batch, heads, tokens) if balanced else (0,), dtype=wide),
@@ -444,12 +459,12 @@ def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, initial, _, cuts, *call, _, divisor, ctx.return_state = inputs
     ctx.call = (*call, divisor)
-    y, rest, _, origin, *rows = output
+    y, _, origin, rest, *rows = output
     ctx.save_for_backward(q, k, v, y, rest, origin, initial, cuts, *rows)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor | None, _: Any, d_state: Tensor | None, *__: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, d_state: Tensor | None, *_: Any) -> tuple[Any, ...]:
     d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     if dy is None and d_state is None:
         return (None,) * (_TENSORS + _OPTIONS)

@@ -38,7 +38,7 @@ def compiled(monkeypatch):
         return kernel, tuple(options.values())
 
     monkeypatch.setattr(launch.Launched, "first_launch", first_launch)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "current_gpu", lambda: 0)
     monkeypatch.setattr(launch, "_stream", lambda device: 0)
     return kernel, firsts
 

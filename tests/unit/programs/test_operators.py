@@ -65,3 +65,40 @@ def test_there_is_no_second_gradient():
 def test_arguments_are_given_by_position():
     with pytest.raises(TypeError, match=r"by position, got \['times'\]"):
         doubled(torch.randn(3), times=1.0)
+
+
+@operator("maclaurin::halved_for_tests", results=1)
+def halved(x: torch.Tensor, y: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.detach() / 2, torch.full_like(x, 0.5)
+
+
+@halved.register_fake
+def _(x, y):
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+halved.register_autograd(
+    lambda ctx, grad, *_: (grad * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)
+
+
+@pytest.mark.slow
+def test_callers_get_only_the_results_and_the_backward_pass_reads_the_other_outputs():
+    x = torch.randn(3, requires_grad=True)
+    compiled = torch.compile(lambda u: halved(u, None), fullgraph=True, backend="aot_eager")
+    for call in (lambda u: halved(u, None), compiled):
+        (only,) = call(x)
+        (grad,) = torch.autograd.grad(only.sum(), x)
+        torch.testing.assert_close(grad, torch.full((3,), 0.5))
+    with torch.no_grad():
+        assert len(halved(x, None)) == 1
+
+
+def test_tensors_come_first_where_there_is_a_gradient():
+    @operator("maclaurin::swapped_for_tests")
+    def swapped(times: float, x: torch.Tensor) -> torch.Tensor:
+        return times * x
+
+    with pytest.raises(TypeError, match="first arguments"):
+        swapped.register_autograd(lambda ctx, grad: (None, grad), setup_context=_save)

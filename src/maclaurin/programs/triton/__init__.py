@@ -89,6 +89,11 @@ def empty_rows_of_heads(like: Tensor, heads: int, *, packed: bool) -> Tensor:
     return like.new_empty(batch, heads, tokens, size)
 
 
+def current_gpu() -> int:
+    """Its number. torch.cuda.current_device() first asks whether CUDA is initialised, at every call."""
+    return torch._C._cuda_getDevice()  # type: ignore[attr-defined]
+
+
 def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
     """Make the GPU of the first tensor the current one during the launch."""
 
@@ -96,7 +101,7 @@ def on_its_device(launch: Callable[P, R]) -> Callable[P, R]:
     def guarded(*arguments: P.args, **options: P.kwargs) -> R:
         first = arguments[0]
         assert isinstance(first, Tensor)
-        if first.is_cuda and first.get_device() != torch.cuda.current_device():
+        if first.is_cuda and first.get_device() != current_gpu():
             with torch.cuda.device(first.device):
                 return launch(*arguments, **options)
         return launch(*arguments, **options)

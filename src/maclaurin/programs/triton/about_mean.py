@@ -44,7 +44,7 @@ compile time, because LLVM's code for an empty loop crashes ptxas of CUDA 12.8 a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ from torch import Tensor
 from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, blocks
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
@@ -63,7 +63,6 @@ from maclaurin.programs.triton.tiles import (
     Tile,
     add_sum,
     cdiv,
-    empty_rows,
     no_sums,
     operand,
     operand_options,
@@ -746,8 +745,7 @@ def _sink_gradients(
 # --------------------------------------------------------------------------------------------- launching
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The non-tensor arguments.
 
     coefficients  c₀ … c_N of powers of x − c; N ≤ 2 with chunks
@@ -846,33 +844,27 @@ def forward(
     Tensors that the call does not use are empty. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
     sequences packed into one row; packed calls compute every pair, about the mean.
     """
-    batch, tokens, heads, d = q.shape
-    e, tail = v.shape[3], max(0, tokens - call.shift)
+    launch = _forward_launch(
+        Layout.of(q), Layout.of(k), Layout.of(v), call, start is not None, _sequences(cuts), _settings()
+    )
+    tokens, d, e = q.shape[1], q.shape[3], v.shape[3]
     count, first = (None, None) if start is None else _counted(start, d, e)
-    keys = k[:, call.sinks : call.sinks + tail]
-    prefix = _sums(keys, first, cuts) if call.about_mean else _nothing(q)
-    values = _sums(v, None, cuts) if call.balanced else _nothing(q)
-    far = call.chunk > 0
+    found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {launch.queries, TILE}}
+    keys = _tail(k, call)
+    prefix = _sums(keys, first, cuts, found) if call.about_mean else _nothing(q)
+    values = _sums(v, None, cuts, found) if call.balanced else _nothing(q)
     offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
-    if far:
-        offset = _offset(prefix, start, call, tail, k)
+    if call.chunk:
+        offset = _offset(prefix, start, call, keys.shape[1], k)
         past, after = moments(
-            Side(_centred(keys, offset), v[:, call.sinks : call.sinks + tail]), call.order, call.chunk, sums=True,
+            Side(_centred(keys, offset), _tail(v, call)), call.order, call.chunk, sums=True,
             initial=None if start is None else start.moments, totals=totals,
         )  # fmt: skip
-    y, rest = empty_rows(q, v, call.narrow)
-    rest = rest if call.by_sum else None  # only the gradient of a row sum reads it
-    log = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    mean = torch.empty_like(log) if call.about_mean else _nothing(q)
-    less = torch.empty_like(log) if call.balanced else _nothing(q)
-    tile = _tile("forward", q, v, call)
+    y, log, mean, less = new_tensors(q, *launch.made)
+    rest = torch.empty_like(y) if launch.keeps_rest else None
     second = past.high[2] if 2 in past.high else _nothing(q)
-    of_tiles = None if cuts is None else places(cuts, tokens, tile["BM"])
-    _forward[(_tiles_of_rows(tokens, call, tile["BM"], cuts), batch * heads)](
-        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less, of_tiles,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], y.stride()[:3],
-        tokens, heads, _tiles(prefix), _chunks(past), call.scale,
-        **_sizes(q, k, v, call, start), **tile, NARROW=rest is not None,
+    launch.start(
+        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less, found.get(launch.queries)
     )  # fmt: skip
     return y, rest, Rows(mean, log, less, prefix, values, past.small, second), offset, after
 
@@ -903,66 +895,194 @@ def backward(
     cuts: Tensor | None = None,
 ) -> Gradients:
     """All gradients, given those of y and, if used, of the moments of the whole tail (about the offset)."""
-    batch, tokens, heads, d = q.shape
-    kv_heads, e = k.shape[2], v.shape[3]
-    tail = max(0, tokens - call.shift)
     dy = dense(dy)
-    count = None if start is None else _counted(start, d, e)[0]
-    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    dn = torch.empty(y.shape, dtype=operand(q), device=q.device)
-    far = call.chunk > 0
-    weights = torch.empty((3, batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
-    omega = torch.empty((batch, heads, tail) if far else 0, dtype=torch.float32, device=q.device)
-    extra = torch.empty_like(omega) if call.about_mean else _nothing(q)
-    tile = _tile("queries", q, v, call)
-    if cuts is not None and call.balanced:
-        tile.pop("maxnreg", None)  # with this limit 45 registers would be moved in every iteration
-    parts = _tiles_of_rows(tokens, call, tile["BM"], cuts)
-    sink_parts = torch.empty((batch * heads, parts, call.sinks, d + e) if call.window else 0, dtype=torch.float32, device=q.device)  # fmt: skip
-    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3])
-    sizes = _sizes(q, k, v, call, start)
-    of_keys = _tile("keys", q, v, call)
-    if cuts is None:
-        padded, found = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE, {}
-        key_tiles = cdiv(max(tokens - call.sinks, 0), of_keys["BN"])
-    else:
-        padded = (tiles_of_packed(tokens, cuts.numel() - 1, _LARGEST_TILE) + 1) * _LARGEST_TILE
-        found = {size: places(cuts, tokens, size) for size in {tile["BM"], of_keys["BN"]}}
-        key_tiles = tiles_of_packed(tokens, cuts.numel() - 1, of_keys["BN"])
-    # tiles of queries must write everything that tiles of keys read, or it must be zero
-    numbers = (torch.empty if of_keys["BM"] <= tile["BM"] else torch.zeros)(
-        (5 if call.window else 3 + call.balanced, batch * heads, padded), dtype=torch.float32, device=q.device
-    )
-    _backward_queries[(parts, batch * heads)](
-        q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
-        dq, dn, numbers, weights, omega, extra, sink_parts, found.get(tile["BM"]),
-        *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
-        tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
-        call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
+    tokens, heads, d = q.shape[1:]
+    count = None if start is None else _counted(start, d, v.shape[3])[0]
+    centred = _centred(_tail(k, call), offset) if call.chunk else q
+    launches = _backward_launches(
+        _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(dy), Layout.of(y), Layout.of(centred)), call,
+        start is not None, d_totals is not None, rest is not None, _sequences(cuts), _settings(),
     )  # fmt: skip
-    later, before, centred = Moments(_nothing(q), {}), None, q
-    if far:
-        keys = k[:, call.sinks : call.sinks + tail]
-        centred = _centred(keys, offset)
-        side = Side(q[:, call.shift :], dy[:, call.shift :], weights, omega, group=heads // kv_heads,
+    dq, dk, dv, dn, weights, omega, extra, sink_parts, numbers = new_tensors(q, *launches.made)
+    if launches.zeros:
+        numbers.zero_()
+    found = {}
+    if cuts is not None:
+        found = {size: places(cuts, tokens, size) for size in {launches.query_tile, launches.key_tile}}
+    launches.queries(
+        q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
+        dq, dn, numbers, weights, omega, extra, sink_parts, found.get(launches.query_tile),
+    )  # fmt: skip
+    later, before = Moments(_nothing(q), {}), None
+    if call.chunk:
+        side = Side(q[:, call.shift :], dy[:, call.shift :], weights, omega, group=heads // k.shape[2],
                     extra=extra if call.about_mean else None)  # fmt: skip
         later, before = moments(
             side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
         )
-    sizes = {n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}
-    _backward_keys[(key_tiles, batch * kv_heads)](
-        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv, found.get(of_keys["BN"]),
-        *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
-        tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
-        **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
-    )  # fmt: skip
-    if call.window and call.sinks:
-        sinks = min(call.sinks, tokens)
-        _sink_gradients[(batch * kv_heads, sinks)](
-            sink_parts, dk, dv, dk.stride()[:3], dv.stride()[:3], kv_heads, parts,
-            GROUP=heads // kv_heads, D=d, E=e, BW=power_of_2(d + e), BP=16, SINKS=call.sinks, num_warps=4,
-        )  # fmt: skip
+    launches.keys(
+        q,
+        k,
+        v,
+        dy,
+        dn,
+        numbers,
+        centred,
+        later.small,
+        later.high.get(2),
+        dk,
+        dv,
+        found.get(launches.key_tile),
+    )
+    if launches.sinks is not None:
+        launches.sinks(sink_parts, dk, dv)
     return Gradients(dq, dk, dv, before)
+
+
+class _Forward(NamedTuple):
+    """The launch of the forward pass, its tile of queries, and the tensors it makes."""
+
+    start: Launch
+    queries: int
+    #: y, L, c and h
+    made: tuple[New, ...]
+    #: whether the rounding error of y is kept; only the gradient of a row sum reads it
+    keeps_rest: bool
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launch(
+    q: Layout, k: Layout, v: Layout, call: Call, started: bool, sequences: int, settings: tuple[Any, ...]
+) -> _Forward:
+    batch, tokens, heads, _ = q.shape
+    tile, per_row = _tile("forward", q, v, call), (batch, heads, tokens)
+    y = New((*q.shape[:3], v.shape[3]), torch.bfloat16 if call.narrow else torch.float32)
+    keeps_rest = call.narrow and call.by_sum
+    numbers = (
+        *(u.strides[:3] for u in (q, k, v, Layout.contiguous(*y))),
+        tokens, heads, _key_tiles(tokens, call, sequences), _chunks(tokens, call), call.scale,
+    )  # fmt: skip
+    return _Forward(
+        prepared(
+            _forward,
+            (_tiles_of_rows(tokens, call, tile["BM"], sequences), batch * heads),
+            numbers,
+            {**_sizes(q, k, v, call, started), **tile, "NARROW": keeps_rest},
+        ),
+        tile["BM"],
+        (
+            y,
+            New(per_row, torch.float32),
+            New(per_row if call.about_mean else (0,), torch.float32),
+            New(per_row if call.balanced else (0,), torch.float32),
+        ),
+        keeps_rest,
+    )
+
+
+class _Given(NamedTuple):
+    """Layouts of the tensors that the backward pass reads."""
+
+    q: Layout
+    k: Layout
+    v: Layout
+    dy: Layout
+    y: Layout
+    centred: Layout
+
+
+class _Backward(NamedTuple):
+    """The launches of the backward pass, their tiles, and the tensors it makes."""
+
+    queries: Launch
+    keys: Launch
+    #: None without sinks
+    sinks: Launch | None
+    query_tile: int
+    key_tile: int
+    made: tuple[New, ...]
+    #: whether NUMBERS must be zero where tiles of queries do not write them
+    zeros: bool
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _backward_launches(
+    given: _Given,
+    call: Call,
+    started: bool,
+    ended: bool,
+    narrow: bool,
+    sequences: int,
+    settings: tuple[Any, ...],
+) -> _Backward:
+    q, k, v, dy, y, centred = given
+    (batch, tokens, heads, d), kv_heads, e = q.shape, k.shape[2], v.shape[3]
+    tail, all_heads = max(0, tokens - call.shift), batch * heads
+    of_queries, of_keys = _tile("queries", q, v, call), _tile("keys", q, v, call)
+    if sequences and call.balanced:
+        of_queries.pop("maxnreg", None)  # with this limit 45 registers would be moved in every iteration
+    parts = _tiles_of_rows(tokens, call, of_queries["BM"], sequences)
+    if sequences:
+        padded = (tiles_of_packed(tokens, sequences, _LARGEST_TILE) + 1) * _LARGEST_TILE
+        key_tiles = tiles_of_packed(tokens, sequences, of_keys["BN"])
+    else:
+        padded = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE
+        key_tiles = cdiv(max(tokens - call.sinks, 0), of_keys["BN"])
+    sizes = _sizes(q, k, v, call, started) | {"STEEPNESS": call.steepness, "AHEAD": call.ahead}
+    strides = [u.strides[:3] for u in (q, k, v, dy)]
+    dq, dk, dv = (New(u.shape, u.dtype) for u in (q, k, v))
+    dn = New(y.shape, operand(q))
+    of_dq, of_dk, of_dv, of_dn = (Layout.contiguous(*u).strides[:3] for u in (dq, dk, dv, dn))
+    queries = prepared(
+        _backward_queries,
+        (parts, all_heads),
+        (
+            *strides, y.strides[:3], of_dq, of_dn, tokens, heads, _key_tiles(tokens, call, sequences), _chunks(tokens, call),
+            tail, all_heads * tail, padded, all_heads * padded, call.scale,
+        ),
+        {**sizes, **of_queries, "NARROW": narrow},
+    )  # fmt: skip
+    keys = prepared(
+        _backward_keys,
+        (key_tiles, batch * kv_heads),
+        (
+            *strides, of_dn, centred.strides[:3], of_dk, of_dv, tokens, heads, _chunks(tokens, call), padded, all_heads * padded,
+            call.scale,
+        ),
+        {**{n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}, "STARTED": ended, **of_keys},
+    )  # fmt: skip
+    sinks = None
+    if call.window and call.sinks:
+        options = {
+            "GROUP": heads // kv_heads, "D": d, "E": e, "BW": power_of_2(d + e), "BP": 16, "SINKS": call.sinks, "num_warps": 4
+        }  # fmt: skip
+        grid = batch * kv_heads, min(call.sinks, tokens)
+        sinks = prepared(_sink_gradients, grid, (of_dk, of_dv, kv_heads, parts), options)
+    per_tail = (batch, heads, tail) if call.chunk else (0,)
+    wide = torch.float32
+    made = (
+        dq, dk, dv, dn,
+        New((3, *per_tail) if call.chunk else (0,), wide),
+        New(per_tail, wide),
+        New(per_tail if call.about_mean else (0,), wide),
+        New((all_heads, parts, call.sinks, d + e) if call.window else (0,), wide),
+        New((5 if call.window else 3 + call.balanced, all_heads, padded), wide),
+    )  # fmt: skip
+    # tiles of queries must write everything that tiles of keys read, or it must be zero
+    zeros = of_keys["BM"] > of_queries["BM"]
+    return _Backward(queries, keys, sinks, of_queries["BM"], of_keys["BN"], made, zeros)
+
+
+def _settings() -> tuple[Any, ...]:
+    """The settings of this file that launches depend on; a benchmark may change them."""
+    return SUMS_BY_PRODUCTS, *TILES.values()
+
+
+def _tail(u: Tensor, call: Call) -> Tensor:
+    """The tokens [B, n, K, size] that are in the tail of a later token."""
+    if not call.shift:
+        return u
+    return u[:, call.sinks : call.sinks + max(0, u.shape[1] - call.shift)]
 
 
 def _offset(prefix: Tensor, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
@@ -992,31 +1112,37 @@ def _nothing(like: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
-def _sums(u: Tensor, first: Tensor | None, cuts: Tensor | None) -> Tensor:
-    return sums_before_tiles(u, first) if cuts is None else sums_in_sequences(u, cuts)
+def _sums(u: Tensor, first: Tensor | None, cuts: Tensor | None, found: dict[int, Tensor]) -> Tensor:
+    return sums_before_tiles(u, first) if cuts is None else sums_in_sequences(u, cuts, found[TILE])
 
 
-def _tiles(prefix: Tensor) -> int:
-    return prefix.shape[1] - 1 if prefix.numel() else 0
+def _sequences(cuts: Tensor | None) -> int:
+    return 0 if cuts is None else cuts.numel() - 1
 
 
-def _chunks(past: Moments) -> int:
-    return past.small.shape[1] if past.small.numel() else 1
+def _key_tiles(tokens: int, call: Call, sequences: int) -> int:
+    """The number of key tiles whose sums are known besides those before the first one."""
+    if not call.about_mean:
+        return 0
+    return (
+        tiles_of_packed(tokens, sequences, TILE) - 1 if sequences else cdiv(max(0, tokens - call.shift), TILE)
+    )
 
 
-def _chunks_of(rows: Rows) -> int:
-    return _chunks(Moments(rows.small, {}))
+def _chunks(tokens: int, call: Call) -> int:
+    """The number of chunks of the tail; 1 if it is not cut."""
+    return max(1, cdiv(max(0, tokens - call.shift), call.chunk)) if call.chunk else 1
 
 
-def _tiles_of_rows(tokens: int, call: Call, size: int, cuts: Tensor | None) -> int:
+def _tiles_of_rows(tokens: int, call: Call, size: int, sequences: int) -> int:
     """The number of query tiles, aligned to the first query with a tail."""
-    if cuts is not None:
-        return tiles_of_packed(tokens, cuts.numel() - 1, size)
+    if sequences:
+        return tiles_of_packed(tokens, sequences, size)
     ahead = cdiv(call.shift, size)
     return ahead + cdiv(max(0, tokens - call.shift), size)
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> dict[str, Any]:
+def _sizes(q: Layout, k: Layout, v: Layout, call: Call, started: bool) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
     # tiles of equal width have the same layout in shared memory. Where layouts differ and share one buffer, ptxas of
     # CUDA 12.8 computes an address from an unset register (compiled_code.unset_operands); order 2 has other buffers
@@ -1038,13 +1164,13 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "ABOUT_MEAN": call.about_mean,
         "BY_SUM": call.by_sum,
         "BALANCED": call.balanced,
-        "STARTED": start is not None,
+        "STARTED": started,
         "ONES": q.dtype == torch.bfloat16 and SUMS_BY_PRODUCTS,
         **operand_options(q),
     }
 
 
-def _tile(kind: str, q: Tensor, v: Tensor, call: Call) -> dict[str, int]:
+def _tile(kind: str, q: Layout, v: Layout, call: Call) -> dict[str, int]:
     """The tile of a pass; smaller for fp32 and for fp16 (partly computed in fp32), which take more registers."""
     options = tile_options(TILES[kind + (" far" if call.chunk else "")], q, v, call.chunk or q.shape[1])
     if q.dtype != torch.bfloat16:

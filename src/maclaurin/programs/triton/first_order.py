@@ -23,7 +23,7 @@ Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
 
 #: a log forget gate below this forgets everything (forms/stream.py has the same limit)
@@ -642,8 +642,7 @@ def _gradients(
 # ------------------------------------------------------------------------------------ launching
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The non-tensor arguments.
 
     feature_map   one of FEATURE_MAPS
@@ -711,51 +710,40 @@ def forward(
     Gates are [B, T, K]; `before` [B] counts earlier keys; states are [B, K, d, e (+ 1)], row sums last. Tensors that
     the call does not use are empty.
     """
-    plan = _Plan.of(q, k, v, call)
-    y, stat, rest, final, states, sums, past, past_sums, logs = shapes(
-        q, k, v, log_forget, call, return_state
-    )
-    totals = plan.joined or return_state
-    total = final  # with one segment, its state is the final state
-    if plan.joined:
-        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + int(call.sums), dtype=torch.float32)
-    segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
-    sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
-    _key_states[(plan.rows, plan.segments)](
-        k, v, input_gate, log_forget, initial, states, sums, total, logs, segment_logs,
-        k.stride()[:3], v.stride()[:3], _strides(input_gate), _strides(log_forget), *plan.text,
-        **_without(sizes, "GROUP"), SUMS=call.sums, STARTED=initial is not None, TOTALS=totals, **_warps("states", plan),
+    launches = _forward_launches(
+        _Given.of(q, k, v, input_gate, log_forget), call, before is not None, initial is not None, return_state, _settings()
     )  # fmt: skip
-    _join_segments(
-        total, segment_logs, past, past_sums, final, plan, call, log_forget is not None, reverse=False
-    )
-    _rows[(plan.chunks * q.shape[0] * q.shape[2],)](
-        q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], _strides(input_gate), _strides(log_forget), y.stride()[:3],
-        q.shape[1], q.shape[2], *plan.text[2:], call.scale, call.eps, call.length,
-        **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("rows", plan),
-    )  # fmt: skip
+    y, stat, rest, final, states, sums, past, past_sums, logs = new_tensors(q, *launches.results)
+    total, segment_logs = new_tensors(q, *launches.of_segments)
+    if launches.join is None:  # with one segment, its state is the final state
+        total = final
+    launches.states(k, v, input_gate, log_forget, initial, states, sums, total, logs, segment_logs)
+    if launches.join is not None:
+        launches.join(total, segment_logs, past, past_sums, final)
+    launches.rows(q, k, v, input_gate, log_forget, before, states, sums, past, past_sums, logs, y, rest, stat)
     return y, stat, rest, final, States(states, sums, past, past_sums, logs)
 
 
-def shapes(
-    q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor | None, call: Call, return_state: bool
-) -> tuple[Tensor, ...]:
-    """Uninitialised tensors for everything that `forward` returns, in order."""
+def results(
+    q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout, decays: bool, call: Call, return_state: bool
+) -> tuple[New, ...]:
+    """Shapes and dtypes of everything that `forward` returns, in order."""
     plan = _Plan.of(q, k, v, call)
     batch, tokens, heads, _ = q.shape
-    rows, d, e, wide = plan.rows, plan.d, plan.e, torch.float32
-    y = q.new_empty(batch, tokens, heads, e, dtype=q.dtype if call.final else wide)
-    stat = q.new_empty((batch, heads, tokens) if call.sums or call.length else 0, dtype=wide)
-    rest = q.new_empty(y.shape if call.rests else 0, dtype=y.dtype)
-    final = q.new_empty((batch, k.shape[2], d, e + int(call.sums)) if return_state else 0, dtype=wide)
-    states = q.new_empty((rows, plan.chunks, d, e) if call.causal else 0, dtype=operand(q))
-    sums = q.new_empty((rows, plan.chunks, d) if call.causal and call.sums else 0, dtype=wide)
+    rows, d, e, wide, nothing = plan.rows, plan.d, plan.e, torch.float32, (0,)
+    y, of_y = (batch, tokens, heads, e), q.dtype if call.final else wide
     places = plan.segments if call.causal else 1
-    past = q.new_empty((rows, places, d, e) if plan.joined else 0, dtype=operand(q))
-    past_sums = q.new_empty((rows, places, d) if plan.joined and call.sums else 0, dtype=wide)
-    logs = q.new_empty((rows, plan.chunks) if log_forget is not None else 0, dtype=wide)
-    return y, stat, rest, final, states, sums, past, past_sums, logs
+    return (
+        New(y, of_y),
+        New((batch, heads, tokens) if call.sums or call.length else nothing, wide),
+        New(y if call.rests else nothing, of_y),
+        New((batch, k.shape[2], d, e + int(call.sums)) if return_state else nothing, wide),
+        New((rows, plan.chunks, d, e) if call.causal else nothing, operand(q)),
+        New((rows, plan.chunks, d) if call.causal and call.sums else nothing, wide),
+        New((rows, places, d, e) if plan.joined else nothing, operand(q)),
+        New((rows, places, d) if plan.joined and call.sums else nothing, wide),
+        New((rows, plan.chunks) if decays else nothing, wide),
+    )
 
 
 @on_its_device
@@ -777,60 +765,184 @@ def backward(
     started: bool = False,
 ) -> Gradients:
     """All gradients, given those of y and, if used, of the state after the text."""
-    plan = _Plan.of(q, k, v, call)
     dy = dense(dy)
-    wide = torch.float32
-    dz = q.new_empty((q.shape[0], q.shape[2], q.shape[1]) if call.sums else 0, dtype=wide)
-    later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
-    d_initial = q.new_empty(
-        (q.shape[0], k.shape[2], plan.d, plan.e + int(call.sums)) if started else 0, dtype=wide
-    )
-    total = d_initial
-    if plan.joined:
-        total = q.new_empty(plan.rows, plan.segments, plan.d, plan.e + int(call.sums), dtype=wide)
-    segment_logs = logs.new_empty((plan.rows, plan.segments) if log_forget is not None else 0)
-    sizes = _sizes(q, k, v, plan, call, input_gate, log_forget)
-    _gradient_states[(plan.rows, plan.segments)](
-        q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dz, logs, segment_logs,
-        q.stride()[:3], dy.stride()[:3], y.stride()[:3], _strides(log_forget), *plan.text, call.scale,
-        **_without(sizes, "GATED"), **_of_rows(call, before), STARTED=d_state is not None,
-        TOTALS=plan.joined or started, **_warps("gradient states", plan),
+    launches = _backward_launches(
+        _Given.of(q, k, v, input_gate, log_forget), Layout.of(y), Layout.of(dy), call, before is not None, d_state is not None, started,
+        _settings(),
     )  # fmt: skip
-    _join_segments(
-        total, segment_logs, ahead, ahead_sums, d_initial, plan, call, log_forget is not None, reverse=True
+    dq, dk, dv, dz, d_initial = new_tensors(q, *launches.results)
+    later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
+    total, segment_logs = new_tensors(q, *launches.of_segments)
+    if launches.join is None:
+        total = d_initial
+    launches.states(
+        q, dy, y, rest, stat, log_forget, before, d_state, later, later_sums, total, dz, logs, segment_logs
     )
-    dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
+    if launches.join is not None:
+        launches.join(total, segment_logs, ahead, ahead_sums, d_initial)
     d_gate = None if input_gate is None else input_gate.new_empty(input_gate.shape)
     d_log = None if log_forget is None else log_forget.new_empty(log_forget.shape)
-    _gradients[(plan.chunks * plan.rows,)](
+    launches.rows(
         q, k, v, dy, y, rest, stat, before, dz, input_gate, log_forget, *states, later, later_sums, ahead, ahead_sums, logs,
         dq, dk, dv, d_gate, d_log,
-        q.stride()[:3], k.stride()[:3], v.stride()[:3], dy.stride()[:3], y.stride()[:3], _strides(input_gate),
-        _strides(log_forget), *plan.text, call.scale, **sizes, **_of_rows(call, before), JOINED=plan.joined, **_warps("gradients", plan),
     )  # fmt: skip
     return Gradients(dq, dk, dv, d_gate, d_log, d_initial if started else None)
 
 
-def _join_segments(
-    total: Tensor,
-    logs: Tensor,
-    past: Tensor,
-    past_sums: Tensor,
-    final: Tensor,
-    plan: _Plan,
+class _Given(NamedTuple):
+    """Layouts of the tensors that both passes read."""
+
+    q: Layout
+    k: Layout
+    v: Layout
+    gate: Layout | None
+    log: Layout | None
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, log: Tensor | None) -> _Given:
+        return _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of_given(gate), Layout.of_given(log))
+
+
+class _Launches(NamedTuple):
+    """The launches of one pass, and the tensors it makes."""
+
+    states: Launch
+    #: None with one segment
+    join: Launch | None
+    rows: Launch
+    results: tuple[New, ...]
+    of_segments: tuple[New, New]
+
+
+def _settings() -> tuple[Any, ...]:
+    """The settings of this file that launches depend on; a benchmark or a test may change them."""
+    return WALKERS, LEAST_CHUNKS, *WARPS.values()
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launches(
+    given: _Given, call: Call, counted: bool, started: bool, return_state: bool, settings: tuple[Any, ...]
+) -> _Launches:
+    q, k, v, gate, log = given
+    plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
+    made = results(q, k, v, log is not None, call, return_state)
+    y = Layout.contiguous(*made[0])
+    gates = _strides(gate), _strides(log)
+    of_states = {
+        **_without(sizes, "GROUP"),
+        "SUMS": call.sums,
+        "STARTED": started,
+        "TOTALS": plan.joined or return_state,
+        **_warps("states", plan),
+    }
+    of_rows = {**sizes, **_of_rows(call, counted), "JOINED": plan.joined, **_warps("rows", plan)}
+    of_text = (
+        q.shape[1],
+        q.shape[2],
+        plan.chunks,
+        plan.segments,
+        plan.text[4],
+        call.scale,
+        call.eps,
+        call.length,
+    )
+    return _Launches(
+        prepared(
+            _key_states,
+            (plan.rows, plan.segments),
+            (k.strides[:3], v.strides[:3], *gates, *plan.text),
+            of_states,
+        ),
+        _join_launch(plan, call, log is not None, ended=return_state, reverse=False),
+        prepared(
+            _rows,
+            (plan.chunks * q.shape[0] * q.shape[2],),
+            (q.strides[:3], k.strides[:3], v.strides[:3], *gates, y.strides[:3], *of_text),
+            of_rows,
+        ),
+        made,
+        _of_segments(plan, call, log is not None),
+    )
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _backward_launches(
+    given: _Given,
+    y: Layout,
+    dy: Layout,
     call: Call,
-    decays: bool,
-    *,
-    reverse: bool,
-) -> None:
-    """Compute the states between segments from their totals, and the final state if `final` is not empty."""
+    counted: bool,
+    ended: bool,
+    started: bool,
+    settings: tuple[Any, ...],
+) -> _Launches:
+    q, k, v, gate, log = given
+    plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
+    batch, tokens, heads, _ = q.shape
+    of_states = {
+        **_without(sizes, "GATED"),
+        **_of_rows(call, counted),
+        "STARTED": ended,
+        "TOTALS": plan.joined or started,
+        **_warps("gradient states", plan),
+    }
+    of_all = {**sizes, **_of_rows(call, counted), "JOINED": plan.joined, **_warps("gradients", plan)}
+    made = (
+        *(New(u.shape, u.dtype) for u in (q, k, v)),
+        New((batch, heads, tokens) if call.sums else (0,), torch.float32),
+        New((batch, k.shape[2], plan.d, plan.e + int(call.sums)) if started else (0,), torch.float32),
+    )
+    return _Launches(
+        prepared(
+            _gradient_states,
+            (plan.rows, plan.segments),
+            (q.strides[:3], dy.strides[:3], y.strides[:3], _strides(log), *plan.text, call.scale),
+            of_states,
+        ),
+        _join_launch(plan, call, log is not None, ended=started, reverse=True),
+        prepared(
+            _gradients,
+            (plan.chunks * plan.rows,),
+            (
+                *(u.strides[:3] for u in (q, k, v, dy, y)),
+                _strides(gate),
+                _strides(log),
+                *plan.text,
+                call.scale,
+            ),
+            of_all,
+        ),
+        made,
+        _of_segments(plan, call, log is not None),
+    )
+
+
+def _join_launch(plan: _Plan, call: Call, decays: bool, *, ended: bool, reverse: bool) -> Launch | None:
+    """Compute the states between segments from their totals, and the final state if `ended`."""
     if not plan.joined:
-        return
+        return None
     block = 256
-    _join[(plan.rows, cdiv(plan.d * (plan.e + int(call.sums)), block))](
-        total, logs, past, past_sums, final, plan.segments, D=plan.d, E=plan.e, SUMS=call.sums, DECAY=decays,
-        REVERSE=reverse, ALL=not call.causal, ENDED=final.numel() > 0, BLOCK=block, AHEAD=8, num_warps=4,
-    )  # fmt: skip
+    options = {
+        "D": plan.d,
+        "E": plan.e,
+        "SUMS": call.sums,
+        "DECAY": decays,
+        "REVERSE": reverse,
+        "ALL": not call.causal,
+        "ENDED": ended,
+        "BLOCK": block,
+        "AHEAD": 8,
+        "num_warps": 4,
+    }
+    grid = plan.rows, cdiv(plan.d * (plan.e + int(call.sums)), block)
+    return prepared(_join, grid, (plan.segments,), options)
+
+
+def _of_segments(plan: _Plan, call: Call, decays: bool) -> tuple[New, New]:
+    """Totals of segments, if there are several, and the logs of their decay."""
+    logs = plan.rows, plan.segments
+    total = (*logs, plan.d, plan.e + int(call.sums))
+    return New(total if plan.joined else (0,), torch.float32), New(logs if decays else (0,), torch.float32)
 
 
 class _Plan(NamedTuple):
@@ -845,7 +957,7 @@ class _Plan(NamedTuple):
     text: tuple[int, int, int, int, int]
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, v: Tensor, call: Call) -> _Plan:
+    def of(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout, call: Call) -> _Plan:
         batch, tokens, kv_heads, d = k.shape
         chunk = call.chunk or (
             64 if q.dtype == torch.bfloat16 else 32
@@ -866,34 +978,34 @@ class _Plan(NamedTuple):
         return self.text[3]
 
 
-def _strides(tensor: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if tensor is None else tensor.stride()[:3]
+def _strides(gate: Layout | None) -> tuple[int, ...]:
+    return (0, 0, 0) if gate is None else gate.strides[:3]
 
 
 def _without(sizes: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in sizes.items() if name not in names}
 
 
-def _of_rows(call: Call, before: Tensor | None) -> dict[str, Any]:
+def _of_rows(call: Call, counted: bool) -> dict[str, Any]:
     return {
         "DIVISOR": call.divisor,
-        "COUNTED": before is not None,
+        "COUNTED": counted,
         "NORM": call.length > 0,
         "CENTRED": call.centred,
         "RESTS": call.rests,
     }
 
 
-def _sizes(
-    q: Tensor, k: Tensor, v: Tensor, plan: _Plan, call: Call, gate: Tensor | None, log: Tensor | None
-) -> dict[str, Any]:
+def _sizes(given: _Given, call: Call) -> dict[str, Any]:
+    q, k, v, gate, log = given
+    d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[2] // k.shape[2],
-        "D": plan.d,
-        "E": plan.e,
-        "BD": width(plan.d),
-        "BE": width(plan.e),
-        "C": plan.chunk,
+        "D": d,
+        "E": e,
+        "BD": width(d),
+        "BE": width(e),
+        "C": _Plan.of(q, k, v, call).chunk,
         "PHI": call.feature_map,
         "GATED": gate is not None,
         "DECAY": log is not None,

@@ -10,13 +10,16 @@ zero in each sequence: none contains keys of another sequence.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.packed import place_of, places
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.packed import place_of, tiles_of_packed
 from maclaurin.programs.triton.tiles import cdiv, width
 
 #: keys in a tile
@@ -85,34 +88,50 @@ def _scan_sequence(
         total += tl.sum(found, 0)
 
 
-def sums_in_sequences(k: Tensor, cuts: Tensor) -> Tensor:
-    """P [K, slots, d] for the keys [1, T, K, d] of packed sequences."""
-    _, tokens, heads, d = k.shape
-    of_tiles = places(cuts, tokens, TILE)
-    slots = of_tiles.shape[1]
-    sums, out = (torch.empty(heads, slots, d, dtype=torch.float32, device=k.device) for _ in range(2))
-    _tile_sums[(heads * slots,)](
-        k, sums, of_tiles, k.stride()[:3], tokens, heads, slots, D=d, BD=width(d), TILE=TILE, num_warps=2
-    )
-    columns = min(32, width(d))
-    _scan_sequence[(heads, cdiv(d, columns), cuts.numel() - 1)](
-        sums, cuts, out, tokens, slots, D=d, BC=columns, BT=64, TILE=TILE, num_warps=4
-    )
+def sums_in_sequences(k: Tensor, cuts: Tensor, of_tiles: Tensor) -> Tensor:
+    """P [K, slots, d] for the keys [1, T, K, d] of packed sequences; `of_tiles` are the places of tiles of TILE keys."""
+    launches = _launches(Layout.of(k), False, cuts.numel() - 1)
+    sums, out = new_tensors(k, *launches.made)
+    launches.tiles(k, sums, of_tiles)
+    launches.scan(sums, cuts, out)
     return out
 
 
 def sums_before_tiles(k: Tensor, initial: Tensor | None) -> Tensor:
     """P [B·K, tiles + 1, d] for keys [B, T, K, d]; `initial` [B·K, d] is P_0, the sum of earlier keys."""
-    batch, tokens, heads, d = k.shape
-    rows, tiles = batch * heads, cdiv(tokens, TILE)
-    sums = torch.empty(rows, tiles, d, dtype=torch.float32, device=k.device)
-    out = torch.empty(rows, tiles + 1, d, dtype=torch.float32, device=k.device)
-    if tiles:
-        _tile_sums[(rows * tiles,)](
-            k, sums, None, k.stride()[:3], tokens, heads, tiles, D=d, BD=width(d), TILE=TILE, num_warps=2
-        )
-    columns = min(32, width(d))
-    _scan[(rows, cdiv(d, columns))](
-        sums, initial, out, tiles, D=d, BC=columns, BT=64, STARTED=initial is not None, num_warps=4
-    )
+    launches = _launches(Layout.of(k), initial is not None, 0)
+    sums, out = new_tensors(k, *launches.made)
+    if k.shape[1]:
+        launches.tiles(k, sums, None)
+    launches.scan(sums, initial, out)
     return out
+
+
+class _Launches(NamedTuple):
+    tiles: Launch
+    scan: Launch
+    #: sums of tiles, and P
+    made: tuple[New, New]
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _launches(k: Layout, started: bool, sequences: int) -> _Launches:
+    """The launches for keys [B, T, K, d]; for packed ones (B = 1), if `sequences` is not 0."""
+    batch, tokens, heads, d = k.shape
+    rows, columns = batch * heads, min(32, width(d))
+    tiles = tiles_of_packed(tokens, sequences, TILE) if sequences else cdiv(tokens, TILE)
+    of_tiles = {"D": d, "BD": width(d), "TILE": TILE, "num_warps": 2}
+    of_scan = {"D": d, "BC": columns, "BT": 64, "num_warps": 4}
+    if sequences:
+        grid = rows, cdiv(d, columns), sequences
+        scan = prepared(_scan_sequence, grid, (tokens, tiles), of_scan | {"TILE": TILE})
+    else:
+        scan = prepared(_scan, (rows, cdiv(d, columns)), (tiles,), of_scan | {"STARTED": started})
+    return _Launches(
+        prepared(_tile_sums, (rows * tiles,), (k.strides[:3], tokens, heads, tiles), of_tiles),
+        scan,
+        (
+            New((rows, tiles, d), torch.float32),
+            New((rows, tiles if sequences else tiles + 1, d), torch.float32),
+        ),
+    )

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
+from maclaurin.programs.triton import current_gpu
+
 _run = JITFunction.run
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
@@ -52,6 +54,11 @@ class Layout(NamedTuple):
         return Layout(u.shape, u.stride(), u.dtype)
 
     @staticmethod
+    def of_given(u: Tensor | None) -> Layout | None:
+        """The layout of a tensor that a call may lack."""
+        return None if u is None else Layout.of(u)
+
+    @staticmethod
     def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> Layout:
         """The layout of a new contiguous tensor."""
         strides, step = [], 1
@@ -59,6 +66,19 @@ class Layout(NamedTuple):
             strides.append(step)
             step *= size
         return Layout(shape, tuple(reversed(strides)), dtype)
+
+
+class New(NamedTuple):
+    """Shape and dtype of a tensor that a call allocates; computed once, like its launches."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def new_tensors(like: Tensor, *kinds: New) -> list[Tensor]:
+    """Uninitialised tensors on the device of `like`."""
+    device = like.device
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
 
 
 def launched(jit: Any) -> Any:
@@ -91,7 +111,7 @@ class Launched:
                 self._tensors = sum(u is None or isinstance(u, Tensor) for u in arguments)
             tensors, numbers = arguments[: self._tensors], arguments[self._tensors :]
             pointers, kinds = _pointers(tensors)
-            device = torch.cuda.current_device()
+            device = current_gpu()
             key = (device, kinds, numbers, tuple(options.items()))
             known = self._calls.get(key)
             if known is None:
@@ -126,7 +146,7 @@ class _Prepared:
             self._kernel.jit[self._grid](*tensors, *self._numbers, **self._options)
             return
         pointers, kinds = _pointers(tensors)
-        device = torch.cuda.current_device()
+        device = current_gpu()
         known = self._known.get((device, kinds))
         if known is None:
             kernel, constants = self._kernel.first_launch(

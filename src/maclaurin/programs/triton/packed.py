@@ -15,12 +15,14 @@ and s. For a number without a tile the sequence has 0 tokens: everything is mask
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import cdiv
 
 #: tiles, and cuts, that one program compares at a time
@@ -67,10 +69,15 @@ def tiles_of_packed(tokens: int, sequences: int, tile: int) -> int:
 
 def places(cuts: Tensor, tokens: int, tile: int) -> Tensor:
     """PLACES [4, tiles] for cuts [n + 1] of a row of `tokens` tokens, in one launch."""
-    sequences = cuts.numel() - 1
-    tiles = tiles_of_packed(tokens, sequences, tile)
-    found = torch.empty(4, tiles, dtype=torch.int32, device=cuts.device)
-    _places[(cdiv(tiles, _TILES),)](
-        cuts, found, sequences, tokens, tiles, BLOCK=tile, BJ=_TILES, BS=_CUTS, num_warps=4
-    )
+    start, made = _places_launch(cuts.numel() - 1, tokens, tile)
+    (found,) = new_tensors(cuts, made)
+    start(cuts, found)
     return found
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _places_launch(sequences: int, tokens: int, tile: int) -> tuple[Launch, New]:
+    tiles = tiles_of_packed(tokens, sequences, tile)
+    options = {"BLOCK": tile, "BJ": _TILES, "BS": _CUTS, "num_warps": 4}
+    start = prepared(_places, (cdiv(tiles, _TILES),), (sequences, tokens, tiles), options)
+    return start, New((4, tiles), torch.int32)

@@ -168,11 +168,19 @@ def normed_backward_from_answer(
     """dy, and y (minus its mean, if centred), with strides `layout`, from output and g of `normed` without a gate."""
     dout = dense(dout)
     dy, y = (torch.empty_strided(out.shape, layout, dtype=out.dtype, device=out.device) for _ in range(2))
-    grid, rows, sizes = row_tiles(out)
-    _norm_backward_from_answer[grid](
-        out, gain, dout, dy, y, dout.stride()[:3], dy.stride()[:3], *rows, **sizes, CENTRED=centred
+    _backward_from_answer_launch(Layout.of(out), Layout.of(dout), tuple(layout), centred)(
+        out, gain, dout, dy, y
     )
     return dy, y
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _backward_from_answer_launch(
+    out: Layout, dout: Layout, of_gradient: tuple[int, ...], centred: bool
+) -> Launch:
+    grid, rows, sizes = row_tiles(out)
+    numbers = (dout.strides[:3], of_gradient[:3], *rows)
+    return prepared(_norm_backward_from_answer, grid, numbers, {**sizes, "CENTRED": centred})
 
 
 @on_its_device
@@ -183,12 +191,16 @@ def normed_backward(
     dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
     dgate = None if gate is None else torch.empty_like(gate)
     dout = dense(dout)
-    grid, rows, sizes = row_tiles(y)
-    _norm_backward[grid](
-        y, gate, dout, dy, dgate, y.stride()[:3], dout.stride()[:3], *rows, factor,
-        **sizes, CENTRED=centred, GATE=_gate_kind(gate),
-    )  # fmt: skip
+    launch = _normed_backward_launch(Layout.of(y), Layout.of(dout), _gate_kind(gate), factor, centred)
+    launch(y, gate, dout, dy, dgate)
     return dy, dgate
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _normed_backward_launch(y: Layout, dout: Layout, gate: int, factor: float, centred: bool) -> Launch:
+    grid, rows, sizes = row_tiles(y)
+    numbers = (y.strides[:3], dout.strides[:3], *rows, factor)
+    return prepared(_norm_backward, grid, numbers, {**sizes, "CENTRED": centred, "GATE": gate})
 
 
 def _gate_kind(gate: Tensor | None) -> int:
@@ -231,11 +243,15 @@ def quotient_backward(
     dy = dense(dy)
     dn = torch.empty(y.shape, dtype=operand(like), device=y.device)
     dz = torch.empty_like(divisor) if by_sum else None
-    grid, rows, sizes = row_tiles(y)
-    _quotient_backward[grid](
-        dy, y, rest, divisor, dn, dz, dy.stride()[:3], *rows, **sizes, BY_SUM=by_sum, NARROW=rest is not None
-    )
+    _quotient_launch(Layout.of(y), Layout.of(dy), by_sum, rest is not None)(dy, y, rest, divisor, dn, dz)
     return dn, dz
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _quotient_launch(y: Layout, dy: Layout, by_sum: bool, narrow: bool) -> Launch:
+    grid, rows, sizes = row_tiles(y)
+    options = {**sizes, "BY_SUM": by_sum, "NARROW": narrow}
+    return prepared(_quotient_backward, grid, (dy.strides[:3], *rows), options)
 
 
 # -------------------------------------------------------------------------------------------------- the scale
@@ -336,9 +352,14 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     """Σ do∘o − dlse [B, H, T] in fp32."""
     do, dlse = dense(do), None if dlse is None else dlse.contiguous()
     found = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device)
-    grid, rows, sizes = row_tiles(o)
-    _delta[grid](do, o, dlse, found, do.stride()[:3], o.stride()[:3], *rows, **sizes, LESS=dlse is not None)
+    _delta_launch(Layout.of(do), Layout.of(o), dlse is not None)(do, o, dlse, found)
     return found
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _delta_launch(do: Layout, o: Layout, less: bool) -> Launch:
+    grid, rows, sizes = row_tiles(o)
+    return prepared(_delta, grid, (do.strides[:3], o.strides[:3], *rows), {**sizes, "LESS": less})
 
 
 @on_its_device
@@ -381,14 +402,30 @@ def scaled_backward(
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
     kept = None if unseen is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
-    grid, rows, sizes = row_tiles(o)
-    _scale_backward[grid](
-        dy, o, log_gain, log_divisor, gate, unseen, do, kept, total,
-        dy.stride()[:3], o.stride()[:3], _strides_of_divisor(log_divisor), _strides_of_gate(gate), *rows,
-        **sizes, DIVIDED=log_divisor is not None, GATE=gate is not None, READ=read, KEEP=unseen is not None,
-        OF_ANSWER=of_answer,
-    )  # fmt: skip
+    divided, gated, keep = log_divisor is not None, gate is not None, unseen is not None
+    strides = _strides_of_divisor(log_divisor), _strides_of_gate(gate)
+    _scaled_backward_launch(Layout.of(dy), Layout.of(o), *strides, divided, gated, read, keep, of_answer)(
+        dy, o, log_gain, log_divisor, gate, unseen, do, kept, total
+    )
     return do, kept, total
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _scaled_backward_launch(
+    dy: Layout,
+    o: Layout,
+    of_divisor: tuple[int, ...],
+    of_gate: tuple[int, ...],
+    divided: bool,
+    gated: bool,
+    read: bool,
+    keep: bool,
+    of_answer: bool,
+) -> Launch:
+    grid, rows, sizes = row_tiles(o)
+    numbers = (dy.strides[:3], o.strides[:3], of_divisor, of_gate, *rows)
+    options = {"DIVIDED": divided, "GATE": gated, "READ": read, "KEEP": keep, "OF_ANSWER": of_answer}
+    return prepared(_scale_backward, grid, numbers, {**sizes, **options})
 
 
 def _strides_of_divisor(u: Tensor | None) -> tuple[int, int, int]:

@@ -16,7 +16,8 @@ contains none of this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import empty_rows_of_heads, on_its_device
-from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
@@ -36,8 +37,7 @@ TILES = {
 }
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The non-tensor arguments of a call; clamp and window may be None."""
 
     scale: float
@@ -382,16 +382,13 @@ def forward(
 
     `cuts` [n + 1] are the cuts of sequences packed into one row (B = 1), which have no totals.
     """
-    batch, heads, tokens, _ = q.shape
-    o = empty_rows_of_heads(v, heads, packed=cuts is not None)
-    lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
+    given = Layout.of(q), Layout.of(k), Layout.of(v)
+    launch = _forward_launch(*given, call, totals is not None, _sequences(cuts), _settings())
+    o = empty_rows_of_heads(v, q.shape[1], packed=cuts is not None)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     totals = None if totals is None else totals.contiguous()
-    tile = tile_options(TILES["forward"], q, v, tokens)
-    count, found = _tiles(cuts, tokens, tile["BM"])
-    _forward[(count, batch * heads)](
-        q, k, v, totals, o, lse, found, q.stride()[:3], k.stride()[:3], v.stride()[:3], o.stride()[:3],
-        tokens, heads, *_score_options(call), **_sizes(q, k, v, totals, call), **tile,
-    )  # fmt: skip
+    found = None if cuts is None else places(cuts, q.shape[2], launch.tile)
+    launch.start(q, k, v, totals, o, lse, found)
     return o, lse
 
 
@@ -408,38 +405,102 @@ def backward(
     cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv and the gradient of the totals [B, K, T]."""
-    batch, heads, tokens, _ = q.shape
-    kv_heads = k.shape[1]
+    given = Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(do)
+    launches = _backward_launches(*given, call, totals is not None, _sequences(cuts), _settings())
+    of_queries, of_keys = launches.queries, launches.keys
     totals = None if totals is None else totals.contiguous()
     dq, dk, dv = (empty_rows_of_heads(u, u.shape[1], packed=cuts is not None) for u in (q, k, v))
-    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
-    of_rows = torch.empty(batch, heads, tokens, dtype=wide, device=q.device)
-    of_keys = torch.empty(batch, kv_heads, tokens, dtype=wide, device=q.device)
-    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], do.stride()[:3])
-    sizes = _sizes(q, k, v, totals, call)
-    tile = tile_options(TILES["queries"], q, v, tokens)
-    count, found = _tiles(cuts, tokens, tile["BM"])
-    _backward_queries[(count, batch * heads)](
-        q, k, v, do, totals, lse, delta, dq, of_rows, found, *strides, dq.stride()[:3],
-        tokens, heads, *_score_options(call), **sizes, **tile,
-    )  # fmt: skip
-    queries, tile = tile["BM"], tile_options(TILES["keys"], q, v, tokens)
-    if tile["BN"] != queries:
-        count, found = _tiles(cuts, tokens, tile["BN"])
-    _backward_keys[(count, batch * kv_heads)](
-        q, k, v, do, totals, lse, delta, dk, dv, of_keys, found, *strides, dk.stride()[:3], dv.stride()[:3],
-        tokens, heads, *_score_options(call), **sizes, **tile,
-    )  # fmt: skip
+    by_rows, by_keys = new_tensors(q, *launches.of_totals)
+    found = {}
+    if cuts is not None:
+        found = {size: places(cuts, q.shape[2], size) for size in {of_queries.tile, of_keys.tile}}
+    of_queries.start(q, k, v, do, totals, lse, delta, dq, by_rows, found.get(of_queries.tile))
+    of_keys.start(q, k, v, do, totals, lse, delta, dk, dv, by_keys, found.get(of_keys.tile))
     if totals is None:
         return dq, dk, dv, None
-    return dq, dk, dv, of_keys + of_rows.unflatten(1, (kv_heads, -1)).sum(2)
+    return dq, dk, dv, by_keys + by_rows.unflatten(1, (k.shape[1], -1)).sum(2)
 
 
-def _tiles(cuts: Tensor | None, tokens: int, size: int) -> tuple[int, Tensor | None]:
-    """The number of tiles of a row or of all sequences packed into it, and the places of packed tiles."""
-    if cuts is None:
-        return cdiv(tokens, size), None
-    return tiles_of_packed(tokens, cuts.numel() - 1, size), places(cuts, tokens, size)
+class _Pass(NamedTuple):
+    """A launch, and the size of its tiles, which packed sequences are cut into."""
+
+    start: Launch
+    tile: int
+
+
+class _Backward(NamedTuple):
+    queries: _Pass
+    keys: _Pass
+    #: gradients of the totals by row and by key, empty without totals
+    of_totals: tuple[New, New]
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _forward_launch(
+    q: Layout, k: Layout, v: Layout, call: Call, decays: bool, sequences: int, settings: tuple[Any, ...]
+) -> _Pass:
+    batch, heads, tokens, _ = q.shape
+    tile = tile_options(TILES["forward"], q, v, tokens)
+    o = _strides_of_rows(v, heads, sequences)
+    numbers = (q.strides[:3], k.strides[:3], v.strides[:3], o, tokens, heads, *_score_options(call))
+    grid = _tiles(tokens, tile["BM"], sequences), batch * heads
+    options = {**_sizes(q, k, v, decays, call), **tile}
+    return _Pass(prepared(_forward, grid, numbers, options), tile["BM"])
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _backward_launches(
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    do: Layout,
+    call: Call,
+    decays: bool,
+    sequences: int,
+    settings: tuple[Any, ...],
+) -> _Backward:
+    batch, heads, tokens, _ = q.shape
+    kv_heads, sizes = k.shape[1], _sizes(q, k, v, decays, call)
+    strides, others = [u.strides[:3] for u in (q, k, v, do)], (tokens, heads, *_score_options(call))
+    dq, dk, dv = (_strides_of_rows(u, u.shape[1], sequences) for u in (q, k, v))
+    by_query, by_key = (tile_options(TILES[kind], q, v, tokens) for kind in ("queries", "keys"))
+    queries = prepared(
+        _backward_queries,
+        (_tiles(tokens, by_query["BM"], sequences), batch * heads),
+        (*strides, dq, *others),
+        {**sizes, **by_query},
+    )
+    keys = prepared(
+        _backward_keys,
+        (_tiles(tokens, by_key["BN"], sequences), batch * kv_heads),
+        (*strides, dk, dv, *others),
+        {**sizes, **by_key},
+    )
+    wide = torch.float64 if q.dtype == torch.float32 else torch.float32
+    of_rows, of_keys = (New((batch, count, tokens) if decays else (0,), wide) for count in (heads, kv_heads))
+    return _Backward(_Pass(queries, by_query["BM"]), _Pass(keys, by_key["BN"]), (of_rows, of_keys))
+
+
+def _settings() -> tuple[Any, ...]:
+    """The settings of this file that launches depend on; a benchmark may change them."""
+    return tuple(TILES.values())
+
+
+def _sequences(cuts: Tensor | None) -> int:
+    return 0 if cuts is None else cuts.numel() - 1
+
+
+def _tiles(tokens: int, size: int, sequences: int) -> int:
+    """The number of tiles of a row, or of all sequences packed into it."""
+    return tiles_of_packed(tokens, sequences, size) if sequences else cdiv(tokens, size)
+
+
+def _strides_of_rows(like: Layout, heads: int, sequences: int) -> tuple[int, ...]:
+    """The first strides of `empty_rows_of_heads`."""
+    tokens, size = like.shape[2:]
+    if sequences:
+        return tokens * heads * size, size, heads * size
+    return heads * tokens * size, tokens * size, size
 
 
 def _score_options(call: Call) -> tuple[float, float]:
@@ -448,7 +509,7 @@ def _score_options(call: Call) -> tuple[float, float]:
     return call.scale * log2_e, (call.clamp or 0.0) * log2_e
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -> dict:
+def _sizes(q: Layout, k: Layout, v: Layout, decays: bool, call: Call) -> dict[str, Any]:
     d, e = q.shape[3], v.shape[3]
     return {
         "GROUP": q.shape[1] // k.shape[1],
@@ -458,7 +519,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, totals: Tensor | None, call: Call) -
         "BE": width(e),
         "CAUSAL": call.causal,
         "CLAMP": call.clamp is not None,
-        "DECAY": totals is not None,
+        "DECAY": decays,
         "WINDOW": call.window or 0,
         "SINKS": call.sinks,
         "PAIRS": q.dtype == torch.float32,
