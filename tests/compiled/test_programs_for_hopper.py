@@ -96,10 +96,10 @@ def test_quadratic_of_packed_sequences(d):
 def test_quadratic_with_a_decay_gate():
     q, k, v = tensors(64, 64)
     call = polynomial_quadratic.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
-    totals = torch.empty(1, 2, 2048, dtype=torch.float64)
+    log_decay = torch.empty(1, 2, 2048)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call, totals)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, totals)
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call, log_decay)
+        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, log_decay)
     assert_good(found, spills=32)
 
 
