@@ -6,6 +6,8 @@ Gates below `LOWEST` forget everything; they count as LOWEST and get no gradient
 keys and of queries, the decay from each key to the end of its tile and from the start of its tile to each query:
 
     e^{L_last − L_s},    e^{L_t − L_first}
+
+and for pairs within a tile log₂ of the decay since the start of each `PADDING` tokens, in fp32.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ from maclaurin.programs.triton.tiles import cdiv, power_of_2
 _LOWEST = tl.constexpr(-200.0)
 #: tokens that a program adds up at a time
 _BLOCK = 1024
-#: factors are padded to a multiple of this, at least the largest tile
-_PADDING = 128
+#: rows of factors are padded to a multiple of this, the largest tile
+PADDING = 128
+_START = tl.constexpr(PADDING)
 
 
 class Decay(NamedTuple):
-    """L [B, K, T] in fp64, and the decay within tiles of keys and of queries [B·K, padded] in fp32."""
+    """L [B, K, T] in fp64; log₂ of the decay within PADDING tokens, and that within tiles, [B·K, padded] in fp32."""
 
     totals: Tensor
+    since: Tensor
     of_keys: Tensor
     of_queries: Tensor
 
@@ -69,10 +73,17 @@ def _factors(totals, SIZE: tl.constexpr, LAST: tl.constexpr):
     return tl.reshape(found, (totals.shape[0],))
 
 
+@triton.jit
+def _since(totals):
+    """log₂ of the decay since the start of each PADDING tokens."""
+    tiles = tl.reshape(totals, (totals.shape[0] // _START, _START))
+    return tl.reshape((tiles - _at_place(tiles, 0)).to(tl.float32) * LOG2E, (totals.shape[0],))
+
+
 @launched
 @triton.jit
 def _add_up(
-    LOGS, TOTALS, OF_KEYS, OF_QUERIES, l_strides, T, K, padded,
+    LOGS, TOTALS, SINCE, OF_KEYS, OF_QUERIES, l_strides, T, K, padded,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     l_b, l_k, l_t = l_strides
@@ -85,6 +96,7 @@ def _add_up(
         totals = tl.cumsum(log, 0) + before
         before += tl.sum(log, 0)
         tl.store(TOTALS + row * T + n, totals, mask=n < T)
+        tl.store(SINCE + row * padded + n, _since(totals), mask=n < padded)
         tl.store(OF_KEYS + row * padded + n, _factors(totals, KEYS, True), mask=n < padded)
         tl.store(OF_QUERIES + row * padded + n, _factors(totals, QUERIES, False), mask=n < padded)
 
@@ -116,17 +128,17 @@ def _add_up_backward(
 
 def padded(tokens: int) -> int:
     """The length of a row of factors."""
-    return cdiv(tokens, _PADDING) * _PADDING
+    return cdiv(tokens, PADDING) * PADDING
 
 
 def totals_of(log_decay: Tensor, keys: int, queries: int) -> Decay:
     """Totals of ln f [B, K, T], and factors for tiles of so many keys and queries."""
     batch, heads, tokens = log_decay.shape
     totals = torch.empty(batch, heads, tokens, dtype=torch.float64, device=log_decay.device)
-    factors = torch.empty(2, batch * heads, padded(tokens), dtype=torch.float32, device=log_decay.device)
-    of_keys, of_queries = factors.unbind()
-    _add_up_launch(Layout.of(log_decay), keys, queries)(log_decay, totals, of_keys, of_queries)
-    return Decay(totals, of_keys, of_queries)
+    factors = torch.empty(3, batch * heads, padded(tokens), dtype=torch.float32, device=log_decay.device)
+    since, of_keys, of_queries = factors.unbind()
+    _add_up_launch(Layout.of(log_decay), keys, queries)(log_decay, totals, since, of_keys, of_queries)
+    return Decay(totals, since, of_keys, of_queries)
 
 
 @lru_cache(maxsize=MOST_SHAPES)

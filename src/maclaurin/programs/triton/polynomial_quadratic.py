@@ -65,7 +65,7 @@ from maclaurin.programs.triton.tiles import (
 
 #: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
-    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    "forward": (Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3)),
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
@@ -77,6 +77,8 @@ LOADS_INSIDE = True
 SERIES_OF_EXP = True
 #: whether two values of σ share a reciprocal
 SIGMOID_IN_PAIRS = False
+#: whether the keys' pass computes weights and their gradients at the same time, in tiles without a mask and with one
+TOGETHER, MASKED_TOGETHER = False, True
 #: whether bf16 takes decays within a tile, and sums for the gate's gradient, in fp32
 NARROW_DECAY = True
 
@@ -207,18 +209,18 @@ def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
 
 
 @triton.jit
-def _since(totals, origin, WIDE: tl.constexpr):
-    """L since a token of the same tile: in fp64 if WIDE, else log₂ of the decay in fp32."""
-    if WIDE:
-        since = totals - origin
+def _logs(TOTALS, SINCE, at, n, T, DECAY: tl.constexpr, WIDE: tl.constexpr):
+    """L of the tokens n of a tile: in fp64 if WIDE, else log₂ of the decay since a token before the tile in fp32."""
+    if DECAY and not WIDE:
+        logs = tl.load(SINCE + n)
     else:
-        since = (totals - origin).to(tl.float32) * LOG2E
-    return since
+        logs = _totals(TOTALS, at, n, T, DECAY)
+    return logs
 
 
 @triton.jit
 def _kept_of_pairs(of_query, of_key, DECAY: tl.constexpr, WIDE: tl.constexpr):
-    """The decay of every pair of a tile, from `_since`."""
+    """The decay of every pair of a tile, from `_logs`."""
     if not DECAY:
         kept = 1.0
     elif WIDE:
@@ -229,13 +231,23 @@ def _kept_of_pairs(of_query, of_key, DECAY: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _kept_of_lines(FACTORS, n, later, earlier, DECAY: tl.constexpr):
-    """`_kept_of_pairs` as one number per token n of a tile: the decay to the tile's edge (FACTORS) times the rest."""
+def _kept_of_lines(FACTORS, at, later, earlier, DECAY: tl.constexpr, SIZE: tl.constexpr):
+    """`_kept_of_pairs` as one number per token of a tile: the decay to the tile's edge (FACTORS) times the rest."""
     if DECAY:
-        kept = tl.load(FACTORS + n) * kept_since(later, earlier)
+        kept = tl.load(FACTORS + at) * kept_since(later, earlier)
     else:
-        kept = n * 1.0
+        kept = tl.full((SIZE,), 1.0, tl.float32)
     return kept
+
+
+@triton.jit
+def _operand(x, OPERAND: tl.constexpr):
+    """x in the dtype of products."""
+    if OPERAND == tl.bfloat16:
+        short, _ = rounded_to_bfloat16(x)
+    else:
+        short = x.to(OPERAND)
+    return short
 
 
 @triton.jit
@@ -262,7 +274,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexp
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, TOTALS, KEPT, Y, REST, Z, PLACES,
+    Q, K, V, TOTALS, SINCE, KEPT, Y, REST, Z, PLACES,
     q_strides, k_strides, v_strides, y_strides,
     T, H, padded, eps, of_weight,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -288,27 +300,30 @@ def _forward(
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
+    totals = (b * (H // GROUP) + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
     origin = _totals(TOTALS, totals, first, T, DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
     acc = tl.zeros((BM, BE), tl.float32)
     z = no_sums(BM, SUMS == "products")
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
-    end = tl.minimum(first + BM, T) if CAUSAL else T
+    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
-        of_line = _kept_of_lines(lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY)
+        of_line = _kept_of_lines(KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN)
         acc, z = _add_keys(
             acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, PAIRED, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
-    of_query = _since(_totals(TOTALS, totals, m, T, DECAY), origin, WIDE)
     if DECAY:
-        kept = _kept_of_pairs(of_query, 0.0, DECAY, WIDE)
+        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
         acc, z = acc * kept[:, None], z * (kept[:, None] if SUMS == "products" else kept)
     for start in range(whole, end, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
-        of_key = _since(_totals(TOTALS, totals, n, T, DECAY), origin, WIDE)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
         of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         acc, z = _add_keys(
             acc, z, q, k, v, m, n, T, of_pair, C, FORM, PAIRED, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
@@ -335,37 +350,44 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr, INSIDE: tl.constexpr):
 
 @triton.jit
 def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
-                 DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 DECAY: tl.constexpr, MASKED: tl.constexpr, TOGETHER: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = _weight(s, kept, C, FORM, PAIRED, DECAY)
-    seen = n[:, None] <= m[None, :]
-    if MASKED:
-        w = tl.where(seen, w, 0.0)
-    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    if not TOGETHER:
+        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
+        if MASKED:
+            w = tl.where(n[:, None] <= m[None, :], w, 0.0)
+        dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
     dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
     if BY_SUM:
         dw += dz[None, :]
-    if DECAY:
-        dl += tl.sum(w * dw, 1).to(dl.dtype)  # unrounded weights: sums along the text cancel
+    if TOGETHER:
+        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
     ds = dw * _slope(s, kept, C, FORM, PAIRED, DECAY)
     if MASKED:
+        seen = n[:, None] <= m[None, :]
         ds = tl.where(seen, ds, 0.0)
-    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
+        w = tl.where(seen, w, 0.0)
+    if TOGETHER:
+        dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
+    if DECAY:
+        dl += tl.sum(w * dw, 1).to(dl.dtype)  # unrounded weights: sums along the text cancel
+    return tl.dot(_operand(ds, OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
 
 
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL, PLACES,
+    Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, TOGETHER: tl.constexpr, MASKED_TOGETHER: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -387,7 +409,9 @@ def _backward_keys(
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
-    totals, lines = (b * kv_heads + g) * T, KEPT + (b * kv_heads + g) * padded if DECAY else KEPT
+    totals = (b * kv_heads + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * kv_heads + g) * padded, KEPT + (b * kv_heads + g) * padded
     origin = _totals(TOTALS, totals, first + BN - 1, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
@@ -401,13 +425,14 @@ def _backward_keys(
             m = start + i
             q, dn = load_tile(q_at, q_t, start, i, d, T, D, INSIDE), load_tile(dn_at, n_t, start, i, e, T, E, INSIDE)
             dz = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE)
-            of_line = _kept_of_lines(lines, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY)
+            of_line = _kept_of_lines(KEPT, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY, BM)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
-    of_key = _since(_totals(TOTALS, totals, n, T, DECAY), origin, WIDE)
+    of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
     if DECAY:
-        kept = _kept_of_pairs(0.0, of_key, DECAY, WIDE)
+        last = _logs(TOTALS, SINCE, totals, first + BN - 1, T, DECAY, WIDE)
+        kept = _kept_of_pairs(last, of_key, DECAY, WIDE)
         dk, dv, dl = dk * kept[:, None], dv * kept[:, None], dl * kept
     for member in range(GROUP):
         h = g * GROUP + member
@@ -415,10 +440,10 @@ def _backward_keys(
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + i
             q, dn = load_tile(q_at, q_t, start, i, d, T, D, INSIDE), load_tile(dn_at, n_t, start, i, e, T, E, INSIDE)
-            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE), _since(_totals(TOTALS, totals, m, T, DECAY), origin, WIDE)
+            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE), _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
             of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], DECAY, WIDE)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
     dk, dv = dk * of_slope, dv * of_weight
     inside_d = (n < T)[:, None] & (d < D)[None, :]
@@ -448,13 +473,13 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FOR
         dl += tl.sum(ds * s, 1).to(dl.dtype)
     elif DECAY:
         dl += tl.sum(dw * _weight(s, kept, C, FORM, PAIRED, DECAY), 1).to(dl.dtype)
-    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
+    return tl.dot(_operand(ds, OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL, PLACES,
+    Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -482,27 +507,30 @@ def _backward_queries(
     dz = _row_sums(DZ, (b * H + h) * total, m, T, BY_SUM, False)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
+    totals = (b * (H // GROUP) + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
     origin = _totals(TOTALS, totals, first, T, DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
     dq = tl.zeros((BM, BD), tl.float32)
     dl = tl.zeros((BM,), tl.float64 if WIDE else tl.float32)
     whole = first // BN * BN if CAUSAL else T
-    end = tl.minimum(first + BM, T) if CAUSAL else T
+    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
-        of_line = _kept_of_lines(lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY)
+        of_line = _kept_of_lines(KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN)
         dq, dl = _add_keys_to_query(
             dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, OPERAND, PRECISION
         )  # fmt: skip
-    of_query = _since(_totals(TOTALS, totals, m, T, DECAY), origin, WIDE)
     if DECAY:
-        kept = _kept_of_pairs(of_query, 0.0, DECAY, WIDE)
+        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
         dq, dl = dq * kept[:, None], dl * kept
     for start in range(whole, end, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
-        of_key = _since(_totals(TOTALS, totals, n, T, DECAY), origin, WIDE)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
         of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         dq, dl = _add_keys_to_query(
             dq, dl, q, dn, dz, k, v, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, OPERAND, PRECISION
@@ -571,11 +599,11 @@ def forward(
     launch = _forward_launch(*given, call, TILES["forward"], log_decay is not None, _sequences(cuts))
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    totals = kept = None
+    totals = since = kept = None
     if log_decay is not None:
-        totals, kept, _ = totals_of(log_decay, launch.keys, launch.queries)
+        totals, since, kept, _ = totals_of(log_decay, launch.keys, launch.queries)
     of_tiles = None if cuts is None else places(cuts, tokens, launch.queries)
-    launch.start(q, k, v, totals, kept, y, rest, z, of_tiles)
+    launch.start(q, k, v, totals, since, kept, y, rest, z, of_tiles)
     return y, rest, z
 
 
@@ -608,7 +636,13 @@ def _backward_launch(
         _backward_keys,
         (_tiles(tokens, of_keys["BN"], sequences), batch * k.shape[2]),
         (*strides, dn, _contiguous(k.shape), _contiguous(v.shape), *numbers),
-        options | of_keys | {"INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences},
+        options
+        | of_keys
+        | {
+            "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
+            "TOGETHER": TOGETHER,
+            "MASKED_TOGETHER": MASKED_TOGETHER,
+        },
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
     queries = prepared(
@@ -644,16 +678,18 @@ def backward(
     launch = _backward_launch(*given, call, tiles, log_decay is not None, _sequences(cuts))
     dn, dz = quotient_backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    totals = kept_keys = kept_queries = of_rows = of_keys = None
+    totals = since = kept_keys = kept_queries = of_rows = of_keys = None
     if log_decay is not None:
-        totals, kept_keys, kept_queries = totals_of(log_decay, launch.query_tile[1], launch.key_tile[1])
+        totals, since, kept_keys, kept_queries = totals_of(
+            log_decay, launch.query_tile[1], launch.key_tile[1]
+        )
         kind = torch.float64 if _is_wide(q) else torch.float32
         of_rows = torch.empty(batch, heads, tokens, dtype=kind, device=q.device)
         of_keys = torch.empty(totals.shape, dtype=kind, device=q.device)
     (key_tile, _), (query_tile, _) = launch.key_tile, launch.query_tile
     found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {key_tile, query_tile}}
-    launch.keys(q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, found.get(key_tile))
-    launch.queries(q, k, v, dn, dz, totals, kept_keys, dq, of_rows, found.get(query_tile))
+    launch.keys(q, k, v, dn, dz, totals, since, kept_queries, dk, dv, of_keys, found.get(key_tile))
+    launch.queries(q, k, v, dn, dz, totals, since, kept_keys, dq, of_rows, found.get(query_tile))
     if log_decay is None or of_rows is None or of_keys is None:
         return dq, dk, dv, None
     return dq, dk, dv, totals_backward(log_decay, of_rows, of_keys)
