@@ -66,8 +66,8 @@ def test_large_scores_of_a_scale_invariant_spec(device):
 def test_operator_is_registered_as_torch_wants_it(device):
     q, k, v = (torch.randn(1, 9, 2, 16, device=device, requires_grad=True) for _ in range(3))
     for narrow in (False, True):
-        log_decay = (-torch.rand(1, 2, 9, device=device)).requires_grad_()
-        call = (q, k, v, log_decay if narrow else None, None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
+        decay = (-torch.rand(1, 2, 9, device=device)).requires_grad_()
+        call = (q, k, v, decay if narrow else None, None, [1.0, 0.25, 0.03], "sum", 0.0, True, False, narrow)
         assert set(torch.library.opcheck(polynomial_attention.traced, call).values()) == {"SUCCESS"}
 
 

@@ -164,18 +164,12 @@ def gated_values(spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor]) ->
 
 def log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
     """ln f [B, K, T] of all decay gates in the working dtype, 0 where a token is absent."""
-    total = unlimited_log_decay(spec, inputs)
-    return None if total is None else total.clamp(min=_LOWEST_LOG_FORGET)
-
-
-def unlimited_log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
-    """The same, for programs that replace numbers below the lowest, down to −∞, themselves."""
     if not spec.decay_gates:
         return None
     dtype = working_dtype(inputs.q.dtype)
     logs = [gate.log_decay(inputs.gates[gate.argument.name].to(dtype)) for gate in spec.decay_gates]
     total = logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
-    total = total.transpose(1, 2)
+    total = total.transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
     return total if inputs.present is None else torch.where(inputs.present[:, None], total, 0.0)
 
 

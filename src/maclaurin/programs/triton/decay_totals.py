@@ -51,8 +51,8 @@ def kept(later, earlier):
 @triton.jit
 def _log_gate(LOGS, l_t, n, T):
     """ln f of the tokens n, at least LOWEST, and 0 beyond the text."""
-    log = tl.load(LOGS + n * l_t, mask=n < T, other=0.0)
-    return tl.where(log < _LOWEST, _LOWEST, log).to(tl.float64)
+    log = tl.load(LOGS + n * l_t, mask=n < T, other=0.0).to(tl.float64)
+    return tl.where(log < _LOWEST, _LOWEST, log)
 
 
 @triton.jit
@@ -114,14 +114,14 @@ def _add_up_backward(
     D_LOGS += row // K * d_b + row % K * d_k
     after = tl.zeros((), tl.float64)
     blocks = tl.cdiv(T, BLOCK)
-    for i in range(0, blocks):
+    for i in range(blocks):
         n = (blocks - 1 - i) * BLOCK + tl.arange(0, BLOCK)
         d = -tl.load(OF_KEYS + row * T + n, mask=n < T, other=0.0).to(tl.float64)
         for member in tl.static_range(GROUP):
             d += tl.load(OF_ROWS + (row * GROUP + member) * T + n, mask=n < T, other=0.0).to(tl.float64)
         found = tl.cumsum(d, 0, reverse=True) + after
         after += tl.sum(d, 0)
-        log = tl.load(LOGS + n * l_t, mask=n < T, other=0.0)
+        log = tl.load(LOGS + n * l_t, mask=n < T, other=0.0).to(tl.float32)
         found = tl.where(log < _LOWEST, 0.0, found)
         tl.store(D_LOGS + n * d_t, found.to(D_LOGS.dtype.element_ty), mask=n < T)
 
@@ -160,9 +160,7 @@ def totals_backward(log_decay: Tensor, of_rows: Tensor, of_keys: Tensor) -> Tens
 def _add_up_backward_launch(logs: Layout, strides: tuple[int, ...], heads: int) -> Launch:
     batch, kv_heads, tokens = logs.shape
     options = {"GROUP": heads // kv_heads, **_block(tokens)}
-    return prepared(
-        _add_up_backward, (batch * kv_heads,), (logs.strides, strides, tokens, kv_heads), options
-    )
+    return prepared(_add_up_backward, (batch * kv_heads,), (logs.strides, strides, tokens, kv_heads), options)
 
 
 def _block(tokens: int) -> dict[str, int]:

@@ -243,7 +243,7 @@ def _kept_of_lines(FACTORS, at, later, earlier, DECAY: tl.constexpr, SIZE: tl.co
 @triton.jit
 def _operand(x, OPERAND: tl.constexpr):
     """x in the dtype of products."""
-    if OPERAND == tl.bfloat16:
+    if tl.bfloat16 == OPERAND:
         short, _ = rounded_to_bfloat16(x)
     else:
         short = x.to(OPERAND)
@@ -313,7 +313,9 @@ def _forward(
     for start in range(0, whole, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
-        of_line = _kept_of_lines(KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN)
+        of_line = _kept_of_lines(
+            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
+        )
         acc, z = _add_keys(
             acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, PAIRED, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
@@ -423,7 +425,10 @@ def _backward_keys(
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(whole, T, BM):
             m = start + i
-            q, dn = load_tile(q_at, q_t, start, i, d, T, D, INSIDE), load_tile(dn_at, n_t, start, i, e, T, E, INSIDE)
+            q, dn = (
+                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
+            )
             dz = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE)
             of_line = _kept_of_lines(KEPT, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY, BM)
             dk, dv, dl = _add_queries(
@@ -439,8 +444,14 @@ def _backward_keys(
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(begin, tl.minimum(whole, T), BM):
             m = start + i
-            q, dn = load_tile(q_at, q_t, start, i, d, T, D, INSIDE), load_tile(dn_at, n_t, start, i, e, T, E, INSIDE)
-            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE), _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
+            q, dn = (
+                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
+            )
+            dz, of_query = (
+                _row_sums(DZ, rows, m, T, BY_SUM, INSIDE),
+                _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE),
+            )
             of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], DECAY, WIDE)
             dk, dv, dl = _add_queries(
                 dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
@@ -520,7 +531,9 @@ def _backward_queries(
     for start in range(0, whole, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
-        of_line = _kept_of_lines(KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN)
+        of_line = _kept_of_lines(
+            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
+        )
         dq, dl = _add_keys_to_query(
             dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, OPERAND, PRECISION
         )  # fmt: skip
@@ -641,7 +654,8 @@ def _backward_launch(
         | {
             "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
             "TOGETHER": TOGETHER,
-            "MASKED_TOGETHER": MASKED_TOGETHER,
+            "MASKED_TOGETHER": MASKED_TOGETHER
+            and max(q.shape[3], v.shape[3]) <= 64,  # else too many registers
         },
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)

@@ -231,11 +231,16 @@ def quotient_backward(
     dy = dense(dy)
     dn = torch.empty(y.shape, dtype=operand(like), device=y.device)
     dz = torch.empty_like(divisor) if by_sum else None
-    grid, rows, sizes = row_tiles(y)
-    _quotient_backward[grid](
-        dy, y, rest, divisor, dn, dz, dy.stride()[:3], *rows, **sizes, BY_SUM=by_sum, NARROW=rest is not None
-    )
+    launch = _quotient_backward_launch(Layout.of(y), dy.stride()[:3], by_sum, rest is not None)
+    launch(dy, y, rest, divisor, dn, dz)
     return dn, dz
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _quotient_backward_launch(y: Layout, strides: tuple[int, ...], by_sum: bool, narrow: bool) -> Launch:
+    grid, rows, sizes = row_tiles(y)
+    options = {**sizes, "BY_SUM": by_sum, "NARROW": narrow}
+    return prepared(_quotient_backward, grid, (strides, *rows), options)
 
 
 # -------------------------------------------------------------------------------------------------- the scale
