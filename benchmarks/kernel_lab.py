@@ -77,13 +77,20 @@ class Subject:
 def settings(module: Any = None, **changed: Any) -> Iterator[None]:
     """Change module constants inside the block."""
     before = {name: getattr(module, name) for name in changed}
-    for name, value in changed.items():
-        setattr(module, name, value)
+    _set(module, changed)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(module, name, value)
+        _set(module, before)
+
+
+def _set(module: Any, values: dict[str, Any]) -> None:
+    """Set constants of a module, and forget what it cached with others."""
+    for name, value in values.items():
+        setattr(module, name, value)
+    for cached in vars(module).values() if module is not None else ():
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 def warps(**changed: tuple[int, int]) -> Callable[[], Any]:
@@ -116,7 +123,7 @@ OF_64_ROWS = tiles(forward=Tile(64, 64, 4, 3), queries=Tile(64, 64, 4, 2), keys=
 FAR_OF_64_KEYS = tiles(
     forward_far=Tile(64, 64, 4, 3), queries_far=Tile(64, 64, 4, 3), keys_far=Tile(64, 64, 4, 3)
 )
-PRODUCTS = lambda: settings(polynomial_quadratic, SUMS_BY_PRODUCTS=True)  # noqa: E731
+PRODUCTS = lambda: settings(polynomial_quadratic, SUMS="products")  # noqa: E731
 PLAIN_SUMS = lambda: settings(about_mean, SUMS_BY_PRODUCTS=False)  # noqa: E731
 HALF_THE_WALKERS = lambda: settings(first_order, WALKERS=512)  # noqa: E731
 GROUPS: dict[str, list[Subject]] = {

@@ -1,5 +1,6 @@
 """Every fused program, compiled for a Hopper GPU that is not there: it compiles, fits, and does not spill."""
 
+import math
 from functools import partial
 
 import pytest
@@ -47,7 +48,7 @@ MAY_WAIT = {"_small", "backward_keys"}
 WITH_ORDER_3 = {*MAY_WAIT, "forward_rows", "backward_queries"}
 #: shapes beyond those that studies and converted models use
 more = partial(pytest.param, marks=pytest.mark.exhaustive)
-SERIES = (1.0, 0.125, 0.0078, 0.0003, 0.00001)
+SERIES = tuple(0.125**n / math.factorial(n) for n in range(5))
 
 
 def tensors(d, e, dtype=torch.bfloat16, *, heads=4, kv_heads=2, batch=1):
@@ -81,6 +82,19 @@ def test_quadratic(order, d, dtype):
     assert_good(found)
 
 
+@pytest.mark.parametrize(
+    ("coefficients", "divisor", "sigmoid"),
+    [((-6.9, 0.125), "one", True), more((1.0, 0.1, 0.1), "sum", False), more((0.0, 0.0, 0.1), "sum", False)],
+)
+def test_quadratic_of_other_weights(coefficients, divisor, sigmoid):
+    q, k, v = tensors(64, 64)
+    call = polynomial_quadratic.Call(coefficients, divisor, 0.0, True, sigmoid, narrow=True)
+    with compiled_for(HOPPER) as found:
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
+        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
+    assert_good(found)
+
+
 @pytest.mark.parametrize("d", [64, more(128)])
 def test_quadratic_of_packed_sequences(d):
     q, k, v = tensors(d, d)
@@ -96,10 +110,10 @@ def test_quadratic_of_packed_sequences(d):
 def test_quadratic_with_a_decay_gate():
     q, k, v = tensors(64, 64)
     call = polynomial_quadratic.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
-    totals = torch.empty(1, 2, 2048, dtype=torch.float64)
+    log_decay = torch.empty(1, 2, 2048)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call, totals)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, totals)
+        y, rest, z = polynomial_quadratic.forward(q, k, v, call, log_decay)
+        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, log_decay)
     assert_good(found, spills=32)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import log_decay, running_totals
+from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.operands import (
     are_operands,
@@ -88,14 +88,14 @@ class _Pairs(NamedTuple):
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         spec, inputs = call.spec, call.inputs
-        decay = log_decay(spec, inputs)
+        decay = _log_decay(spec, inputs)
         with without_autocast(call.device):
             q, k, v = inputs[:3] if self.as_given else operands(spec, inputs)
             y, *_ = polynomial_attention(
                 q,
                 k,
                 v,
-                None if decay is None else running_totals(decay),
+                decay,
                 None if call.packing is None else call.packing.cuts,
                 [c * call.scale**n for n, c in enumerate(self.coefficients)],
                 self.divisor,
@@ -130,6 +130,16 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
     return "it does not support a window" if spec.window is not None else None
 
 
+def _log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
+    """ln f [B, K, T] of all decay gates, 0 where a token is absent; the program converts and limits it."""
+    if not spec.decay_gates:
+        return None
+    first, *others = (gate.log_decay(inputs.gates[gate.argument.name]) for gate in spec.decay_gates)
+    total = sum((u.float() for u in others), first.float()) if others else first
+    total = total.transpose(1, 2)
+    return total if inputs.present is None else torch.where(inputs.present[:, None], total, 0.0)
+
+
 # -------------------------------------------------------------------------------- the operators
 
 
@@ -138,7 +148,7 @@ def polynomial_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    totals: Tensor | None,
+    log_decay: Tensor | None,
     cuts: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
@@ -149,14 +159,14 @@ def polynomial_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
 
-    `totals` [B, K, T] in fp64 are running totals L of the log decay gate: w is multiplied by e^{L_t − L_s}.
+    `log_decay` [B, K, T] is ln f of a decay gate: w is multiplied by f_{s+1} … f_t.
     `cuts` [n + 1]: n sequences are packed into one row; s and t belong to the same one and count within it.
     `narrow`: y in bf16, and last its rounding error for the backward pass; else that is empty.
     """
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
-    y, rest, z = program.forward(q, k, v, call, totals, cuts)
+    y, rest, z = program.forward(q, k, v, call, log_decay, cuts)
     return y, q.new_empty(0) if rest is None else rest, z
 
 
@@ -169,19 +179,20 @@ def polynomial_attention_backward(
     y: Tensor,
     rest: Tensor,
     z: Tensor,
-    totals: Tensor | None,
+    log_decay: Tensor | None,
     cuts: Tensor | None,
     coefficients: Sequence[float],
     divisor: str,
     causal: bool,
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradient of the totals, or empty."""
+    """dq, dk, dv, and the gradient of the log decay gate, or empty."""
     from maclaurin.programs.triton import polynomial_quadratic as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
-    *found, d_totals = program.backward(dy, q, k, v, y, rest if rest.numel() else None, z, call, totals, cuts)
-    return *found, q.new_empty(0) if d_totals is None else d_totals  # type: ignore[return-value]
+    known = rest if rest.numel() else None
+    *found, d_decay = program.backward(dy, q, k, v, y, known, z, call, log_decay, cuts)
+    return *found, q.new_empty(0) if d_decay is None else d_decay  # type: ignore[return-value]
 
 
 @polynomial_attention.register_fake
@@ -195,14 +206,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tens
 
 @polynomial_attention_backward.register_fake
 def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    totals = rest[3]
-    d_totals = q.new_empty(0) if totals is None else torch.empty_like(totals)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_totals
+    log_decay = rest[3]
+    d_decay = q.new_empty(0) if log_decay is None else torch.empty_like(log_decay)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_decay
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, totals, cuts, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
-    ctx.save_for_backward(q, k, v, totals, cuts, *output)
+    q, k, v, decay, cuts, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
+    ctx.save_for_backward(q, k, v, decay, cuts, *output)
     ctx.set_materialize_grads(False)
 
 
@@ -210,10 +221,10 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The rounding error and the divisor get no gradient: only this pass uses them."""
     if dy is None:
         return (None,) * 11
-    q, k, v, totals, cuts, y, rest, z = ctx.saved_tensors
+    q, k, v, decay, cuts, y, rest, z = ctx.saved_tensors
     call = (ctx.coefficients, ctx.divisor, ctx.causal, ctx.sigmoid)
-    *found, d_totals = polynomial_attention_backward(dy, q, k, v, y, rest, z, totals, cuts, *call)
-    return *found, None if totals is None else d_totals, *(None,) * 7
+    *found, d_decay = polynomial_attention_backward(dy, q, k, v, y, rest, z, decay, cuts, *call)
+    return *found, None if decay is None else d_decay, *(None,) * 7
 
 
 polynomial_attention.register_autograd(_backward, setup_context=_save)

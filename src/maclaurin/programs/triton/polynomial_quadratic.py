@@ -7,11 +7,16 @@ dz = −Σ dn∘y (0 unless D is a row sum; rows.py):
 
     dv_s = Σ_t w_ts dn_t,    ds_ts = (dn_t·v_s + dz_t) w′_ts,    dq = ds K,    dk = dsᵀ Q
 
-With a decay gate, w is multiplied by e^{L_t − L_s}, where L is the running total of ln f (fp64). For different tiles of
-queries and keys the factor is split at a token o between them, e^{L_t − L_o} e^{L_o − L_s}: one number per row and one
-per column, none above one. The number of a column is the decay to the edge of its tile (computed once,
-`_decay_factors`) times the decay from there to o. The gradient of L_t is Σ g w over its row minus Σ g w over its
-column, with g = dn·v + dz.
+Weights and slopes are computed up to a constant, which multiplies finished sums (`_Form`). Where the series of exp ends at
+order 2 or 4, both take fewer operations than by Horner's rule, with x = as and u = s + 1/a:
+
+    1 + x + x²/2 = a²/2 (u² + 1/a²),                                      slope a² u
+    1 + x + x²/2 + x³/6 + x⁴/24 = a⁴/24 (r² + 8u/a³),  r = u² + 3/a²,     slope a⁴/6 (u r + 2/a³)
+
+With a decay gate, w is multiplied by e^{L_t − L_s}, where L is the running total of ln f (decay_totals.py). For different
+tiles of queries and keys the factor is split at a token o between them, e^{L_t − L_o} e^{L_o − L_s}: one number per row
+and one per column, none above one. The number of a column is the decay to the edge of its tile (computed once) times the
+decay from there to o. The gradient of L_t is Σ g w over its row minus Σ g w over its column, with g = dn·v + dz.
 
 Tensors are [B, T, heads, size]; b batch, h query head, g key-value head, m queries, n keys.
 
@@ -21,6 +26,7 @@ then count within the sequence. Without PLACES, the compiled program contains no
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,6 +36,14 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.decay_totals import kept as kept_since
+from maclaurin.programs.triton.decay_totals import padded, totals_backward, totals_of
+from maclaurin.programs.triton.fast_math import (
+    LOG2E,
+    inverse_of_one_plus_power,
+    power_of_two,
+    rounded_to_bfloat16,
+)
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.rows import quotient_backward
@@ -40,6 +54,7 @@ from maclaurin.programs.triton.tiles import (
     divisor_of,
     empty_rows,
     load_rows,
+    load_tile,
     no_sums,
     operand_options,
     store_rows,
@@ -50,12 +65,22 @@ from maclaurin.programs.triton.tiles import (
 
 #: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
-    "forward": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    "forward": (Tile(64, 64, 4, 3, 128), Tile(64, 64, 4, 3)),
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
-#: whether row sums of bf16 weights are computed as products with ones
-SUMS_BY_PRODUCTS = False
+#: how row sums of bf16 weights are computed: "each" rounded and added, rounded in "pairs" and added, or as "products" with ones
+SUMS = "pairs"
+#: whether loads of tiles inside the text have no masks
+LOADS_INSIDE = True
+#: whether the truncated series of exp have formulas of their own
+SERIES_OF_EXP = True
+#: whether two values of σ share a reciprocal
+SIGMOID_IN_PAIRS = False
+#: whether the keys' pass computes weights and their gradients at the same time, in tiles without a mask and with one
+TOGETHER, MASKED_TOGETHER = False, True
+#: whether bf16 takes decays within a tile, and sums for the gate's gradient, in fp32
+NARROW_DECAY = True
 
 
 class Call(NamedTuple):
@@ -75,36 +100,101 @@ class Call(NamedTuple):
     narrow: bool = False
 
 
+class _Form(NamedTuple):
+    """How weights are computed, and the constants by which they and their slopes are too small.
+
+    kind    "powers" by Horner's rule, "sigmoid" of these, "square" s², "exp2" and "exp4" the series of e^{as} to that order
+    """
+
+    kind: str
+    of_weight: float
+    of_slope: float
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _form(call: Call) -> _Form:
+    c = call.coefficients
+    if call.sigmoid:
+        return _Form("sigmoid", 1.0, c[1] if len(c) == 2 else 1.0)
+    if len(c) == 3 and not any(c[:2]):
+        return _Form("square", c[2], 2 * c[2])
+    if SERIES_OF_EXP and len(c) in (3, 5) and _is_series_of_exp(c):
+        a = c[1] / c[0]
+        if len(c) == 3:
+            return _Form("exp2", c[0] * a**2 / 2, c[0] * a**2)
+        return _Form("exp4", c[0] * a**4 / 24, c[0] * a**4 / 6)
+    return _Form("powers", 1.0, 1.0)
+
+
+def _is_series_of_exp(c: tuple[float, ...]) -> bool:
+    """Whether c_n = c₀ aⁿ/n!, for an a whose powers are far from the limits of fp32."""
+    if c[0] == 0 or not 1e-3 < abs(c[1] / c[0]) < 1e3:
+        return False
+    a = c[1] / c[0]
+    return all(math.isclose(c[n], c[0] * a**n / math.factorial(n), rel_tol=1e-9) for n in range(len(c)))
+
+
 @triton.jit
-def _weight(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """Σ c_n sⁿ by Horner's rule, or σ of it, times the decay `kept`."""
-    if PURE:
+def _powers(s, C: tl.constexpr, FACTOR: tl.constexpr):
+    """Σ c_n sⁿ by Horner's rule, times FACTOR."""
+    p = tl.full(s.shape, C[len(C) - 1] * FACTOR, tl.float32)
+    for i in tl.static_range(1, len(C)):
+        p = p * s + C[len(C) - 1 - i] * FACTOR
+    return p
+
+
+@triton.jit
+def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr):
+    """The weight over its constant, times the decay `kept`."""
+    if FORM == "square":
         w = s * (s * kept)
     else:
-        w = tl.full(s.shape, C[len(C) - 1], tl.float32)
-        for i in tl.static_range(1, len(C)):
-            w = w * s + C[len(C) - 1 - i]
-        if SIGMOID:
-            w = tl.sigmoid(w)
+        if FORM == "exp2":
+            u = s + C[0] / C[1]
+            w = u * u + (C[0] / C[1]) * (C[0] / C[1])
+        elif FORM == "exp4":
+            u = s + C[0] / C[1]
+            r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
+            w = r * r + u * (8 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1]))
+        elif FORM == "sigmoid":
+            w = inverse_of_one_plus_power(_powers(s, C, -LOG2E), PAIRED)
+        else:
+            w = _powers(s, C, 1.0)
         if DECAY:
             w *= kept
     return w
 
 
 @triton.jit
-def _slope(s, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """Σ n c_n sⁿ⁻¹, times σ(1 − σ) if the weight is σ, times the decay `kept`; half of that for a pure square."""
-    if PURE:
+def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr):
+    """The derivative of the weight over its own constant, times the decay `kept`."""
+    if FORM == "square":
         slope = s * kept
     else:
-        slope = tl.zeros(s.shape, tl.float32)
-        for i in tl.static_range(0, len(C) - 1):
-            slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
-        if SIGMOID:
-            w = _weight(s, kept, C, SIGMOID, False, False)
-            slope *= w * (1 - w)
+        if FORM == "exp2":
+            slope = s + C[0] / C[1]
+        elif FORM == "exp4":
+            u = s + C[0] / C[1]
+            r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
+            slope = u * r + 2 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1])
+        elif FORM == "sigmoid":
+            w = _weight(s, kept, C, FORM, PAIRED, False)
+            slope = w - w * w
+            if len(C) != 2:
+                slope *= _slope_of_powers(s, C)
+        else:
+            slope = _slope_of_powers(s, C)
         if DECAY:
             slope *= kept
+    return slope
+
+
+@triton.jit
+def _slope_of_powers(s, C: tl.constexpr):
+    """Σ n c_n sⁿ⁻¹."""
+    slope = tl.zeros(s.shape, tl.float32)
+    for i in tl.static_range(0, len(C) - 1):
+        slope = slope * s + C[len(C) - 1 - i] * (len(C) - 1 - i)
     return slope
 
 
@@ -119,70 +209,78 @@ def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
 
 
 @triton.jit
-def _kept(of_query, of_key):
-    """The decay e^{L_t − L_s}; at most 1, also for masked pairs."""
-    return tl.exp(tl.minimum((of_query - of_key).to(tl.float32), 0.0))
+def _logs(TOTALS, SINCE, at, n, T, DECAY: tl.constexpr, WIDE: tl.constexpr):
+    """L of the tokens n of a tile: in fp64 if WIDE, else log₂ of the decay since a token before the tile in fp32."""
+    if DECAY and not WIDE:
+        logs = tl.load(SINCE + n)
+    else:
+        logs = _totals(TOTALS, at, n, T, DECAY)
+    return logs
 
 
 @triton.jit
-def _kept_of_pairs(of_query, of_key, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """The decay of every pair of a tile, times c₂ for a pure square."""
-    if DECAY:
-        kept = _kept(of_query, of_key)
-        if PURE:
-            kept *= C[2]
-    else:
+def _kept_of_pairs(of_query, of_key, DECAY: tl.constexpr, WIDE: tl.constexpr):
+    """The decay of every pair of a tile, from `_logs`."""
+    if not DECAY:
         kept = 1.0
-    return kept
-
-
-@triton.jit
-def _kept_of_lines(FACTORS, n, later, earlier, C: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr):
-    """`_kept_of_pairs` as one number per token n of a tile: the decay to the tile's edge (FACTORS) times the rest."""
-    if DECAY:
-        kept = tl.load(FACTORS + n) * (_kept(later, earlier) * (C[2] if PURE else 1.0))
+    elif WIDE:
+        kept = kept_since(of_query, of_key)
     else:
-        kept = n * 1.0
+        kept = power_of_two(tl.minimum(of_query - of_key, 0.0))
     return kept
 
 
-@launched
 @triton.jit
-def _decay_factors(TOTALS, KEYS, QUERIES, T, padded, BK: tl.constexpr, BQ: tl.constexpr):
-    """e^{L_last − L_s} within each tile of BK keys, and e^{L_t − L_first} within each tile of BQ queries."""
-    row, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * 128 + tl.arange(0, 128)
-    totals = row * T
-    own = _totals(TOTALS, totals, n, T, True)
-    last = _totals(TOTALS, totals, n // BK * BK + BK - 1, T, True)
-    first = _totals(TOTALS, totals, n // BQ * BQ, T, True)
-    tl.store(KEYS + row * padded + n, _kept(last, own))
-    tl.store(QUERIES + row * padded + n, _kept(own, first))
+def _kept_of_lines(FACTORS, at, later, earlier, DECAY: tl.constexpr, SIZE: tl.constexpr):
+    """`_kept_of_pairs` as one number per token of a tile: the decay to the tile's edge (FACTORS) times the rest."""
+    if DECAY:
+        kept = tl.load(FACTORS + at) * kept_since(later, earlier)
+    else:
+        kept = tl.full((SIZE,), 1.0, tl.float32)
+    return kept
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, SIGMOID: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr,
-              MASKED: tl.constexpr, CAUSAL: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _operand(x, OPERAND: tl.constexpr):
+    """x in the dtype of products."""
+    if tl.bfloat16 == OPERAND:
+        short, _ = rounded_to_bfloat16(x)
+    else:
+        short = x.to(OPERAND)
+    return short
+
+
+@triton.jit
+def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr,
+              MASKED: tl.constexpr, CAUSAL: tl.constexpr, SUMS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the sums of a tile of queries."""
-    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, SIGMOID, DECAY, PURE)
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, FORM, PAIRED, DECAY)
     if MASKED:
         seen = (n < T)[None, :]
         if CAUSAL:
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
-    w = w.to(OPERAND)
-    z = add_sum(z, w, ONES)  # of the rounded weights, so that those in the product sum to one
+    # sums of the rounded weights, so that those in the product sum to one
+    if SUMS == "pairs":
+        w, wide = rounded_to_bfloat16(w)
+        z += tl.sum(wide, 1)
+    else:
+        w = w.to(OPERAND)
+        if SUMS != "none":
+            z = add_sum(z, w, SUMS == "products")
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
 @launched
 @triton.jit
 def _forward(
-    Q, K, V, TOTALS, KEPT, Y, REST, Z, PLACES,
+    Q, K, V, TOTALS, SINCE, KEPT, Y, REST, Z, PLACES,
     q_strides, k_strides, v_strides, y_strides,
-    T, H, padded, eps,
+    T, H, padded, eps, of_weight,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, NARROW: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SUMS: tl.constexpr, INSIDE: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -196,88 +294,102 @@ def _forward(
         Y, Z, REST = Y + begin * y_t, Z + begin, REST + begin * y_t if NARROW else REST
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
-    m = first + tl.arange(0, BM)
+    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    m = first + i
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
-    of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
+    totals = (b * (H // GROUP) + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
     acc = tl.zeros((BM, BE), tl.float32)
-    z = no_sums(BM, ONES)
+    z = no_sums(BM, SUMS == "products")
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
-    end = tl.minimum(first + BM, T) if CAUSAL else T
+    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
     for start in range(0, whole, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        n = start + j
+        k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
         of_line = _kept_of_lines(
-            lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), C, DECAY, PURE
+            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
         )
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_line[None, :], C, SIGMOID, DECAY, PURE, False, CAUSAL, ONES, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, PAIRED, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
     if DECAY:
-        kept = _kept(of_query, origin)
-        acc, z = acc * kept[:, None], z * (kept[:, None] if ONES else kept)
+        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
+        acc, z = acc * kept[:, None], z * (kept[:, None] if SUMS == "products" else kept)
     for start in range(whole, end, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
-        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], C, DECAY, PURE)
+        n = start + j
+        k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_pair, C, SIGMOID, DECAY, PURE, True, CAUSAL, ONES, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_pair, C, FORM, PAIRED, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
     seen = m + 1 if CAUSAL else m * 0 + T
-    divisor = divisor_of(sums_of(z, ONES), seen, eps, BY_SUM, BY_COUNT)
+    divisor = divisor_of(sums_of(z, SUMS == "products") * of_weight, seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
-    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
+    store_rows(Y, REST, at, acc * (of_weight / divisor)[:, None], inside, NARROW)
     tl.store(Z + (b * H + h) * total + m, divisor, mask=m < T)
 
 
 @triton.jit
-def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr):
+def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr, INSIDE: tl.constexpr):
     """dz of the rows m."""
-    if BY_SUM:
-        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
-    else:
+    if not BY_SUM:
         dz = tl.zeros(m.shape, tl.float32)
+    elif INSIDE:
+        dz = tl.load(DZ + rows + m)
+    else:
+        dz = tl.load(DZ + rows + m, mask=m < T, other=0.0)
     return dz
 
 
 @triton.jit
-def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                 DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+                 DECAY: tl.constexpr, MASKED: tl.constexpr, TOGETHER: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = _weight(s, kept, C, SIGMOID, DECAY, PURE)
-    seen = n[:, None] <= m[None, :]
-    if MASKED:
-        w = tl.where(seen, w, 0.0)
-    dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
+    if not TOGETHER:
+        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
+        if MASKED:
+            w = tl.where(n[:, None] <= m[None, :], w, 0.0)
+        dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
     dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
     if BY_SUM:
         dw += dz[None, :]
+    if TOGETHER:
+        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
+    ds = dw * _slope(s, kept, C, FORM, PAIRED, DECAY)
+    if MASKED:
+        seen = n[:, None] <= m[None, :]
+        ds = tl.where(seen, ds, 0.0)
+        w = tl.where(seen, w, 0.0)
+    if TOGETHER:
+        dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
     if DECAY:
         dl += tl.sum(w * dw, 1).to(dl.dtype)  # unrounded weights: sums along the text cancel
-    ds = dw * _slope(s, kept, C, SIGMOID, DECAY, PURE)
-    if MASKED:
-        ds = tl.where(seen, ds, 0.0)
-    return tl.dot(ds.to(OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
+    return tl.dot(_operand(ds, OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
 
 
 @launched
 @triton.jit
 def _backward_keys(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DK, DV, DL, PLACES,
+    Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
-    T, H, padded,
+    T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, TOGETHER: tl.constexpr, MASKED_TOGETHER: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -294,46 +406,57 @@ def _backward_keys(
         DK, DV = DK + begin * dk_t, DV + begin * dv_t
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
-    n = first + tl.arange(0, BN)
+    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    n = first + j
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
-    totals, lines = (b * kv_heads + g) * T, KEPT + (b * kv_heads + g) * padded if DECAY else KEPT
-    of_key, origin = _totals(TOTALS, totals, n, T, DECAY), _totals(TOTALS, totals, first + BN - 1, T, DECAY)
+    totals = (b * kv_heads + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * kv_heads + g) * padded, KEPT + (b * kv_heads + g) * padded
+    origin = _totals(TOTALS, totals, first + BN - 1, T, DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    dl = tl.zeros((BN,), of_key.dtype)
+    dl = tl.zeros((BN,), tl.float64 if WIDE else tl.float32)
     begin = first // BM * BM if CAUSAL else 0
     whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # from here on, queries see the whole tile
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(whole, T, BM):
-            m = start + tl.arange(0, BM)
-            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz = _row_sums(DZ, rows, m, T, BY_SUM)
-            of_line = _kept_of_lines(
-                lines, m, _totals(TOTALS, totals, start, T, DECAY), origin, C, DECAY, PURE
+            m = start + i
+            q, dn = (
+                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
             )
+            dz = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE)
+            of_line = _kept_of_lines(KEPT, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY, BM)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, SIGMOID, BY_SUM, DECAY, PURE, False, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
+    of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
     if DECAY:
-        kept = _kept(origin, of_key)
+        last = _logs(TOTALS, SINCE, totals, first + BN - 1, T, DECAY, WIDE)
+        kept = _kept_of_pairs(last, of_key, DECAY, WIDE)
         dk, dv, dl = dk * kept[:, None], dv * kept[:, None], dl * kept
     for member in range(GROUP):
         h = g * GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
         for start in range(begin, tl.minimum(whole, T), BM):
-            m = start + tl.arange(0, BM)
-            q, dn = load_rows(q_at, q_t, m, d, T, D), load_rows(dn_at, n_t, m, e, T, E)
-            dz, of_query = _row_sums(DZ, rows, m, T, BY_SUM), _totals(TOTALS, totals, m, T, DECAY)
-            of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], C, DECAY, PURE)
+            m = start + i
+            q, dn = (
+                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
+            )
+            dz, of_query = (
+                _row_sums(DZ, rows, m, T, BY_SUM, INSIDE),
+                _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE),
+            )
+            of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], DECAY, WIDE)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, SIGMOID, BY_SUM, DECAY, PURE, True, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
-    if PURE:
-        dk *= 2
+    dk, dv = dk * of_slope, dv * of_weight
     inside_d = (n < T)[:, None] & (d < D)[None, :]
     inside_e = (n < T)[:, None] & (e < E)[None, :]
     tl.store(
@@ -343,12 +466,12 @@ def _backward_keys(
         DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
     )
     if DECAY:
-        tl.store(DL + totals + n, dl, mask=n < T)
+        tl.store(DL + totals + n, dl * of_weight, mask=n < T)
 
 
 @triton.jit
-def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-                       DECAY: tl.constexpr, PURE: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+                       DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
@@ -356,23 +479,23 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, SIG
         dw += dz[:, None]
     if MASKED:
         dw = tl.where(n[None, :] <= m[:, None], dw, 0.0)
-    ds = dw * _slope(s, kept, C, SIGMOID, DECAY, PURE)
-    if PURE:
+    ds = dw * _slope(s, kept, C, FORM, PAIRED, DECAY)
+    if DECAY and FORM == "square":
         dl += tl.sum(ds * s, 1).to(dl.dtype)
     elif DECAY:
-        dl += tl.sum(dw * _weight(s, kept, C, SIGMOID, DECAY, PURE), 1).to(dl.dtype)
-    return tl.dot(ds.to(OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
+        dl += tl.sum(dw * _weight(s, kept, C, FORM, PAIRED, DECAY), 1).to(dl.dtype)
+    return tl.dot(_operand(ds, OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
 @launched
 @triton.jit
 def _backward_queries(
-    Q, K, V, DN, DZ, TOTALS, KEPT, DQ, DL, PLACES,
+    Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
-    T, H, padded,
+    T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SIGMOID: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, PURE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
@@ -387,47 +510,51 @@ def _backward_queries(
         DN, DZ, DQ = DN + begin * n_t, DZ + begin if BY_SUM else DZ, DQ + begin * dq_t
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
-    m = first + tl.arange(0, BM)
+    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    m = first + i
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
     dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E)
-    dz = _row_sums(DZ, (b * H + h) * total, m, T, BY_SUM)
+    dz = _row_sums(DZ, (b * H + h) * total, m, T, BY_SUM, False)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, lines = (b * (H // GROUP) + g) * T, KEPT + (b * (H // GROUP) + g) * padded if DECAY else KEPT
-    of_query, origin = _totals(TOTALS, totals, m, T, DECAY), _totals(TOTALS, totals, first, T, DECAY)
+    totals = (b * (H // GROUP) + g) * T
+    if DECAY:
+        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
+    origin = _totals(TOTALS, totals, first, T, DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
     dq = tl.zeros((BM, BD), tl.float32)
-    dl = tl.zeros((BM,), of_query.dtype)
+    dl = tl.zeros((BM,), tl.float64 if WIDE else tl.float32)
     whole = first // BN * BN if CAUSAL else T
-    end = tl.minimum(first + BM, T) if CAUSAL else T
+    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
     for start in range(0, whole, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
+        n = start + j
+        k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
         of_line = _kept_of_lines(
-            lines, n, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), C, DECAY, PURE
+            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
         )
         dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, SIGMOID, BY_SUM, DECAY, PURE, False, OPERAND, PRECISION
+            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, OPERAND, PRECISION
         )  # fmt: skip
     if DECAY:
-        kept = _kept(of_query, origin)
+        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
         dq, dl = dq * kept[:, None], dl * kept
     for start in range(whole, end, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
-        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], C, DECAY, PURE)
+        n = start + j
+        k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, SIGMOID, BY_SUM, DECAY, PURE, True, OPERAND, PRECISION
+            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, OPERAND, PRECISION
         )  # fmt: skip
-    if PURE:
-        dq *= 2
+    dq *= of_slope
     inside = (m < T)[:, None] & (d < D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
     )
     if DECAY:
-        tl.store(DL + (b * H + h) * T + m, dl, mask=m < T)
+        tl.store(DL + (b * H + h) * T + m, dl * of_weight, mask=m < T)
 
 
 # ------------------------------------------------------------------------------------ launching
@@ -448,45 +575,101 @@ def _forward_launch(
     batch, tokens, heads, _ = q.shape
     tile = _tile(tiles, q, v, tokens)
     y = Layout.contiguous((*q.shape[:3], v.shape[3]), torch.float32)
+    form = _form(call)
     numbers = (
-        q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, _padded(tokens) if decays else 0, call.eps
+        q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, _padded(tokens, decays), call.eps, form.of_weight
     )  # fmt: skip
     options = {
-        **_sizes(q, k, v),
+        **_options(q, k, v, call, decays),
         **tile,
-        "C": call.coefficients,
-        "SIGMOID": call.sigmoid,
-        "BY_SUM": call.divisor == "sum",
         "BY_COUNT": call.divisor == "count",
-        "CAUSAL": call.causal,
-        "DECAY": decays,
-        "PURE": _is_pure(call, decays),
         "NARROW": call.narrow,
-        "ONES": SUMS_BY_PRODUCTS and q.dtype == torch.bfloat16,
+        "SUMS": _kind_of_sums(q, call),
+        "INSIDE": LOADS_INSIDE,
     }
     grid = _tiles(tokens, tile["BM"], sequences), batch * heads
     start = prepared(_forward, grid, numbers, options)
     return _Forward(start, tile["BM"], tile["BN"])
 
 
+def _kind_of_sums(q: Layout, call: Call) -> str:
+    if call.divisor != "sum":
+        return "none"
+    return SUMS if q.dtype == torch.bfloat16 else "each"
+
+
 @on_its_device
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, totals: Tensor | None = None, cuts: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, call: Call, log_decay: Tensor | None = None, cuts: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y [B, T, H, e], its rounding error (dz = −Σ dn∘y needs the unrounded y), and D [B, H, T].
 
-    `totals` [B, K, T] in fp64 are running totals of the log decay gate, for causal calls. `cuts` [n + 1] are the cuts
+    `log_decay` [B, K, T] is the logarithm of a decay gate, for causal calls. `cuts` [n + 1] are the cuts
     of sequences packed into one row (B = 1), which have no decay gate.
     """
     batch, tokens, heads, _ = q.shape
     given = Layout.of(q), Layout.of(k), Layout.of(v)
-    launch = _forward_launch(*given, call, TILES["forward"], totals is not None, _sequences(cuts))
+    launch = _forward_launch(*given, call, TILES["forward"], log_decay is not None, _sequences(cuts))
     y, rest = empty_rows(q, v, call.narrow)
     z = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-    kept = None if totals is None else _factors(totals, launch.keys, launch.queries)[0]
+    totals = since = kept = None
+    if log_decay is not None:
+        totals, since, kept, _ = totals_of(log_decay, launch.keys, launch.queries)
     of_tiles = None if cuts is None else places(cuts, tokens, launch.queries)
-    launch.start(q, k, v, totals, kept, y, rest, z, of_tiles)
+    launch.start(q, k, v, totals, since, kept, y, rest, z, of_tiles)
     return y, rest, z
+
+
+class _Backward(NamedTuple):
+    """The launches of both backward passes, and their tiles: those of the own tokens, and those of the loop."""
+
+    keys: Launch
+    queries: Launch
+    key_tile: tuple[int, int]
+    query_tile: tuple[int, int]
+
+
+@lru_cache(maxsize=MOST_SHAPES)
+def _backward_launch(
+    q: Layout,
+    k: Layout,
+    v: Layout,
+    call: Call,
+    tiles: tuple[tuple[Tile, Tile], tuple[Tile, Tile]],
+    decays: bool,
+    sequences: int,
+) -> _Backward:
+    batch, tokens, heads, _ = q.shape
+    of_keys, of_queries = (_tile(tile, q, v, tokens) for tile in tiles)
+    form, options = _form(call), _options(q, k, v, call, decays)
+    strides = q.strides[:3], k.strides[:3], v.strides[:3]
+    dn = _contiguous((*q.shape[:3], v.shape[3]))
+    numbers = tokens, heads, _padded(tokens, decays), form.of_weight, form.of_slope
+    keys = prepared(
+        _backward_keys,
+        (_tiles(tokens, of_keys["BN"], sequences), batch * k.shape[2]),
+        (*strides, dn, _contiguous(k.shape), _contiguous(v.shape), *numbers),
+        options
+        | of_keys
+        | {
+            "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
+            "TOGETHER": TOGETHER,
+            "MASKED_TOGETHER": MASKED_TOGETHER
+            and max(q.shape[3], v.shape[3]) <= 64,  # else too many registers
+        },
+    )
+    inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
+    queries = prepared(
+        _backward_queries,
+        (_tiles(tokens, of_queries["BM"], sequences), batch * heads),
+        (*strides, dn, _contiguous(q.shape), *numbers),
+        options | of_queries | {"INSIDE": LOADS_INSIDE and inside},
+    )
+    return _Backward(keys, queries, (of_keys["BN"], of_keys["BM"]), (of_queries["BM"], of_queries["BN"]))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return Layout.contiguous(shape, torch.float32).strides[:3]
 
 
 @on_its_device
@@ -499,46 +682,50 @@ def backward(
     rest: Tensor | None,
     z: Tensor,
     call: Call,
-    totals: Tensor | None = None,
+    log_decay: Tensor | None = None,
     cuts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dq, dk, dv in the dtypes of q, k, v, and the gradient of the totals in fp64."""
+    """dq, dk, dv in the dtypes of q, k, v, and the gradient of the log decay gate."""
     batch, tokens, heads, _ = q.shape
-    kv_heads = k.shape[2]
+    given = Layout.of(q), Layout.of(k), Layout.of(v)
+    tiles = TILES["keys"], TILES["queries"]
+    launch = _backward_launch(*given, call, tiles, log_decay is not None, _sequences(cuts))
     dn, dz = quotient_backward(dy, y, rest, z, v, by_sum=call.divisor == "sum")
     dq, dk, dv = (torch.empty(u.shape, dtype=u.dtype, device=u.device) for u in (q, k, v))
-    common = {
+    totals = since = kept_keys = kept_queries = of_rows = of_keys = None
+    if log_decay is not None:
+        totals, since, kept_keys, kept_queries = totals_of(
+            log_decay, launch.query_tile[1], launch.key_tile[1]
+        )
+        kind = torch.float64 if _is_wide(q) else torch.float32
+        of_rows = torch.empty(batch, heads, tokens, dtype=kind, device=q.device)
+        of_keys = torch.empty(totals.shape, dtype=kind, device=q.device)
+    (key_tile, _), (query_tile, _) = launch.key_tile, launch.query_tile
+    found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {key_tile, query_tile}}
+    launch.keys(q, k, v, dn, dz, totals, since, kept_queries, dk, dv, of_keys, found.get(key_tile))
+    launch.queries(q, k, v, dn, dz, totals, since, kept_keys, dq, of_rows, found.get(query_tile))
+    if log_decay is None or of_rows is None or of_keys is None:
+        return dq, dk, dv, None
+    return dq, dk, dv, totals_backward(log_decay, of_rows, of_keys)
+
+
+def _options(q: Layout, k: Layout, v: Layout, call: Call, decays: bool) -> dict[str, Any]:
+    """The compile-time arguments of all three passes, without tiles."""
+    return {
         **_sizes(q, k, v),
         "C": call.coefficients,
-        "SIGMOID": call.sigmoid,
+        "FORM": _form(call).kind,
+        "PAIRED": SIGMOID_IN_PAIRS,
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
-        "DECAY": totals is not None,
-        "PURE": _is_pure(call, totals is not None),
+        "DECAY": decays,
+        "WIDE": _is_wide(q),
     }
-    of_rows = of_keys = None
-    if totals is not None:
-        of_rows = torch.empty(batch, heads, tokens, dtype=torch.float64, device=q.device)
-        of_keys = torch.empty_like(totals)
-    strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
-    of_key_tiles, of_query_tiles = (_tile(TILES[kind], q, v, tokens) for kind in ("keys", "queries"))
-    kept_keys = kept_queries = None
-    if totals is not None:
-        kept_keys, kept_queries = _factors(totals, of_query_tiles["BN"], of_key_tiles["BM"])
-    padded = 0 if totals is None else _padded(tokens)
-    sequences, key_tile, query_tile = _sequences(cuts), of_key_tiles["BN"], of_query_tiles["BM"]
-    found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {key_tile, query_tile}}
-    _backward_keys[(_tiles(tokens, key_tile, sequences), batch * kv_heads)](
-        q, k, v, dn, dz, totals, kept_queries, dk, dv, of_keys, found.get(key_tile), *strides, dk.stride()[:3], dv.stride()[:3],
-        tokens, heads, padded, **common, **of_key_tiles,
-    )  # fmt: skip
-    _backward_queries[(_tiles(tokens, query_tile, sequences), batch * heads)](
-        q, k, v, dn, dz, totals, kept_keys, dq, of_rows, found.get(query_tile), *strides, dq.stride()[:3],
-        tokens, heads, padded, **common, **of_query_tiles,
-    )  # fmt: skip
-    if of_rows is None or of_keys is None:
-        return dq, dk, dv, None
-    return dq, dk, dv, of_rows.unflatten(1, (kv_heads, -1)).sum(2) - of_keys
+
+
+def _is_wide(q: Tensor | Layout) -> bool:
+    """Whether decays within a tile, and sums for the gate's gradient, need fp64."""
+    return not (NARROW_DECAY and q.dtype == torch.bfloat16)
 
 
 def _sequences(cuts: Tensor | None) -> int:
@@ -548,6 +735,10 @@ def _sequences(cuts: Tensor | None) -> int:
 def _tiles(tokens: int, size: int, sequences: int) -> int:
     """The number of tiles of a row, or of all sequences packed into it."""
     return tiles_of_packed(tokens, sequences, size) if sequences else cdiv(tokens, size)
+
+
+def _padded(tokens: int, decays: bool) -> int:
+    return padded(tokens) if decays else 0
 
 
 def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, tokens: int) -> dict[str, int]:
@@ -569,23 +760,3 @@ def _sizes(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout) -> dict[s
         "BE": width(e),
         **operand_options(q),  # weights and score gradients may leave the range of fp16
     }
-
-
-def _padded(tokens: int) -> int:
-    return cdiv(tokens, 128) * 128
-
-
-def _factors(totals: Tensor, keys: int, queries: int) -> tuple[Tensor, Tensor]:
-    """The decay from each key to the end of its tile, and from the start of its tile to each query, [B·K, padded]."""
-    batch, heads, tokens = totals.shape
-    padded = _padded(tokens)
-    found = torch.empty(2, batch * heads, padded, dtype=torch.float32, device=totals.device)
-    _decay_factors[(padded // 128, batch * heads)](
-        totals, found[0], found[1], tokens, padded, BK=keys, BQ=queries, num_warps=4
-    )
-    return found[0], found[1]
-
-
-def _is_pure(call: Call, decays: bool) -> bool:
-    """Whether weights are c₂ s² times a decay, which takes fewer multiplications."""
-    return decays and not call.sigmoid and len(call.coefficients) == 3 and not any(call.coefficients[:2])

@@ -28,6 +28,22 @@ def load_rows(pointer, stride_t, rows, columns, T, SIZE: tl.constexpr):
 
 
 @triton.jit
+def load_tile(pointer, stride_t, first, rows, columns, T, SIZE: tl.constexpr, INSIDE: tl.constexpr):
+    """Rows first + `rows` with zeros beyond T and SIZE; with INSIDE, none of them is beyond T and there is no mask."""
+    at = pointer + (first + rows)[:, None] * stride_t + columns[None, :]
+    if not INSIDE:
+        inside = (first + rows < T)[:, None]
+        if columns.shape[0] != SIZE:
+            inside = inside & (columns < SIZE)[None, :]
+        tile = tl.load(at, mask=inside, other=0.0)
+    elif columns.shape[0] != SIZE:
+        tile = tl.load(at, mask=(columns < SIZE)[None, :], other=0.0)
+    else:
+        tile = tl.load(at)
+    return tile
+
+
+@triton.jit
 def divisor_of(total, count, eps, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr):
     """The divisor of each row: its sum plus eps, the number of visible keys, or 1; 0 is replaced by 1."""
     if BY_SUM:
