@@ -53,12 +53,13 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.block_layout import block_of, blocks
+from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
-from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
+from maclaurin.programs.triton.pair_moments import pairs_times, read_both, read_pairs
+from maclaurin.programs.triton.polynomial_linear_kernels import times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
     add_sum,
@@ -85,6 +86,8 @@ TILES = {
 }
 #: whether row sums of bf16 weights are computed as products with ones
 SUMS_BY_PRODUCTS = True
+#: whether gradients multiply each pair of entries once (pair_moments.py)
+ONCE = True
 #: NUMBERS per row are padded to a multiple of this
 _LARGEST_TILE = 128
 _TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
@@ -239,7 +242,7 @@ def _forward(
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
@@ -284,12 +287,10 @@ def _forward(
         small = SMALL + past * (D * E + E + D * D + D + 1)
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
         if len(C) > 2:
-            at = S2 + past * BLOCKS * D * E
+            at = S2 + past * ROWS2 * E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
-            for a in range(D * there):
-                block = block_of(at, a, d, e, D, E, BD, 1)
-                acc = add_block(acc, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
-            acc *= a2[:, None]
+            of_text = (t >= 0) & (t < T)
+            acc = a2[:, None] * read_pairs(q, q_at + i * q_t, of_text, at, there, e, D, E, PRECISION)
         one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
         acc += a1[:, None] * one + a0[:, None] * zero[None, :]
@@ -361,12 +362,6 @@ def _about(q, c, OFFSET, row, d, scale, C: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _entry(x_at, x_t, a, i, row, T):
-    """x_a of the rows of a tile in fp32."""
-    return tl.load(x_at + i * x_t + a, mask=(row >= 0) & (row < T), other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
               C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys of the tail to the sums of a tile of queries."""
@@ -422,7 +417,7 @@ def _backward_queries(
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; for `_backward_keys`, dy/Σw and NUMBERS; the rows' weights in moments; their part of the sinks' gradients."""
@@ -503,10 +498,8 @@ def _backward_queries(
         second = tl.zeros((BM, BD), tl.float32)
         if len(C) > 2:
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
-            at2 = S2 + past * BLOCKS * D * E
-            for a in range(D * there):
-                block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
-                second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            at2 = S2 + past * ROWS2 * E
+            second = pairs_times(dy, q_at + i * q_t, there_rows, at2, there, e, D, E, BD, ONCE, PRECISION)
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         one = tl.dot(
             dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
@@ -639,7 +632,7 @@ def _backward_keys(
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys after the sinks, for one key-value head."""
@@ -679,13 +672,8 @@ def _backward_keys(
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
         x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
         if len(C) > 2:
-            at2 = S2 + later * BLOCKS * D * E
-            of_k = tl.zeros((BN, BD), tl.float32)
-            for a in range(D * there):
-                factor = _entry(c_at, c_t, a, n, j, T - SHIFT)
-                block = block_of(at2, a, d, e, D, E, BD, 1)
-                dv = add_block(dv, x, factor, block, PRECISION)
-                of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
+            at2 = S2 + later * ROWS2 * E
+            dv, of_k = read_both(x, v, c_at + n * c_t, j < T - SHIFT, at2, there, e, D, E, ONCE, PRECISION)
             dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
         block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
         dv += tl.dot(x, block, input_precision=PRECISION)
@@ -938,7 +926,7 @@ def backward(
         dq, dn, numbers, weights, omega, extra, sink_parts, found.get(tile["BM"]),
         *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
-        call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
+        call.scale, **sizes, **tile, NARROW=rest is not None, ONCE=ONCE, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     later, before, centred = Moments(_nothing(q), {}), None, q
     if far:
@@ -954,7 +942,7 @@ def backward(
         q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv, found.get(of_keys["BN"]),
         *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
         tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
-        **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
+        **sizes | {"STARTED": d_totals is not None}, **of_keys, ONCE=ONCE, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     if call.window and call.sinks:
         sinks = min(call.sinks, tokens)
@@ -1033,7 +1021,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, call: Call, start: Start | None) -> 
         "WINDOW": call.window,
         "SINKS": call.sinks,
         "CHUNK": call.chunk or 1,
-        "BLOCKS": blocks(d, 2),
+        "ROWS2": block_rows(d, 2),
         "FAR": call.chunk > 0,
         "ABOUT_MEAN": call.about_mean,
         "BY_SUM": call.by_sum,
