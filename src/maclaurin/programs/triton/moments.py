@@ -52,6 +52,8 @@ from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, ope
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and pipeline stages of the program for high orders, in bf16
 HIGH = (64, 4, 3)
+#: the same for heads of more than 64 entries; with eight warps a program has twice the columns of g
+HIGH_OF_WIDE_HEADS = (64, 4, 3)
 #: the same for products in fp32. Every iteration writes their left operand to registers that Hopper's asynchronous
 #: product may still be reading (triton issue 9433). So one group of four warps and no pipelining: each product ends
 #: before the next begins
@@ -180,9 +182,9 @@ def _small(
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     first = tl.zeros((BD, BE), tl.float32)
-    zeroth = tl.zeros((BE,), tl.float32)
+    zeroth = tl.zeros((BN, BE), tl.float32)  # sums over tokens that are taken at the end, once
     z_second = tl.zeros((BD, BD), tl.float32)
-    z_first = tl.zeros((BD,), tl.float32)
+    z_first = tl.zeros((BN, BD), tl.float32)
     z_zeroth = tl.zeros((BN,), tl.float32)
     for member in range(GROUP):
         h = g * GROUP + member
@@ -199,25 +201,25 @@ def _small(
                 w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
             scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
             first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
-            zeroth += tl.sum(values.to(tl.float32) * w0[:, None], 0)
+            zeroth += values.to(tl.float32) * w0[:, None]
             if SUMS:
                 omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
                 of_first = w1 * omega
                 if EXTRAS:
                     of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
-                z_first += tl.sum(x.to(tl.float32) * of_first[:, None], 0)
+                z_first += x.to(tl.float32) * of_first[:, None]
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
     at = OUT + ((b * heads + g) * chunks + c) * SIZE
     inside = (d < D)[:, None] & (e < E)[None, :]
     tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
-    tl.store(at + D * E + e, zeroth, mask=e < E)
+    tl.store(at + D * E + e, tl.sum(zeroth, 0), mask=e < E)
     if SUMS:
         inside = (d < D)[:, None] & (d < D)[None, :]
         tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
-        tl.store(at + D * E + E + D * D + d, z_first, mask=d < D)
+        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0), mask=d < D)
         tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
 
 
@@ -446,19 +448,21 @@ def _high_launch(
     g: Layout,
     n: int,
     kind: _Kind,
-    narrow_tile: tuple[int, int, int],
-    wide_tile: tuple[int, int, int],
+    bf16_tile: tuple[int, int, int],
+    fp32_tile: tuple[int, int, int],
 ) -> _High:
     batch, tokens, all_heads, d = x.shape
     e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
     chunks, count = -(-tokens // chunk), blocks(d, n)
     padded, narrow = chunks * chunk, operand(x) is torch.bfloat16
-    block, warps, stages = narrow_tile if narrow else wide_tile
-    tile, columns = min(block, chunk), cdiv(e, 64)
+    block, warps, stages = bf16_tile if narrow else fp32_tile
+    warps = warps if e > COLUMNS else 4
+    height = min(COLUMNS * warps // 4, width(e))
+    tile, columns = min(block, chunk), cdiv(e, height)
     many = (narrow and count // GROUPED * batch * heads * columns >= FEW_PROGRAMS) or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
     options = {
-        "D": d, "E": e, "BD": min(COLUMNS, width(d)), "BE": min(64, width(e)), "P": together(d, n), "ROWS": block_rows(d, n), "LINES": _filled(d),
+        "D": d, "E": e, "BD": min(COLUMNS, width(d)), "BE": height, "P": together(d, n), "ROWS": block_rows(d, n), "LINES": _filled(d),
         "ORDER": n, "GROUP": kind.group, "CHUNK": chunk, "BN": tile, "REVERSE": kind.reverse, "CARRIED": kind.carried,
         "STARTED": kind.started, "ENDED": kind.ended, "FOUR": grouped == GROUPED, **operand_options(x),
         "num_warps": warps, "num_stages": stages,
@@ -471,7 +475,8 @@ def _high_launch(
 def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
     x, g = side.x, side.g
     d, e = x.shape[3], g.shape[3]
-    start, shape, padded = _high_launch(Layout.of(x), Layout.of(g), n, kind, HIGH, WIDE)
+    of_bf16 = HIGH if d <= COLUMNS else HIGH_OF_WIDE_HEADS
+    start, shape, padded = _high_launch(Layout.of(x), Layout.of(g), n, kind, of_bf16, WIDE)
     out = torch.empty(shape, dtype=operand(x), device=x.device)
     final = torch.empty(shape[0], *shape[2:], dtype=torch.float32, device=x.device) if kind.ended else None
     weight = None if side.weights is None else side.weights[n]

@@ -2,7 +2,7 @@
 
     read_pairs          Σ_a x_a X S_a    [rows, e]      numerators, and gradients of values
     pairs_times         Σ_a x_a g S_aᵀ   [rows, d]      gradients of queries and keys, for rows g like those of S
-    read_both           both at once, so that each block is loaded once
+    read_both           both
 
 A head of more than 64 entries keeps the pairs (a, j) with a < 64 ≤ j in one place. They count twice in the first sum:
 X has twice its upper columns there. In the second, the product P_a = g S_aᵀ is one of two pairs:
@@ -82,39 +82,22 @@ def pairs_times(g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr, BD
 @triton.jit
 def read_both(x, g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr,
               ONCE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Σ_a x_a X S_a [rows, e] and Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`."""
+    """Σ_a x_a X S_a [rows, e] and Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`.
+
+    Heads of up to 64 entries load each block once for both. For larger ones the sums of both do not fit in registers
+    beside two products, so one follows the other.
+    """
     d = tl.arange(0, x.shape[1])
-    read = tl.zeros((x.shape[0], e.shape[0]), tl.float32)
-    LOWER: tl.constexpr = D if D < _COLUMNS else _COLUMNS
-    counted = _twice_upper(x, d)
-    if D <= _COLUMNS or not ONCE:
-        times = tl.zeros(x.shape, tl.float32)
-        for a in range(there * LOWER):
-            factor, block = _entry(at, inside, a), pairs_of(S, a, d, e, D, E)
-            read = add_block(read, counted, factor, block, PRECISION)
-            times = add_block(times, g, factor, tl.trans(block), PRECISION)
-        if D > _COLUMNS:
-            of_upper = tl.where(d >= _COLUMNS, x, 0.0).to(x.dtype)
-            for a in range(LOWER, there * (D - LOWER) + LOWER):
-                factor, block = _entry(at, inside, a), all_pairs_of(S, a, d, e, D, E)
-                read = add_block(read, of_upper, factor, block, PRECISION)
-                times = add_block(times, g, factor, tl.trans(block), PRECISION)
+    if D > _COLUMNS:
+        read = read_pairs(x, at, inside, S, there, e, D, E, PRECISION)
+        times = pairs_times(g, at, inside, S, there, e, D, E, x.shape[1], ONCE, PRECISION)
     else:
-        c = tl.arange(0, _COLUMNS)
-        x_upper = _columns(at, inside, c + _COLUMNS, D)
-        wide, narrow = x_upper.to(tl.float32), x_upper.to(x.dtype)
-        lower = tl.zeros((x.shape[0], _COLUMNS), tl.float32)
-        upper = lower
-        for a in range(there * _COLUMNS):
+        read = tl.zeros((x.shape[0], e.shape[0]), tl.float32)
+        times = tl.zeros(x.shape, tl.float32)
+        for a in range(there * D):
             factor, block = _entry(at, inside, a), pairs_of(S, a, d, e, D, E)
-            read = add_block(read, counted, factor, block, PRECISION)
-            product = tl.dot(g, tl.trans(block), input_precision=PRECISION)
-            lower, upper = _add_halves(lower, upper, product, factor, wide, a, c)
-        for a in range(_COLUMNS, there * (D - _COLUMNS) + _COLUMNS):
-            factor, block = _entry(at, inside, a), pairs_of(S, a, c + _COLUMNS, e, D, E)
-            read = add_block(read, narrow, factor, block, PRECISION)
-            upper = add_block(upper, g, factor, tl.trans(block), PRECISION)
-        times = _side_by_side(lower, upper)
+            read = add_block(read, x, factor, block, PRECISION)
+            times = add_block(times, g, factor, tl.trans(block), PRECISION)
     return read, times
 
 

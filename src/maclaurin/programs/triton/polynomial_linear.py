@@ -36,10 +36,10 @@ from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_opti
 TILES = {
     "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 3)),
 }
 #: whether gradients of queries and of keys multiply each pair of entries once (pair_moments.py)
-ONCE, ONCE_FOR_KEYS = True, False
+ONCE, ONCE_FOR_KEYS = True, True
 
 
 class Call(NamedTuple):
