@@ -58,7 +58,7 @@ from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
-from maclaurin.programs.triton.pair_moments import pairs_times, read_both, read_pairs
+from maclaurin.programs.triton.pair_moments import lower_sums, pairs_times, read_both, read_pairs, sums_at
 from maclaurin.programs.triton.polynomial_linear_kernels import times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
@@ -86,8 +86,6 @@ TILES = {
 }
 #: whether row sums of bf16 weights are computed as products with ones
 SUMS_BY_PRODUCTS = True
-#: whether gradients multiply each pair of entries once (pair_moments.py)
-ONCE = True
 #: NUMBERS per row are padded to a multiple of this
 _LARGEST_TILE = 128
 _TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
@@ -412,12 +410,12 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
+    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, LOWER, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
     q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; for `_backward_keys`, dy/Σw and NUMBERS; the rows' weights in moments; their part of the sinks' gradients."""
@@ -499,7 +497,8 @@ def _backward_queries(
         if len(C) > 2:
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
             at2 = S2 + past * ROWS2 * E
-            second = pairs_times(dy, q_at + i * q_t, there_rows, at2, there, e, D, E, BD, ONCE, PRECISION)
+            lower = sums_at(LOWER, b * H + h, t, total)
+            second = pairs_times(dy, q_at + i * q_t, there_rows, at2, there, lower, total, e, D, E, BD, PRECISION)
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         one = tl.dot(
             dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
@@ -627,12 +626,12 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
-    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV, PLACES,
+    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, LOWER, DK, DV, PLACES,
     q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys after the sinks, for one key-value head."""
@@ -673,7 +672,8 @@ def _backward_keys(
         x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
         if len(C) > 2:
             at2 = S2 + later * ROWS2 * E
-            dv, of_k = read_both(x, v, c_at + n * c_t, j < T - SHIFT, at2, there, e, D, E, ONCE, PRECISION)
+            lower = sums_at(LOWER, b * heads + g, j, T)
+            dv, of_k = read_both(x, v, c_at + n * c_t, j < T - SHIFT, at2, there, lower, T, e, D, E, PRECISION)
             dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
         block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
         dv += tl.dot(x, block, input_precision=PRECISION)
@@ -923,10 +923,10 @@ def backward(
     )
     _backward_queries[(parts, batch * heads)](
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
-        dq, dn, numbers, weights, omega, extra, sink_parts, found.get(tile["BM"]),
+        lower_sums(q, call.order) if far else None, dq, dn, numbers, weights, omega, extra, sink_parts, found.get(tile["BM"]),
         *strides, y.stride()[:3], dq.stride()[:3], dn.stride()[:3],
         tokens, heads, _tiles(rows.prefix), _chunks_of(rows), tail, batch * heads * tail, padded, batch * heads * padded,
-        call.scale, **sizes, **tile, NARROW=rest is not None, ONCE=ONCE, STEEPNESS=call.steepness, AHEAD=call.ahead,
+        call.scale, **sizes, **tile, NARROW=rest is not None, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     later, before, centred = Moments(_nothing(q), {}), None, q
     if far:
@@ -939,10 +939,10 @@ def backward(
         )
     sizes = {n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}
     _backward_keys[(key_tiles, batch * kv_heads)](
-        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), dk, dv, found.get(of_keys["BN"]),
+        q, k, v, dy, dn, numbers, centred, later.small, later.high.get(2), lower_sums(k, call.order) if far else None, dk, dv, found.get(of_keys["BN"]),
         *strides, dn.stride()[:3], centred.stride()[:3], dk.stride()[:3], dv.stride()[:3],
         tokens, heads, _chunks(later), padded, batch * heads * padded, call.scale,
-        **sizes | {"STARTED": d_totals is not None}, **of_keys, ONCE=ONCE, STEEPNESS=call.steepness, AHEAD=call.ahead,
+        **sizes | {"STARTED": d_totals is not None}, **of_keys, STEEPNESS=call.steepness, AHEAD=call.ahead,
     )  # fmt: skip
     if call.window and call.sinks:
         sinks = min(call.sinks, tokens)

@@ -11,19 +11,32 @@ X has twice its upper columns there. In the second, the product P_a = g S_aᵀ i
     lower part     Σ_{a<64} x_a P_aj,   and   Σ_{j≥64} x_j P_aj  for column a
 
 Either that last sum is taken over the columns of the product (ONCE), which saves a quarter of the products, or the
-blocks with a ≥ 64 get their lower rows from those with a < 64, and every pair is multiplied.
+blocks with a ≥ 64 get their lower rows from those with a < 64, and every pair is multiplied. Sums for column a wait in
+memory (LOWER) for the end: to add them to one column of a tile in registers takes a comparison for each of its columns.
 
 Rows are given by pointers to their first entries and by a mask.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from maclaurin.programs.triton.block_layout import COLUMNS, all_pairs_of, pairs_of
 
+#: whether gradients of heads of more than 64 entries multiply each pair once
+ONCE = True
 _COLUMNS = tl.constexpr(COLUMNS)
+
+
+def lower_sums(x: Tensor, order: int) -> Tensor | None:
+    """Memory for LOWER [B, H, 64, T], given rows x [B, T, H, d]; None where it is not needed."""
+    batch, tokens, heads, d = x.shape
+    if order < 2 or d <= COLUMNS or not ONCE:
+        return None
+    return torch.empty(batch, heads, COLUMNS, tokens, dtype=torch.float32, device=x.device)
 
 
 @triton.jit
@@ -42,24 +55,24 @@ def read_pairs(x, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr, PRE
     """Σ_a x_a X S_a [rows, e]; 0 unless `there`."""
     d = tl.arange(0, x.shape[1])
     total = tl.zeros((x.shape[0], e.shape[0]), tl.float32)
-    LOWER: tl.constexpr = D if D < _COLUMNS else _COLUMNS
+    FIRST: tl.constexpr = D if D < _COLUMNS else _COLUMNS
     counted = _twice_upper(x, d)
-    for a in range(there * LOWER):
+    for a in range(there * FIRST):
         total = add_block(total, counted, _entry(at, inside, a), pairs_of(S, a, d, e, D, E), PRECISION)
     if D > _COLUMNS:
         j = tl.arange(0, _COLUMNS) + _COLUMNS
         upper = _columns(at, inside, j, D).to(x.dtype)
-        for a in range(LOWER, there * (D - LOWER) + LOWER):
+        for a in range(FIRST, there * (D - FIRST) + FIRST):
             total = add_block(total, upper, _entry(at, inside, a), pairs_of(S, a, j, e, D, E), PRECISION)
     return total
 
 
 @triton.jit
-def pairs_times(g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
-                ONCE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`."""
+def pairs_times(g, at, inside, S, there, LOWER, step, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
+    """Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`. LOWER: pointers to 64 numbers for each row, `step` apart, or None."""
     d = tl.arange(0, BD)
-    if D <= _COLUMNS or not ONCE:
+    if D <= _COLUMNS or LOWER is None:
         total = tl.zeros((g.shape[0], BD), tl.float32)
         for a in range(there * D):
             block = tl.trans(all_pairs_of(S, a, d, e, D, E))
@@ -71,26 +84,32 @@ def pairs_times(g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr, BD
         upper = lower
         for a in range(there * _COLUMNS):
             product = tl.dot(g, tl.trans(pairs_of(S, a, d, e, D, E)), input_precision=PRECISION)
-            lower, upper = _add_halves(lower, upper, product, _entry(at, inside, a), x_upper, a, c)
+            left, right = _halves(product)
+            tl.store(LOWER + a * step, tl.sum(right * x_upper, 1), mask=inside)
+            factor = _entry(at, inside, a)[:, None]
+            lower, upper = lower + left * factor, upper + right * factor
         for a in range(_COLUMNS, there * (D - _COLUMNS) + _COLUMNS):
             block = tl.trans(pairs_of(S, a, c + _COLUMNS, e, D, E))
             upper = add_block(upper, g, _entry(at, inside, a), block, PRECISION)
+        tl.debug_barrier()  # other threads may have stored what this one loads
+        known = inside[:, None] & ((c * 0 + there) > 0)[None, :]
+        lower += tl.load(LOWER[:, None] + c[None, :] * step, mask=known, other=0.0)
         total = _side_by_side(lower, upper)
     return total
 
 
 @triton.jit
-def read_both(x, g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr,
-              ONCE: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def read_both(x, g, at, inside, S, there, LOWER, step, e, D: tl.constexpr, E: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
     """Σ_a x_a X S_a [rows, e] and Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`.
 
     Heads of up to 64 entries load each block once for both. For larger ones the sums of both do not fit in registers
-    beside two products, so one follows the other.
+    beside two products, so one follows the other; the one with more registers first.
     """
     d = tl.arange(0, x.shape[1])
     if D > _COLUMNS:
+        times = pairs_times(g, at, inside, S, there, LOWER, step, e, D, E, x.shape[1], PRECISION)
         read = read_pairs(x, at, inside, S, there, e, D, E, PRECISION)
-        times = pairs_times(g, at, inside, S, there, e, D, E, x.shape[1], ONCE, PRECISION)
     else:
         read = tl.zeros((x.shape[0], e.shape[0]), tl.float32)
         times = tl.zeros(x.shape, tl.float32)
@@ -99,6 +118,12 @@ def read_both(x, g, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr,
             read = add_block(read, x, factor, block, PRECISION)
             times = add_block(times, g, factor, tl.trans(block), PRECISION)
     return read, times
+
+
+@triton.jit
+def sums_at(LOWER, head, row, T):
+    """Pointers to the numbers of rows of one head in LOWER [heads, 64, T]."""
+    return LOWER if LOWER is None else LOWER + head * (T * _COLUMNS) + row
 
 
 @triton.jit
@@ -122,12 +147,9 @@ def _twice_upper(x, d):
 
 
 @triton.jit
-def _add_halves(lower, upper, product, factor, x_upper, a, c):
-    """Add x_a P_a to both halves, and Σ_{j≥64} x_j P_aj to column a of the lower one."""
-    left, right = tl.split(tl.permute(tl.reshape(product, (product.shape[0], 2, _COLUMNS)), (0, 2, 1)))
-    turned = tl.sum(right * x_upper, 1)
-    lower += left * factor[:, None] + tl.where(c[None, :] == a, turned[:, None], 0.0)
-    return lower, upper + right * factor[:, None]
+def _halves(product):
+    """The lower and the upper 64 columns."""
+    return tl.split(tl.permute(tl.reshape(product, (product.shape[0], 2, _COLUMNS)), (0, 2, 1)))
 
 
 @triton.jit

@@ -28,6 +28,7 @@ from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.block_layout import block_rows, times_counted, together
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, prepared
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
+from maclaurin.programs.triton.pair_moments import lower_sums
 from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, backward_queries, forward_rows
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
@@ -38,8 +39,6 @@ TILES = {
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 3)),
 }
-#: whether gradients of queries and of keys multiply each pair of entries once (pair_moments.py)
-ONCE, ONCE_FOR_KEYS = True, True
 
 
 class Call(NamedTuple):
@@ -175,8 +174,8 @@ def backward(
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile(TILES["queries"], "queries", q, v, call, crowded=crowded)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
-        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started, ONCE=ONCE,
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), lower_sums(q, call.order), dq, d_alpha, of_rows,
+        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
     later, before = moments(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
@@ -191,8 +190,8 @@ def backward(
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile(TILES["keys"], "keys", q, v, call, crowded=crowded)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
-        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None, ONCE=ONCE_FOR_KEYS,
+        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), lower_sums(k, call.order), dk, dv, of_keys,
+        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
     if of_keys is not None and of_rows is not None:

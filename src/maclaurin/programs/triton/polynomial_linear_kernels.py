@@ -10,7 +10,7 @@ import triton.language as tl
 
 from maclaurin.programs.triton.block_layout import block_of, contracted, entry, group_of, members_of, products
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.pair_moments import add_block, pairs_times, read_both, read_pairs
+from maclaurin.programs.triton.pair_moments import add_block, pairs_times, read_both, read_pairs, sums_at
 from maclaurin.programs.triton.tiles import divisor_of, load_rows, store_rows
 
 # --------------------------------------------------------- in registers: weights of scores, sums over moments
@@ -213,13 +213,13 @@ def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log,
 @launched
 @triton.jit
 def backward_queries(
-    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, DQ, DALPHA, DROW,
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, LOWER, DQ, DALPHA, DROW,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα if rows have their own, and Σ_s g w (the derivative of the loss by a common factor of a row's weights)."""
     q_b, q_t, q_h = q_strides
@@ -269,7 +269,8 @@ def backward_queries(
         dq += 3 * a3[:, None] * third
     if ORDER > 1:
         at2 = S2 + past * ROWS2 * E
-        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, e, D, E, BD, ONCE, PRECISION)
+        lower = sums_at(LOWER, b * H + h, m, T)
+        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, lower, T, e, D, E, BD, PRECISION)
         if BY_SUM:
             second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
@@ -356,13 +357,13 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
 @launched
 @triton.jit
 def backward_keys(
-    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, DK, DV, DKEY,
+    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, LOWER, DK, DV, DKEY,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, ONCE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, and Σ_t g w (the derivative of the loss by a common factor of a key's weights), for one key-value head.
 
@@ -415,7 +416,8 @@ def backward_keys(
     if ORDER > 1:
         c2 = 1.0 if ROWS else C[2]
         at2 = S2 + later * ROWS2 * E
-        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, e, D, E, ONCE, PRECISION)
+        lower = sums_at(LOWER, b * heads + g, n, T)
+        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, lower, T, e, D, E, PRECISION)
         if BY_SUM:
             row = times_square(k, at, d, D, OPERAND, PRECISION)
             of_k += row
