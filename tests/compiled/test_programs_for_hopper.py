@@ -382,7 +382,7 @@ def test_linear_from_one_state_to_another(order, d):
     totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
         {
-            n: torch.empty(2, block_layout.blocks(d, n), block_layout.block_rows(d, n), 64)
+            n: torch.empty(2, block_layout.block_rows(d, n), 64)
             for n in range(2, order + 1)
         },
     )

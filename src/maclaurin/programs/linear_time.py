@@ -413,7 +413,6 @@ def _(
         q.new_empty(
             rows,
             chunks,
-            block_layout.blocks(int(d), n),
             block_layout.block_rows(int(d), n),
             e,
             dtype=tiles.operand(q),

@@ -433,7 +433,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     features = sum(number_of_multisets(d, n) for n in range(order + 1))
     y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
     log = q.new_empty(batch, heads, tokens, dtype=wide)
-    second = (rows, chunks, block_layout.blocks(int(d), 2), d, e) if chunk and order > 1 else (0,)
+    second = (rows, chunks, block_layout.block_rows(int(d), 2), e) if chunk and order > 1 else (0,)
     return (
         y,
         q.new_empty((batch, kv_heads, features, e + 1) if return_state else (0,), dtype=wide),

@@ -53,12 +53,13 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.block_layout import block_of, blocks
+from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
-from maclaurin.programs.triton.polynomial_linear_kernels import add_block, times_square
+from maclaurin.programs.triton.pair_moments import lower_sums, pairs_times, read_both, read_pairs, sums_at
+from maclaurin.programs.triton.polynomial_linear_kernels import times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
     add_sum,
@@ -238,7 +239,7 @@ def _forward(
     T, H, tiles, chunks, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
@@ -283,12 +284,10 @@ def _forward(
         small = SMALL + past * (D * E + E + D * D + D + 1)
         a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
         if len(C) > 2:
-            at = S2 + past * BLOCKS * D * E
+            at = S2 + past * ROWS2 * E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
-            for a in range(D * there):
-                block = block_of(at, a, d, e, D, E, BD, 1)
-                acc = add_block(acc, q, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
-            acc *= a2[:, None]
+            of_text = (t >= 0) & (t < T)
+            acc = a2[:, None] * read_pairs(q, q_at + i * q_t, of_text, at, there, e, D, E, PRECISION)
         one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
         zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
         acc += a1[:, None] * one + a0[:, None] * zero[None, :]
@@ -360,12 +359,6 @@ def _about(q, c, OFFSET, row, d, scale, C: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _entry(x_at, x_t, a, i, row, T):
-    """x_a of the rows of a tile in fp32."""
-    return tl.load(x_at + i * x_t + a, mask=(row >= 0) & (row < T), other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
               C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys of the tail to the sums of a tile of queries."""
@@ -416,12 +409,12 @@ def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
+    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, LOWER, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
     q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
     T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
     ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq; for `_backward_keys`, dy/Σw and NUMBERS; the rows' weights in moments; their part of the sinks' gradients."""
@@ -502,10 +495,11 @@ def _backward_queries(
         second = tl.zeros((BM, BD), tl.float32)
         if len(C) > 2:
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
-            at2 = S2 + past * BLOCKS * D * E
-            for a in range(D * there):
-                block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
-                second = add_block(second, dy, _entry(q_at, q_t, a, i, t, T), block, PRECISION)
+            at2 = S2 + past * ROWS2 * E
+            lower = sums_at(LOWER, b * H + h, t, total)
+            second = pairs_times(
+                dy, q_at + i * q_t, there_rows, at2, there, lower, total, e, D, E, BD, PRECISION
+            )
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         one = tl.dot(
             dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
@@ -633,12 +627,12 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks"])
 def _backward_keys(
-    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, DK, DV, PLACES,
+    Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, LOWER, DK, DV, PLACES,
     q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
     T, H, chunks, padded, all_padded, scale,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCKS: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys after the sinks, for one key-value head."""
@@ -678,13 +672,11 @@ def _backward_keys(
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
         x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
         if len(C) > 2:
-            at2 = S2 + later * BLOCKS * D * E
-            of_k = tl.zeros((BN, BD), tl.float32)
-            for a in range(D * there):
-                factor = _entry(c_at, c_t, a, n, j, T - SHIFT)
-                block = block_of(at2, a, d, e, D, E, BD, 1)
-                dv = add_block(dv, x, factor, block, PRECISION)
-                of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
+            at2 = S2 + later * ROWS2 * E
+            lower = sums_at(LOWER, b * heads + g, j, T)
+            dv, of_k = read_both(
+                x, v, c_at + n * c_t, j < T - SHIFT, at2, there, lower, T, e, D, E, PRECISION
+            )
             dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
         block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
         dv += tl.dot(x, block, input_precision=PRECISION)
@@ -911,7 +903,7 @@ def backward(
         found = {size: places(cuts, tokens, size) for size in {launches.query_tile, launches.key_tile}}
     launches.queries(
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
-        dq, dn, numbers, weights, omega, extra, sink_parts, found.get(launches.query_tile),
+        lower_sums(q, call.order) if call.chunk else None, dq, dn, numbers, weights, omega, extra, sink_parts, found.get(launches.query_tile),
     )  # fmt: skip
     later, before = Moments(_nothing(q), {}), None
     if call.chunk:
@@ -930,6 +922,7 @@ def backward(
         centred,
         later.small,
         later.high.get(2),
+        lower_sums(k, call.order) if call.chunk else None,
         dk,
         dv,
         found.get(launches.key_tile),
@@ -1159,7 +1152,7 @@ def _sizes(q: Layout, k: Layout, v: Layout, call: Call, started: bool) -> dict[s
         "WINDOW": call.window,
         "SINKS": call.sinks,
         "CHUNK": call.chunk or 1,
-        "BLOCKS": blocks(d, 2),
+        "ROWS2": block_rows(d, 2),
         "FAR": call.chunk > 0,
         "ABOUT_MEAN": call.about_mean,
         "BY_SUM": call.by_sum,

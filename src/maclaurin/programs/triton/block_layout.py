@@ -1,17 +1,24 @@
 """Blocks of moments: how x^{⊗n} of orders 2 and 3 is split, on the host and in programs.
 
-    S_i = Σ_s x_a X gᵀ  [rows, e],      order 2: X = x (d rows)
-                                        order 3: X = the products x_b x_j of P neighbouring b (P·d rows)
+    S_i = Σ_s x_a X gᵀ  [rows, e],      order 2: X = a group of up to 64 neighbouring x_j
+                                        order 3: X = the products x_b x_j of a group of P neighbouring b (P·d rows)
 
-In both orders a block belongs to one entry a. P is chosen so that the products fill a tile of 64 columns. In order 3
-a group of P neighbouring b's has one block for each a up to the last b. If a is smaller than every b of the group, the
-block counts twice, once for x_a x_b and once for x_b x_a. One program computes GROUPED blocks, so groups are padded to
-a multiple of that; padding is never read.
+In both orders a block belongs to one entry a and one group. P is chosen so that the products fill a tile of 64 columns.
+A group has one block for each a up to its last entry. If a is smaller than every entry of the group, the block counts
+twice, once for x_a x_b and once for x_b x_a. So in order 2 a head of up to 64 entries has one group and all pairs, and
+one of 128 leaves out a quarter of them:
+
+              j < 64      j ≥ 64
+    a < 64    group 0     group 1, twice
+    a ≥ 64    –           group 1
+
+One program computes GROUPED blocks of a group, so groups are padded to a multiple of that; padding is never read.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -24,30 +31,41 @@ from maclaurin.programs.triton.tiles import width
 GROUPED = 4
 _GROUPED = tl.constexpr(GROUPED)
 #: columns of a tile of products
-_COLUMNS = 64
+COLUMNS = 64
+_COLUMNS = tl.constexpr(COLUMNS)
+
+
+class Block(NamedTuple):
+    """The entry a of a block, its group, its first row among those of all blocks, its rows, and how often it counts.
+
+    Padding counts 0 times.
+    """
+
+    a: int
+    group: int
+    first_row: int
+    rows: int
+    times: int
 
 
 def together(d: int, order: int) -> int:
-    """P: how many neighbouring b's a block has; 1 in order 2, which has no b."""
-    return 1 if order == 2 else max(1, _COLUMNS // width(d))
-
-
-def block_rows(d: int, order: int) -> int:
-    """Rows of a block."""
-    return together(d, order) * d
+    """P: how many neighbouring b's a block of order 3 has; 1 in order 2, which has no b."""
+    return 1 if order == 2 else max(1, COLUMNS // width(d))
 
 
 @lru_cache(maxsize=64)
-def block_list(d: int, order: int) -> list[tuple[int, int, int]]:
-    """(a, group of b's, how often the block counts) for every block; padding counts 0 times."""
-    if order == 2:
-        found = [(a, 0, 1) for a in range(d)]
-        return found + [(0, 0, 0)] * (-d % GROUPED)
-    found, p = [], together(d, order)
-    for group in range(-(-d // p)):
-        members = min(d, (group + 1) * p)
-        found += [(a, group, 2 if a < group * p else 1) for a in range(members)]
-        found += [(0, group, 0)] * (-members % GROUPED)
+def block_list(d: int, order: int) -> list[Block]:
+    """Every block, with the padding of its group."""
+    found: list[Block] = []
+    size = COLUMNS if order == 2 else together(d, order)
+    first_row = 0
+    for group in range(-(-d // size)):
+        members = min(d, (group + 1) * size)
+        rows = members - group * size if order == 2 else size * d
+        times = [2 if a < group * size else 1 for a in range(members)] + [0] * (-members % GROUPED)
+        for a, counted in enumerate(times):
+            found.append(Block(a if counted else 0, group, first_row, rows, counted))
+            first_row += rows
     return found
 
 
@@ -56,28 +74,34 @@ def blocks(d: int, order: int) -> int:
     return len(block_list(d, order))
 
 
+def block_rows(d: int, order: int) -> int:
+    """How many rows all blocks have."""
+    last = block_list(d, order)[-1]
+    return last.first_row + last.rows
+
+
 @lru_cache(maxsize=64)
 def table(d: int, order: int, device: torch.device) -> Tensor:
-    """(a, group of b's) of every block, [blocks, 2]."""
-    found = [(a, group) for a, group, _ in block_list(d, order)]
-    return torch.tensor(found, dtype=torch.int32, device=device)
+    """(a, group, first row) of every block, [blocks, 3]."""
+    return torch.tensor([block[:3] for block in block_list(d, order)], dtype=torch.int32, device=device)
 
 
 @lru_cache(maxsize=64)
 def times_counted(d: int, order: int, device: torch.device) -> Tensor:
-    """How often each block counts in a sum over all of x^{⊗n}."""
-    return torch.tensor([float(times) for _, _, times in block_list(d, order)], device=device)
+    """How often each row counts in a sum over all of x^{⊗n}."""
+    times = [float(block.times) for block in block_list(d, order) for _ in range(block.rows)]
+    return torch.tensor(times, device=device)
 
 
 def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
     """The indices (a, j) or (a, b, j) of every row of every block; None for rows that are never read."""
     found: list[tuple[int, ...] | None] = []
     p = together(d, order)
-    for a, group, times in block_list(d, order):
-        for row in range(block_rows(d, order)):
-            b, j = group * p + row // d, row % d
-            known = (a, row) if order == 2 else (a, b, j)
-            found.append(known if times and b < d else None)
+    for block in block_list(d, order):
+        for row in range(block.rows):
+            b, j = block.group * p + row // d, row % d
+            known = (block.a, block.group * COLUMNS + row) if order == 2 else (block.a, b, j)
+            found.append(known if block.times and max(known) < d else None)
     return found
 
 
@@ -85,9 +109,13 @@ def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
 
 
 @triton.jit
-def row_of(c, D: tl.constexpr, BD: tl.constexpr):
-    """The row of a block for column c of a tile, and whether there is one; a tile has BD ≥ D columns per b."""
-    return c // BD * D + c % BD, c % BD < D
+def row_of(c, group, D: tl.constexpr, BD: tl.constexpr, ORDER: tl.constexpr):
+    """The row of a block for column c of a tile, and whether there is one; in order 3, a tile has BD ≥ D columns per b."""
+    if ORDER == 2:
+        row, there = c, group * _COLUMNS + c < D
+    else:
+        row, there = c // BD * D + c % BD, c % BD < D
+    return row, there
 
 
 @triton.jit
@@ -129,7 +157,43 @@ def entry(at, t, a, m, T):
 
 @triton.jit
 def block_of(S, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
-    """S_i [c, e] for the columns c of a tile."""
-    row, there = row_of(c, D, BD)
+    """S_i [c, e] of order 3 for the columns c of a tile; with i = 0 and P = 1 any [d, e]."""
+    row, there = row_of(c, 0, D, BD, 3)
     inside = there[:, None] & (e < E)[None, :]
     return tl.load(S + (i * P * D + row)[:, None] * E + e[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
+    """Σ x_a x_j gᵀ [j, e] of order 2, for columns j that have a block with a: all of them for a < 64, else j ≥ 64."""
+    return _rows_of(S, _row_of_pair(a, j, D), j, e, D, E)
+
+
+@triton.jit
+def all_pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
+    """The same for any a and j: of the pairs (a, j) and (j, a), the one that has a block."""
+    if D > _COLUMNS:
+        swapped = (a >= _COLUMNS) & (j < _COLUMNS)
+        row = _row_of_pair(tl.where(swapped, j, a), tl.where(swapped, a, j), D)
+    else:
+        row = _row_of_pair(a, j, D)
+    return _rows_of(S, row, j, e, D, E)
+
+
+@triton.jit
+def _row_of_pair(a, j, D: tl.constexpr):
+    """The row of x_a x_j among those of all blocks of order 2."""
+    if D > _COLUMNS:
+        BEFORE: tl.constexpr = (
+            _COLUMNS * _COLUMNS - _COLUMNS
+        )  # rows of group 0, less the columns before group 1
+        row = tl.where(j < _COLUMNS, a * _COLUMNS + j, a * (D - _COLUMNS) + j + BEFORE)
+    else:
+        row = a * D + j
+    return row
+
+
+@triton.jit
+def _rows_of(S, row, j, e, D: tl.constexpr, E: tl.constexpr):
+    inside = (j < D)[:, None] & (e < E)[None, :]
+    return tl.load(S + row[:, None] * E + e[None, :], mask=inside, other=0.0)

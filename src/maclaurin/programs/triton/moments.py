@@ -34,8 +34,8 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton.block_layout import (
+    COLUMNS,
     GROUPED,
-    block_of,
     block_rows,
     blocks,
     entries,
@@ -52,6 +52,8 @@ from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, ope
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and pipeline stages of the program for high orders, in bf16
 HIGH = (64, 4, 3)
+#: the same for heads of more than 64 entries; with eight warps a program has twice the columns of g
+HIGH_OF_WIDE_HEADS = (64, 4, 3)
 #: the same for products in fp32. Every iteration writes their left operand to registers that Hopper's asynchronous
 #: product may still be reading (triton issue 9433). So one group of four warps and no pipelining: each product ends
 #: before the next begins
@@ -59,10 +61,15 @@ WIDE = (32, 4, 1)
 
 
 @triton.jit
-def _store_block(OUT, block, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: tl.constexpr):
-    row, there = row_of(c, D, BD)
-    at = OUT + (i * P * D + row)[None, :] * E + e[:, None]
+def _store_block(OUT, block, first, row, e, there, E: tl.constexpr):
+    at = OUT + (first + row)[None, :] * E + e[:, None]
     tl.store(at, block.to(OUT.dtype.element_ty), mask=there[None, :] & (e < E)[:, None])
+
+
+@triton.jit
+def _load_block(S, first, row, e, there, E: tl.constexpr):
+    inside = there[:, None] & (e < E)[None, :]
+    return tl.trans(tl.load(S + (first + row)[:, None] * E + e[None, :], mask=inside, other=0.0))
 
 
 @triton.jit
@@ -72,7 +79,7 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d,
     """Add a tile of tokens to the blocks of one head."""
     n = start + tl.arange(0, BN)
     if ORDER == 2:
-        x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+        x = load_rows(X, x_t, n, group * BD + d, T, D).to(OPERAND)
     else:
         x = products(X, x_t, n, group, T, D, BD, P, OPERAND)
     gt = tl.load(GT + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(OPERAND)
@@ -93,7 +100,7 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d,
 def _high(
     XT, X, GT, TABLE, CARRY, INITIAL, OUT, FINAL,
     x_strides, T, heads, chunks, tokens,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, COUNT: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
     REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
@@ -101,32 +108,35 @@ def _high(
     """Four blocks (or two) of one order for one key-value head, along the whole text; heads of its group are summed."""
     x_b, x_t, x_h = x_strides
     i = tl.program_id(0) * (4 if FOUR else 2)
-    a0, a1, group = tl.load(TABLE + 2 * i), tl.load(TABLE + 2 * i + 2), tl.load(TABLE + 2 * i + 1)
-    a2, a3 = a0, a0
+    a0, group, first0 = tl.load(TABLE + 3 * i), tl.load(TABLE + 3 * i + 1), tl.load(TABLE + 3 * i + 2)
+    a1, first1 = tl.load(TABLE + 3 * i + 3), tl.load(TABLE + 3 * i + 5)
+    a2, a3, first2, first3 = a0, a0, first0, first0
     if FOUR:
-        a2, a3 = tl.load(TABLE + 2 * i + 4), tl.load(TABLE + 2 * i + 6)
+        a2, first2 = tl.load(TABLE + 3 * i + 6), tl.load(TABLE + 3 * i + 8)
+        a3, first3 = tl.load(TABLE + 3 * i + 9), tl.load(TABLE + 3 * i + 11)
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     row = b * heads + g
     c, d = tl.arange(0, P * BD), tl.arange(0, BD)
     e = tl.program_id(2) * BE + tl.arange(0, BE)
-    SIZE: tl.constexpr = COUNT * P * D * E
+    place, there = row_of(c, group, D, BD, ORDER)
+    SIZE: tl.constexpr = ROWS * E
     m0 = tl.zeros((BE, P * BD), tl.float32)
     m1, m2, m3 = m0, m0, m0
     if STARTED:
         INITIAL += row * SIZE
-        m0 = tl.trans(block_of(INITIAL, i, c, e, D, E, BD, P))
-        m1 = tl.trans(block_of(INITIAL, i + 1, c, e, D, E, BD, P))
+        m0 = _load_block(INITIAL, first0, place, e, there, E)
+        m1 = _load_block(INITIAL, first1, place, e, there, E)
         if FOUR:
-            m2 = tl.trans(block_of(INITIAL, i + 2, c, e, D, E, BD, P))
-            m3 = tl.trans(block_of(INITIAL, i + 3, c, e, D, E, BD, P))
+            m2 = _load_block(INITIAL, first2, place, e, there, E)
+            m3 = _load_block(INITIAL, first3, place, e, there, E)
     for step in range(chunks):
         chunk = chunks - 1 - step if REVERSE else step
         out = OUT + (row * chunks + chunk) * SIZE
-        _store_block(out, m0, i, c, e, D, E, BD, P)
-        _store_block(out, m1, i + 1, c, e, D, E, BD, P)
+        _store_block(out, m0, first0, place, e, there, E)
+        _store_block(out, m1, first1, place, e, there, E)
         if FOUR:
-            _store_block(out, m2, i + 2, c, e, D, E, BD, P)
-            _store_block(out, m3, i + 3, c, e, D, E, BD, P)
+            _store_block(out, m2, first2, place, e, there, E)
+            _store_block(out, m3, first3, place, e, there, E)
         if CARRIED:
             carry = tl.load(CARRY + row * chunks + chunk)
             m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
@@ -149,11 +159,11 @@ def _high(
                     )  # fmt: skip
     if ENDED:
         FINAL += row * SIZE
-        _store_block(FINAL, m0, i, c, e, D, E, BD, P)
-        _store_block(FINAL, m1, i + 1, c, e, D, E, BD, P)
+        _store_block(FINAL, m0, first0, place, e, there, E)
+        _store_block(FINAL, m1, first1, place, e, there, E)
         if FOUR:
-            _store_block(FINAL, m2, i + 2, c, e, D, E, BD, P)
-            _store_block(FINAL, m3, i + 3, c, e, D, E, BD, P)
+            _store_block(FINAL, m2, first2, place, e, there, E)
+            _store_block(FINAL, m3, first3, place, e, there, E)
 
 
 @launched
@@ -172,9 +182,9 @@ def _small(
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     first = tl.zeros((BD, BE), tl.float32)
-    zeroth = tl.zeros((BE,), tl.float32)
+    zeroth = tl.zeros((BN, BE), tl.float32)  # sums over tokens that are taken at the end, once
     z_second = tl.zeros((BD, BD), tl.float32)
-    z_first = tl.zeros((BD,), tl.float32)
+    z_first = tl.zeros((BN, BD), tl.float32)
     z_zeroth = tl.zeros((BN,), tl.float32)
     for member in range(GROUP):
         h = g * GROUP + member
@@ -191,25 +201,25 @@ def _small(
                 w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
             scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
             first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
-            zeroth += tl.sum(values.to(tl.float32) * w0[:, None], 0)
+            zeroth += values.to(tl.float32) * w0[:, None]
             if SUMS:
                 omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
                 of_first = w1 * omega
                 if EXTRAS:
                     of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
-                z_first += tl.sum(x.to(tl.float32) * of_first[:, None], 0)
+                z_first += x.to(tl.float32) * of_first[:, None]
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
     at = OUT + ((b * heads + g) * chunks + c) * SIZE
     inside = (d < D)[:, None] & (e < E)[None, :]
     tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
-    tl.store(at + D * E + e, zeroth, mask=e < E)
+    tl.store(at + D * E + e, tl.sum(zeroth, 0), mask=e < E)
     if SUMS:
         inside = (d < D)[:, None] & (d < D)[None, :]
         tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
-        tl.store(at + D * E + E + D * D + d, z_first, mask=d < D)
+        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0), mask=d < D)
         tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
 
 
@@ -262,7 +272,7 @@ def _scan(
 
 @launched
 @triton.jit
-def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
+def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, E: tl.constexpr, BLOCK: tl.constexpr):
     """Σ over all entries of the moments before chunk c + 1 times the moments after chunk c."""
     c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -271,7 +281,7 @@ def _across(BEFORE, AFTER, WEIGHT, OUT, chunks, size, SQUARE: tl.constexpr, BLOC
         inside = at < size
         before = tl.load(BEFORE + (row * chunks + c + 1) * size + at, mask=inside, other=0.0).to(tl.float32)
         after = tl.load(AFTER + (row * chunks + c) * size + at, mask=inside, other=0.0).to(tl.float32)
-        total += before * after * tl.load(WEIGHT + at // SQUARE, mask=inside, other=0.0)
+        total += before * after * tl.load(WEIGHT + at // E, mask=inside, other=0.0)
     tl.store(OUT + row * (chunks - 1) + c, tl.sum(total, 0))
 
 
@@ -299,7 +309,7 @@ class Side(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) blocks, rows, e].
+    """small [B·K, (chunks,) size] in fp32; high: order → [B·K, (chunks,) rows of all blocks, e].
 
     High moments before each chunk have the operands' dtype, those of a whole text fp32.
     """
@@ -332,12 +342,12 @@ def moments(
 
 def across(before: Moments, after: Moments, n: int, d: int) -> Tensor:
     """The inner products of the moments of order n ≥ 2 before chunks 1 … and after chunks 0 …, [B·K, chunks − 1]."""
-    rows, chunks, count, height, e = before.high[n].shape
+    rows, chunks, height, e = before.high[n].shape
     out = torch.empty(rows, chunks - 1, dtype=torch.float32, device=before.small.device)
     if chunks > 1:
         _across[(chunks - 1, rows)](
-            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, count * height * e,
-            SQUARE=height * e, BLOCK=1024, num_warps=4,
+            before.high[n], after.high[n], times_counted(d, n, out.device), out, chunks, height * e,
+            E=e, BLOCK=1024, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -438,32 +448,35 @@ def _high_launch(
     g: Layout,
     n: int,
     kind: _Kind,
-    narrow_tile: tuple[int, int, int],
-    wide_tile: tuple[int, int, int],
+    bf16_tile: tuple[int, int, int],
+    fp32_tile: tuple[int, int, int],
 ) -> _High:
     batch, tokens, all_heads, d = x.shape
     e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
     chunks, count = -(-tokens // chunk), blocks(d, n)
     padded, narrow = chunks * chunk, operand(x) is torch.bfloat16
-    block, warps, stages = narrow_tile if narrow else wide_tile
-    tile, columns = min(block, chunk), cdiv(e, 64)
+    block, warps, stages = bf16_tile if narrow else fp32_tile
+    warps = warps if e > COLUMNS else 4
+    height = min(COLUMNS * warps // 4, width(e))
+    tile, columns = min(block, chunk), cdiv(e, height)
     many = (narrow and count // GROUPED * batch * heads * columns >= FEW_PROGRAMS) or chunk % (2 * tile)
     grouped = GROUPED if many else GROUPED // 2
     options = {
-        "D": d, "E": e, "BD": width(d), "BE": min(64, width(e)), "P": together(d, n), "COUNT": count, "LINES": _filled(d),
+        "D": d, "E": e, "BD": min(COLUMNS, width(d)), "BE": height, "P": together(d, n), "ROWS": block_rows(d, n), "LINES": _filled(d),
         "ORDER": n, "GROUP": kind.group, "CHUNK": chunk, "BN": tile, "REVERSE": kind.reverse, "CARRIED": kind.carried,
         "STARTED": kind.started, "ENDED": kind.ended, "FOUR": grouped == GROUPED, **operand_options(x),
-        "num_warps": 8 if narrow and width(d) > 64 else warps, "num_stages": stages,
+        "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
     numbers = (x.strides[:3], tokens, heads, chunks, padded)
     start = prepared(_high, (count // grouped, batch * heads, columns), numbers, options)
-    return _High(start, (batch * heads, chunks, count, block_rows(d, n), e), padded)
+    return _High(start, (batch * heads, chunks, block_rows(d, n), e), padded)
 
 
 def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
     x, g = side.x, side.g
     d, e = x.shape[3], g.shape[3]
-    start, shape, padded = _high_launch(Layout.of(x), Layout.of(g), n, kind, HIGH, WIDE)
+    of_bf16 = HIGH if d <= COLUMNS else HIGH_OF_WIDE_HEADS
+    start, shape, padded = _high_launch(Layout.of(x), Layout.of(g), n, kind, of_bf16, WIDE)
     out = torch.empty(shape, dtype=operand(x), device=x.device)
     final = torch.empty(shape[0], *shape[2:], dtype=torch.float32, device=x.device) if kind.ended else None
     weight = None if side.weights is None else side.weights[n]
@@ -482,8 +495,10 @@ def packed(totals: Moments, orders: Sequence[int], d: int, e: int, *, sums: bool
     for n in orders:
         values, weights = _moment(totals, small, n, d)
         index = _packing(d, n, values.device)
-        entry = torch.cat([values, weights[..., None]], -1) if sums and weights is not None else values
-        parts.append(entry[:, index.places] * index.roots[:, None])
+        entry = values[:, index.places]
+        if sums and weights is not None:
+            entry = torch.cat([entry, weights[:, index.places_in_sum, None]], -1)
+        parts.append(entry * index.roots[:, None])
     return torch.cat(parts, 1)
 
 
@@ -492,20 +507,20 @@ def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int)
     rows = state.shape[0]
     small = state.new_zeros(rows, small_size(d, e))
     first, zeroth, z_second, z_first, z_zeroth = _split_small(small, d, e)
-    high = {n: state.new_zeros(rows, blocks(d, n), block_rows(d, n), e) for n in range(2, highest + 1)}
+    high = {n: state.new_zeros(rows, block_rows(d, n), e) for n in range(2, highest + 1)}
     start = 0
     for n in orders:
         index = _packing(d, n, state.device)
         held = state[:, start : start + index.places.numel()] / index.roots[:, None]
         start += index.places.numel()
-        entry = held[:, index.of_entry]
-        values, weights = entry[..., :e], entry[..., e] if entry.shape[-1] > e else None
+        values = held[:, index.of_entry, :e]
+        weights = held[:, index.of_sum_entry, e] if held.shape[-1] > e else None
         if n == 0:
             zeroth.copy_(values[:, 0])
         elif n == 1:
             first.copy_(values)
         else:
-            high[n].view(rows, -1, e)[:, index.held] = values
+            high[n][:, index.held] = values
         if weights is not None:
             {0: z_zeroth, 1: z_first}.get(n, z_second).copy_(weights.view(rows, *(d,) * n) if n else weights)
     return Moments(small, high)
@@ -513,11 +528,14 @@ def unpacked(state: Tensor, orders: Sequence[int], d: int, e: int, highest: int)
 
 class _Packing(NamedTuple):
     """places: the index of each multiset among the entries; of_entry: the multiset of each entry; held: the index of
-    each entry among the rows of blocks; roots: √(permutations) of each multiset."""
+    each entry among the rows of blocks; places_in_sum, of_sum_entry: the same for the entries of the row sum, which are
+    all of x^{⊗n}; roots: √(permutations) of each multiset."""
 
     places: Tensor
     of_entry: Tensor
     held: Tensor
+    places_in_sum: Tensor
+    of_sum_entry: Tensor
     roots: Tensor
 
 
@@ -525,17 +543,30 @@ class _Packing(NamedTuple):
 def _packing(d: int, n: int, device: torch.device) -> _Packing:
     """The packing of order n. Its entries are () for n = 0, (a) for n = 1, else the rows of the blocks."""
     found = list(itertools.combinations_with_replacement(range(d), n))
-    number = {multiset: i for i, multiset in enumerate(found)}
-    rows = list(itertools.product(range(d), repeat=n)) if n < 2 else entries(d, n)
+    of_sum = list(itertools.product(range(d), repeat=n)) if n < 3 else []  # row sums have no order 3
+    rows = of_sum if n < 2 else entries(d, n)
     held = [i for i, indices in enumerate(rows) if indices is not None]
-    known = [tuple(sorted(indices)) for indices in rows if indices is not None]
-    place = {multiset: i for i, multiset in enumerate(known)}
+    known = [indices for indices in rows if indices is not None]
+    permutations = [len(set(itertools.permutations(multiset))) for multiset in found]
     with torch.inference_mode(False):
-        places = torch.tensor([place[multiset] for multiset in found], device=device)
-        of_entry = torch.tensor([number[multiset] for multiset in known], device=device)
-        permutations = [len(set(itertools.permutations(multiset))) for multiset in found]
-        roots = torch.tensor(permutations, device=device).sqrt()
-        return _Packing(places, of_entry, torch.tensor(held, device=device), roots)
+        return _Packing(
+            *_matched(found, known, device),
+            torch.tensor(held, device=device),
+            *_matched(found if of_sum else [], of_sum, device),
+            torch.tensor(permutations, device=device).sqrt(),
+        )
+
+
+def _matched(
+    multisets: list[tuple[int, ...]], known: list[tuple[int, ...]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The index of each multiset among the `known` indices in any order, and the multiset of each of these."""
+    number = {multiset: i for i, multiset in enumerate(multisets)}
+    place = {tuple(sorted(indices)): i for i, indices in enumerate(known)}
+    places = [place[multiset] for multiset in multisets]
+    return torch.tensor(places, device=device), torch.tensor(
+        [number[tuple(sorted(u))] for u in known], device=device
+    )
 
 
 def _split_small(small: Tensor, d: int, e: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -553,4 +584,4 @@ def _moment(totals: Moments, small: tuple[Tensor, ...], n: int, d: int) -> tuple
         return first, z_first
     values = totals.high[n]
     held = _packing(d, n, values.device).held
-    return values.flatten(1, 2)[:, held], z_second.flatten(1) if n == 2 else None
+    return values[:, held], z_second.flatten(1) if n == 2 else None

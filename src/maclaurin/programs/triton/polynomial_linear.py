@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.block_layout import blocks, times_counted, together
+from maclaurin.programs.triton.block_layout import block_rows, times_counted, together
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, prepared
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
+from maclaurin.programs.triton.pair_moments import lower_sums
 from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, backward_queries, forward_rows
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
@@ -36,7 +37,7 @@ from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_opti
 TILES = {
     "forward": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
-    "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 8, 3)),
+    "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 3)),
 }
 
 
@@ -173,7 +174,7 @@ def backward(
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
     tile = _tile(TILES["queries"], "queries", q, v, call, crowded=crowded)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
-        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), dq, d_alpha, of_rows,
+        q, k, v, dn, dz, rows.alpha, log, *_pointers(past), lower_sums(q, call.order), dq, d_alpha, of_rows,
         *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
     )  # fmt: skip
     later, before = moments(
@@ -189,7 +190,7 @@ def backward(
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile(TILES["keys"], "keys", q, v, call, crowded=crowded)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
-        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), dk, dv, of_keys,
+        q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), lower_sums(k, call.order), dk, dv, of_keys,
         *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
     )  # fmt: skip
     d_forget = None
@@ -230,7 +231,7 @@ def _inner(totals: Moments, other: Moments, d: int) -> Tensor:
     """The inner product of two moments over all entries, [B·K]."""
     found = (totals.small * other.small).sum(-1)
     for n, block in totals.high.items():
-        products = (block * other.high[n]).flatten(2).sum(-1)
+        products = (block * other.high[n]).sum(-1)
         found = found + (products * times_counted(d, n, block.device)).sum(-1)
     return found
 
@@ -319,8 +320,8 @@ def _sizes(
         "CHUNK": call.chunk,
         "C": call.coefficients,
         "ORDER": call.order,
-        "BLOCKS2": blocks(d, 2),
-        "BLOCKS3": blocks(d, 3),
+        "ROWS2": block_rows(d, 2),
+        "ROWS3": block_rows(d, 3),
         "P": together(d, 3),
         "ROWS": scaled,
         "DECAY": decays,

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from maclaurin.programs.triton.block_layout import block_of, contracted, entry, group_of, members_of, products
 from maclaurin.programs.triton.launch import launched
+from maclaurin.programs.triton.pair_moments import add_block, pairs_times, read_both, read_pairs, sums_at
 from maclaurin.programs.triton.tiles import divisor_of, load_rows, store_rows
 
 # --------------------------------------------------------- in registers: weights of scores, sums over moments
@@ -75,17 +76,6 @@ def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.
     return tl.dot(x, rest, tl.dot(x, high, input_precision=PRECISION), input_precision=PRECISION)
 
 
-@triton.jit
-def add_block(total, x, factor, block, PRECISION: tl.constexpr):
-    """total + x_a X S_a, where the product X S_a is multiplied by the entry x_a.
-
-    Multiplying X by x_a first would save a multiplication. But then X is in registers that the next iteration
-    overwrites while a product may still be reading them: triton 3.6 does not wait for the last three parts of a product
-    (head size 16 with a row sum had infinite gradients on an H200). This order is no slower, and rounds less.
-    """
-    return total + tl.dot(x, block, input_precision=PRECISION) * factor[:, None]
-
-
 # ------------------------------------------------------------------------------------------------------- rows
 
 
@@ -115,7 +105,7 @@ def forward_rows(
     T, H, chunks, all_rows, eps,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
@@ -144,7 +134,7 @@ def forward_rows(
     z = tl.zeros((BM,), tl.float32)
     there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
     if ORDER > 2:
-        at = S3 + past * BLOCKS3 * P * D * E
+        at = S3 + past * ROWS3 * E
         c = tl.arange(0, P * BD)
         for group in range((D + P - 1) // P * there):
             q2 = products(q_at, q_t, m, group, T, D, BD, P, OPERAND)
@@ -155,12 +145,8 @@ def forward_rows(
             at += held * P * D * E
         acc *= a3[:, None]
     if ORDER > 1:
-        second = tl.zeros((BM, BE), tl.float32)
-        at = S2 + past * BLOCKS2 * D * E
-        for a in range(D * there):
-            block = block_of(at, a, d, e, D, E, BD, 1)
-            second = add_block(second, q, entry(q_at, q_t, a, m, T), block, PRECISION)
-        acc += a2[:, None] * second
+        at = S2 + past * ROWS2 * E
+        acc += a2[:, None] * read_pairs(q, q_at + m * q_t, m < T, at, there, e, D, E, PRECISION)
     small = SMALL + past * (D * E + E + D * D + D + 1)
     one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
     zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
@@ -227,12 +213,12 @@ def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log,
 @launched
 @triton.jit
 def backward_queries(
-    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, DQ, DALPHA, DROW,
+    Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, LOWER, DQ, DALPHA, DROW,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα if rows have their own, and Σ_s g w (the derivative of the loss by a common factor of a row's weights)."""
@@ -268,7 +254,7 @@ def backward_queries(
     at = small + D * E + E
     if ORDER > 2:
         third = tl.zeros((BM, BD), tl.float32)
-        at3 = S3 + past * BLOCKS3 * P * D * E
+        at3 = S3 + past * ROWS3 * E
         c = tl.arange(0, P * BD)
         for group in range((D + P - 1) // P * there):
             total = tl.zeros((BM, P * BD), tl.float32)
@@ -282,11 +268,9 @@ def backward_queries(
         da3 = tl.sum(third * q.to(tl.float32), 1)
         dq += 3 * a3[:, None] * third
     if ORDER > 1:
-        second = tl.zeros((BM, BD), tl.float32)
-        at2 = S2 + past * BLOCKS2 * D * E
-        for a in range(D * there):
-            block = tl.trans(block_of(at2, a, d, e, D, E, BD, 1))
-            second = add_block(second, dn, entry(q_at, q_t, a, m, T), block, PRECISION)
+        at2 = S2 + past * ROWS2 * E
+        lower = sums_at(LOWER, b * H + h, m, T)
+        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, lower, T, e, D, E, BD, PRECISION)
         if BY_SUM:
             second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
@@ -373,12 +357,12 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
 @launched
 @triton.jit
 def backward_keys(
-    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, DK, DV, DKEY,
+    Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, LOWER, DK, DV, DKEY,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, chunks, all_rows,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    BLOCKS2: tl.constexpr, BLOCKS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
+    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
     BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, and Σ_t g w (the derivative of the loss by a common factor of a key's weights), for one key-value head.
@@ -414,7 +398,7 @@ def backward_keys(
     at = small + D * E + E
     if ORDER > 2:
         c3 = 1.0 if ROWS else C[3]
-        at3 = S3 + later * BLOCKS3 * P * D * E
+        at3 = S3 + later * ROWS3 * E
         c = tl.arange(0, P * BD)
         for group in range((D + P - 1) // P * there):
             k2 = products(k_at, k_t, n, group, T, D, BD, P, OPERAND)
@@ -431,14 +415,9 @@ def backward_keys(
         dk *= 3 * c3
     if ORDER > 1:
         c2 = 1.0 if ROWS else C[2]
-        at2 = S2 + later * BLOCKS2 * D * E
-        of_v = tl.zeros((BN, BE), tl.float32)
-        of_k = tl.zeros((BN, BD), tl.float32)
-        for a in range(D * there):
-            factor = entry(k_at, k_t, a, n, T)
-            block = block_of(at2, a, d, e, D, E, BD, 1)
-            of_v = add_block(of_v, k, factor, block, PRECISION)
-            of_k = add_block(of_k, v, factor, tl.trans(block), PRECISION)
+        at2 = S2 + later * ROWS2 * E
+        lower = sums_at(LOWER, b * heads + g, n, T)
+        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, lower, T, e, D, E, PRECISION)
         if BY_SUM:
             row = times_square(k, at, d, D, OPERAND, PRECISION)
             of_k += row
