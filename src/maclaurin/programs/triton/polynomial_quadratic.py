@@ -112,13 +112,15 @@ class _Form(NamedTuple):
 
 
 @lru_cache(maxsize=MOST_SHAPES)
-def _form(call: Call) -> _Form:
+def _form(call: Call, size: int) -> _Form:
+    """The form of weights for heads of this size."""
     c = call.coefficients
     if call.sigmoid:
         return _Form("sigmoid", 1.0, c[1] if len(c) == 2 else 1.0)
     if len(c) == 3 and not any(c[:2]):
         return _Form("square", c[2], 2 * c[2])
-    if SERIES_OF_EXP and len(c) in (3, 5) and _is_series_of_exp(c):
+    lengths = (3, 5) if size <= 64 else (3,)  # order 4 takes more registers than large heads leave
+    if SERIES_OF_EXP and len(c) in lengths and _is_series_of_exp(c):
         a = c[1] / c[0]
         if len(c) == 3:
             return _Form("exp2", c[0] * a**2 / 2, c[0] * a**2)
@@ -575,7 +577,7 @@ def _forward_launch(
     batch, tokens, heads, _ = q.shape
     tile = _tile(tiles, q, v, tokens)
     y = Layout.contiguous((*q.shape[:3], v.shape[3]), torch.float32)
-    form = _form(call)
+    form = _form(call, _largest(q, v))
     numbers = (
         q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, _padded(tokens, decays), call.eps, form.of_weight
     )  # fmt: skip
@@ -641,7 +643,7 @@ def _backward_launch(
 ) -> _Backward:
     batch, tokens, heads, _ = q.shape
     of_keys, of_queries = (_tile(tile, q, v, tokens) for tile in tiles)
-    form, options = _form(call), _options(q, k, v, call, decays)
+    form, options = _form(call, _largest(q, v)), _options(q, k, v, call, decays)
     strides = q.strides[:3], k.strides[:3], v.strides[:3]
     dn = _contiguous((*q.shape[:3], v.shape[3]))
     numbers = tokens, heads, _padded(tokens, decays), form.of_weight, form.of_slope
@@ -654,8 +656,7 @@ def _backward_launch(
         | {
             "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
             "TOGETHER": TOGETHER,
-            "MASKED_TOGETHER": MASKED_TOGETHER
-            and max(q.shape[3], v.shape[3]) <= 64,  # else too many registers
+            "MASKED_TOGETHER": MASKED_TOGETHER and _largest(q, v) <= 64,  # else too many registers
         },
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
@@ -714,13 +715,18 @@ def _options(q: Layout, k: Layout, v: Layout, call: Call, decays: bool) -> dict[
     return {
         **_sizes(q, k, v),
         "C": call.coefficients,
-        "FORM": _form(call).kind,
+        "FORM": _form(call, _largest(q, v)).kind,
         "PAIRED": SIGMOID_IN_PAIRS,
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
         "DECAY": decays,
         "WIDE": _is_wide(q),
     }
+
+
+def _largest(q: Layout, v: Layout) -> int:
+    """The size of heads that tiles are chosen by."""
+    return max(q.shape[3], v.shape[3])
 
 
 def _is_wide(q: Tensor | Layout) -> bool:
