@@ -77,8 +77,9 @@ LOADS_INSIDE = True
 SERIES_OF_EXP = True
 #: whether two values of σ share a reciprocal
 SIGMOID_IN_PAIRS = False
-#: whether the keys' pass computes weights and their gradients at the same time, in tiles without a mask and with one
-TOGETHER, MASKED_TOGETHER = False, True
+#: whether the keys' pass computes weights and their gradients at the same time, for heads up to 64: in tiles with a
+#: mask, and with a decay gate. Without one it is slower
+MASKED_TOGETHER, DECAYING_TOGETHER = True, True
 #: whether bf16 takes decays within a tile, and sums for the gate's gradient, in fp32
 NARROW_DECAY = True
 
@@ -655,8 +656,8 @@ def _backward_launch(
         | of_keys
         | {
             "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
-            "TOGETHER": TOGETHER,
-            "MASKED_TOGETHER": MASKED_TOGETHER and _largest(q, v) <= 64,  # else too many registers
+            "TOGETHER": DECAYING_TOGETHER and decays and _largest(q, v) <= 64,  # else too many registers
+            "MASKED_TOGETHER": MASKED_TOGETHER and _largest(q, v) <= 64,
         },
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
