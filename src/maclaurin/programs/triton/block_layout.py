@@ -184,7 +184,9 @@ def all_pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
 def _row_of_pair(a, j, D: tl.constexpr):
     """The row of x_a x_j among those of all blocks of order 2."""
     if D > _COLUMNS:
-        BEFORE: tl.constexpr = _COLUMNS * _COLUMNS - _COLUMNS  # rows of group 0, less the columns before group 1
+        BEFORE: tl.constexpr = (
+            _COLUMNS * _COLUMNS - _COLUMNS
+        )  # rows of group 0, less the columns before group 1
         row = tl.where(j < _COLUMNS, a * _COLUMNS + j, a * (D - _COLUMNS) + j + BEFORE)
     else:
         row = a * D + j

@@ -564,7 +564,9 @@ def _matched(
     number = {multiset: i for i, multiset in enumerate(multisets)}
     place = {tuple(sorted(indices)): i for i, indices in enumerate(known)}
     places = [place[multiset] for multiset in multisets]
-    return torch.tensor(places, device=device), torch.tensor([number[tuple(sorted(u))] for u in known], device=device)
+    return torch.tensor(places, device=device), torch.tensor(
+        [number[tuple(sorted(u))] for u in known], device=device
+    )
 
 
 def _split_small(small: Tensor, d: int, e: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
