@@ -381,10 +381,7 @@ def test_linear_from_one_state_to_another(order, d):
     rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
     totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
-        {
-            n: torch.empty(2, block_layout.block_rows(d, n), 64)
-            for n in range(2, order + 1)
-        },
+        {n: torch.empty(2, block_layout.block_rows(d, n), 64) for n in range(2, order + 1)},
     )
     with compiled_for(HOPPER) as found:
         y, rest, divisor, past, after = polynomial_linear.forward(

@@ -16,7 +16,7 @@ from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradient
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton import polynomial_linear
+from maclaurin.programs.triton import pair_moments, polynomial_linear
 from maclaurin.programs.triton.polynomial_linear import Call, Rows
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32] if ON_GPU else [torch.float32, torch.float16]
@@ -27,7 +27,7 @@ SHAPES = [(70, 16, 16, 1, 1, 32), (50, 24, 20, 4, 2, 32), (33, 40, 16, 2, 1, 16)
           (200, 16, 16, 1, 1, 192)]  # fmt: skip
 SMALL_HEADS = (40, 6, 8, 2, 1, 16)
 #: heads of more than 64 entries, which keep three quarters of the pairs or fewer (block_layout.py)
-WIDE_HEADS = [(37, 128, 24, 2, 1, 16), (37, 80, 16, 2, 1, 16), (37, 70, 72, 2, 1, 16)]
+WIDE_HEADS = [(20, 128, 24, 2, 1, 16), (37, 80, 16, 2, 1, 16), (20, 70, 72, 2, 1, 16)]
 
 
 def expected(q, k, v, alpha, log_forget, call):
@@ -122,6 +122,13 @@ def _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, devic
     largest_allowed = max(LARGEST[dtype], 1e-3) if narrow else LARGEST[dtype]
     assert max(errors.values()) < largest_allowed, str(errors)
     assert {name for name, value in named.items() if value is not None} == gradients.keys()
+
+
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_heads_of_more_than_64_entries(once, device, poisoned, monkeypatch):
+    """Both ways to compute gradients from pairs that are kept once."""
+    monkeypatch.setattr(pair_moments, "ONCE", once)
+    _judge_linear_time((20, 70, 16, 2, 1, 16), 2, "sum", False, False, False, torch.float32, device)
 
 
 SPECS = [

@@ -95,6 +95,15 @@ def test_chunks(notation, device, poisoned):
     assert_right(notation, shape, torch.float32, device, chunk=64)
 
 
+@pytest.mark.parametrize("notation", [MEAN, BESIDE])
+@pytest.mark.parametrize("d", [72, 128])
+@pytest.mark.exhaustive  # a minute in the interpreter
+def test_chunks_of_wide_heads(notation, d, device, poisoned):
+    """Heads of more than 64 entries keep each pair of their halves once."""
+    shape = Shape(batch=1, tokens=100, kv_heads=1, group=2, d=d, e=6)
+    assert_right(notation, shape, torch.float32, device, chunk=64)
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 24, 25])
 @pytest.mark.parametrize("window", ["", "+window(20,sinks=3)", "+window(100)"])
 def test_short_texts(tokens, window, device, poisoned):

@@ -496,9 +496,10 @@ def _backward_queries(
         if len(C) > 2:
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
             at2 = S2 + past * ROWS2 * E
-            lower = sums_at(LOWER, b * H + h, t, total)
+            if LOWER is not None:
+                LOWER = sums_at(LOWER, b * H + h, t, total)
             second = pairs_times(
-                dy, q_at + i * q_t, there_rows, at2, there, lower, total, e, D, E, BD, PRECISION
+                dy, q_at + i * q_t, there_rows, at2, there, LOWER, total, e, D, E, BD, PRECISION
             )
             second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         one = tl.dot(
@@ -673,9 +674,10 @@ def _backward_keys(
         x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
         if len(C) > 2:
             at2 = S2 + later * ROWS2 * E
-            lower = sums_at(LOWER, b * heads + g, j, T)
+            if LOWER is not None:
+                LOWER = sums_at(LOWER, b * heads + g, j, T)
             dv, of_k = read_both(
-                x, v, c_at + n * c_t, j < T - SHIFT, at2, there, lower, T, e, D, E, PRECISION
+                x, v, c_at + n * c_t, j < T - SHIFT, at2, there, LOWER, T, e, D, E, PRECISION
             )
             dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
         block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)

@@ -48,6 +48,9 @@ from maclaurin.programs.triton.block_layout import (
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
+#: head size from which small moments are summed over the tokens of a tile at the end; smaller ones have four warps, which
+#: it would take too many registers of
+LATE_SUMS_FROM = 65
 #: with fewer programs for the high orders than this, each computes two blocks, not four, to fill a GPU
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and pipeline stages of the program for high orders, in bf16
@@ -173,7 +176,7 @@ def _small(
     x_strides, g_strides, T, heads, chunks, all_rows,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
-    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, LATE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The small moments of one chunk of one key-value head."""
     x_b, x_t, x_h = x_strides
@@ -182,9 +185,9 @@ def _small(
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     first = tl.zeros((BD, BE), tl.float32)
-    zeroth = tl.zeros((BN, BE), tl.float32)  # sums over tokens that are taken at the end, once
+    zeroth = tl.zeros((BN, BE), tl.float32) if LATE else tl.zeros((BE,), tl.float32)
     z_second = tl.zeros((BD, BD), tl.float32)
-    z_first = tl.zeros((BN, BD), tl.float32)
+    z_first = tl.zeros((BN, BD), tl.float32) if LATE else tl.zeros((BD,), tl.float32)
     z_zeroth = tl.zeros((BN,), tl.float32)
     for member in range(GROUP):
         h = g * GROUP + member
@@ -201,26 +204,32 @@ def _small(
                 w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
             scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
             first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
-            zeroth += values.to(tl.float32) * w0[:, None]
+            zeroth = _add_tokens_of(zeroth, values.to(tl.float32) * w0[:, None], LATE)
             if SUMS:
                 omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
                 of_first = w1 * omega
                 if EXTRAS:
                     of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
-                z_first += x.to(tl.float32) * of_first[:, None]
+                z_first = _add_tokens_of(z_first, x.to(tl.float32) * of_first[:, None], LATE)
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
     at = OUT + ((b * heads + g) * chunks + c) * SIZE
     inside = (d < D)[:, None] & (e < E)[None, :]
     tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
-    tl.store(at + D * E + e, tl.sum(zeroth, 0), mask=e < E)
+    tl.store(at + D * E + e, tl.sum(zeroth, 0) if LATE else zeroth, mask=e < E)
     if SUMS:
         inside = (d < D)[:, None] & (d < D)[None, :]
         tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
-        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0), mask=d < D)
+        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0) if LATE else z_first, mask=d < D)
         tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
+
+
+@triton.jit
+def _add_tokens_of(total, values, LATE: tl.constexpr):
+    """Add values [tokens, columns]; with LATE the sum over tokens, which threads must wait for, is left for the end."""
+    return total + values if LATE else total + tl.sum(values, 0)
 
 
 @triton.jit
@@ -406,7 +415,7 @@ def _small_launches(x: Layout, g: Layout, kind: _Kind) -> _Small:
     options = {
         "D": d, "E": e, "BD": width(d), "BE": width(e), "GROUP": kind.group, "CHUNK": chunk,
         "BN": min(32 if wide else 64, chunk), "WEIGHTED": kind.weighted, "SUMS": kind.sums, "SECOND": kind.order > 1,
-        "OMEGAS": kind.omegas, "EXTRAS": kind.extras, **operand_options(x),
+        "OMEGAS": kind.omegas, "EXTRAS": kind.extras, "LATE": d >= LATE_SUMS_FROM, **operand_options(x),
         "num_warps": 8 if max(width(d), width(e)) > 64 else 4, "num_stages": 2 if wide or width(d) < 64 else 3,
     }  # fmt: skip
     of_chunks = prepared(_small, (chunks, batch * heads), numbers, options)

@@ -123,7 +123,7 @@ def read_both(x, g, at, inside, S, there, LOWER, step, e, D: tl.constexpr, E: tl
 @triton.jit
 def sums_at(LOWER, head, row, T):
     """Pointers to the numbers of rows of one head in LOWER [heads, 64, T]."""
-    return LOWER if LOWER is None else LOWER + head * (T * _COLUMNS) + row
+    return LOWER + head * (T * _COLUMNS) + row
 
 
 @triton.jit

@@ -269,8 +269,9 @@ def backward_queries(
         dq += 3 * a3[:, None] * third
     if ORDER > 1:
         at2 = S2 + past * ROWS2 * E
-        lower = sums_at(LOWER, b * H + h, m, T)
-        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, lower, T, e, D, E, BD, PRECISION)
+        if LOWER is not None:
+            LOWER = sums_at(LOWER, b * H + h, m, T)
+        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, LOWER, T, e, D, E, BD, PRECISION)
         if BY_SUM:
             second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
@@ -416,8 +417,9 @@ def backward_keys(
     if ORDER > 1:
         c2 = 1.0 if ROWS else C[2]
         at2 = S2 + later * ROWS2 * E
-        lower = sums_at(LOWER, b * heads + g, n, T)
-        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, lower, T, e, D, E, PRECISION)
+        if LOWER is not None:
+            LOWER = sums_at(LOWER, b * heads + g, n, T)
+        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, LOWER, T, e, D, E, PRECISION)
         if BY_SUM:
             row = times_square(k, at, d, D, OPERAND, PRECISION)
             of_k += row
