@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +24,7 @@ from maclaurin.forms.stream import Inputs
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.models.configuration import MaclaurinConfig
+from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
@@ -30,6 +32,9 @@ from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 FINGERPRINT_SAMPLE = 1024
 
 FILE_VERSION = 1
+
+#: number and size of the heads of q, k and v in a group
+Sizes = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 
 
 class MaclaurinCache(Cache):
@@ -342,20 +347,26 @@ def _shown(value: Any) -> str:
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
     """Exact bytes of all states of fixed size; heads that keep keys and values are not counted."""
+    return sum(
+        _bytes_of_state(group.spec, _sizes(config, layer, group), batch, dtype)
+        for layer in config.layer_attention()
+        for group in layer.groups
+        if group.spec.has_finite_state
+    )
+
+
+@lru_cache(maxsize=1024)
+def _bytes_of_state(spec: AttentionSpec, sizes: Sizes, batch: int, dtype: torch.dtype) -> int:
+    """Kept: it is asked for every layer of every new cache."""
     with torch.device("meta"):
-        return sum(
-            State.bytes_for(group.spec, _one_token(config, layer, group, batch, dtype))
-            for layer in config.layer_attention()
-            for group in layer.groups
-            if group.spec.has_finite_state
-        )
+        return State.bytes_for(spec, _one_token(sizes, batch, dtype))
 
 
 def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
     """Bytes of the keys, values and gates of `tokens` tokens, in heads without a state."""
     with torch.device("meta"):
         rows = [
-            _one_token(config, layer, group, batch, dtype)
+            _one_token(_sizes(config, layer, group), batch, dtype)
             for layer in config.layer_attention()
             for group in layer.groups
             if not group.spec.has_finite_state
@@ -375,14 +386,15 @@ def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: tor
     return batch * tokens * config.kv_heads * numbers * dtype.itemsize
 
 
-def _one_token(
-    config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup, batch: int, dtype: torch.dtype
-) -> Inputs:
-    """The shapes of a group's inputs for one token."""
+def _sizes(config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup) -> Sizes:
     e, heads = config.head_size, len(group.heads)
     d = layer.extras.feature_size or e
     queries = heads * (config.num_attention_heads // config.kv_heads)
-    sizes = ((queries, d), (heads, d), (heads, e))
+    return (queries, d), (heads, d), (heads, e)
+
+
+def _one_token(sizes: Sizes, batch: int, dtype: torch.dtype) -> Inputs:
+    """A group's inputs for one token."""
     q, k, v = (torch.empty(batch, 1, number, size, dtype=dtype) for number, size in sizes)
     return Inputs(q, k, v)
 

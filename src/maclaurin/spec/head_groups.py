@@ -11,11 +11,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 from maclaurin.errors import SpecError
 from maclaurin.spec.attention_spec import AttentionSpec
 from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
+from maclaurin.spec.part import after_registration
 
 
 @final
@@ -38,6 +40,10 @@ class LayerAttention:
     @staticmethod
     def read(text: str, kv_heads: int) -> LayerAttention:
         """Parse the notation of a layer with `kv_heads` key-value heads."""
+        return _read(text, kv_heads) if isinstance(text, str) else LayerAttention._parse(text, kv_heads)
+
+    @staticmethod
+    def _parse(text: str, kv_heads: int) -> LayerAttention:
         pieces = _pieces(text)
         if pieces is None:
             return LayerAttention((HeadGroup(tuple(range(kv_heads)), resolve(text)),), _extras(text))
@@ -111,6 +117,15 @@ class LayerAttention:
         if self.is_uniform:
             return str(self.groups[0].spec)
         return "; ".join(f"{_written(group.heads)}: {group.spec}" for group in self.groups)
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str, kv_heads: int) -> LayerAttention:
+    """Kept: a model parses the attention of every layer for every new cache."""
+    return LayerAttention._parse(text, kv_heads)
+
+
+after_registration(_read.cache_clear)
 
 
 def specs_in(text: str) -> tuple[AttentionSpec, ...]:
