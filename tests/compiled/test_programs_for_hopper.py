@@ -324,41 +324,26 @@ def test_passes_over_rows():
     assert_good(found, matrix_units=False)
 
 
-@pytest.mark.parametrize("batch", [1, 64])
-def test_a_step_in_one_launch(batch, monkeypatch):
-    monkeypatch.setattr(state_step, "ALONE", True)
-    layout = state_step.Layout(torch.zeros(2145, 2, dtype=torch.int32), torch.empty(2145), (1, 64, 2080))
-    state, x = torch.empty(batch, 16, 2145, 65), torch.empty(batch, 16, 64, dtype=torch.bfloat16)
-    count, table = torch.zeros(batch, dtype=torch.int64), ((1.0,), (1.0,), (0.5,))
-    with compiled_for(HOPPER) as found:
-        token = state_step.Token(x, x, x)
-        state_step.rows(state, count, token, layout, 0.125, table, "sum", 0.0, dtype=x.dtype)
-    assert [program.name for program in found] == ["_step"]
-    assert_good(found, matrix_units=False)
-    assert found[0].spills == 0
-
-
-@pytest.mark.parametrize("batch", [1, 64])
-def test_a_step(batch):
-    state, x = torch.empty(batch, 16, 2145, 65), torch.empty(batch, 16, 64, dtype=torch.bfloat16)
+def test_a_step():
+    state, x = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 64, dtype=torch.bfloat16)
     index, sizes = torch.zeros(2145, 2, dtype=torch.int32), (1, 64, 2080)
     layout = state_step.Layout(index, torch.empty(2145), sizes)
-    token = state_step.Token(x, x, x, torch.empty(batch, 16), torch.empty(batch, 16))
+    token = state_step.Token(x, x, x, torch.empty(1, 16), torch.empty(1, 16))
     with compiled_for(HOPPER) as found:
         state_step.sums(state, token, layout)
-        count = torch.zeros(batch, dtype=torch.int64)
+        count = torch.zeros(1, dtype=torch.int64)
         state_step.rows(
             state, count, token, layout, 0.125, ((1.0,), (1.0,), (0.5,)), "sum", 0.0, dtype=x.dtype
         )
         about_the_mean = ((1.0, 1.0, 0.5), (1.0, 1.0), (0.5,))
-        exact = state_step.Exact(*(torch.empty(batch, 16, n, 64) for n in (64, 64, 1, 1)))
+        exact = state_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
         plain = state_step.Token(*token[:3])
         state_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
         state_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
     assert_good(found, matrix_units=False)
     assert not any(program.spills for program in found)
-    parts_of_any_order = next(program for program in found[2:] if program.name == "_step")
-    assert parts_of_any_order.registers <= 128  # 16 programs per multiprocessor
+    blocks_of_any_order = next(program for program in found[2:] if program.name == "_step")
+    assert blocks_of_any_order.registers <= 128  # 16 programs per multiprocessor
 
 
 @pytest.mark.exhaustive

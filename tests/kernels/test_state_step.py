@@ -64,11 +64,11 @@ def test_token_by_token(notation, e, device, poisoned):
 
 
 @pytest.fixture
-def choice(monkeypatch):
-    """Set how the state is split and who adds up the parts."""
+def constants(monkeypatch):
+    """Set constants of the program."""
 
-    def choose(**constants):
-        for name, value in constants.items():
+    def choose(**values):
+        for name, value in values.items():
             monkeypatch.setattr(program, name, value)
         forget_launches()
 
@@ -78,32 +78,18 @@ def choice(monkeypatch):
 
 
 def forget_launches():
-    for cached in (program.split, program._adding, program._pass_launch, program._rows_launch):
+    for cached in (program._adding, program._pass_launch, program._rows_launch):
         cached.cache_clear()
 
 
-#: features per order 1, 7, 28; in blocks of 4 and 8 the last of 36 and of each order are not full
-CHOICES = [
-    {"BLOCK": 4, "LEAST_PARTS": 1, "MOST_BLOCKS": 2},
-    {"BLOCK": 8, "LEAST_PARTS": 1, "MOST_BLOCKS": 4},
-    {"BLOCK": 4, "LEAST_PARTS": 1, "MOST_BLOCKS": 16, "ADDED": 64},
-    {"BLOCK": 4, "MOST_BLOCKS": 1, "ADDED": 64},
-]
-
-
-@pytest.mark.parametrize("constants", CHOICES)
+@pytest.mark.parametrize("block", [4, 8])  # of 1, 7 and 28 features per order, 36 in all
+@pytest.mark.parametrize("added", [64, 4096])
 @pytest.mark.parametrize(
-    ("notation", "alone"),
-    [
-        ("taylor(2)*forget/sum", False),
-        ("taylor(2)*forget/sum", True),
-        ("taylor(2)/len", True),
-        ("taylor(2,about=mean)/sum", True),  # takes two launches
-        ("taylor(2)+window(2,sinks=1)/sum", False),
-    ],
+    "notation",
+    ["taylor(2)*forget/sum", "taylor(2)/len", "taylor(2,about=mean)/sum", "taylor(2)+window(2,sinks=1)/sum"],
 )
-def test_how_the_state_is_split_does_not_matter(notation, alone, constants, device, poisoned, choice):
-    choice(**constants, ALONE=alone)
+def test_how_the_state_is_split_does_not_matter(notation, block, added, device, poisoned, constants):
+    constants(BLOCK=block, ADDED=added)
     shape = Shape(batch=2, tokens=5, kv_heads=2, group=3, d=7, e=11)
     case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
     expected = case.map(torch.Tensor.double).output(form="parallel")
@@ -116,66 +102,11 @@ def test_how_the_state_is_split_does_not_matter(notation, alone, constants, devi
     torch.testing.assert_close(after.moments, plain.moments.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_one_launch_writes_the_rows_and_leaves_its_counters_at_zero(device, choice, monkeypatch):
-    choice(ALONE=True, BLOCK=4)
-    counters = torch.zeros(6, dtype=torch.int32, device=device)
-    monkeypatch.setattr(program._counters, "take", lambda number, _: counters[:number])
-    monkeypatch.setattr(program, "_rows", None)  # the second launch
-    q, k, v = (torch.randn(3, 4, heads, 8, device=device) for heads in (4, 2, 2))
-    expected = maclaurin.attention(q, k, v, "taylor(2)/sum", form="parallel")
-    with torch.no_grad():
-        _, state = maclaurin.attention(*(u[:, :2] for u in (q, k, v)), "taylor(2)/sum", return_state=True)
-        for t in (2, 3):
-            token = (u[:, t : t + 1] for u in (q, k, v))
-            y, state = maclaurin.attention(*token, "taylor(2)/sum", state=state, return_state=True)
-            torch.testing.assert_close(y, expected[:, t : t + 1], rtol=1e-4, atol=1e-5)
-            assert counters.tolist() == [0] * 6
-
-
-@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-@pytest.mark.parametrize("alone", [False, True])
-def test_recorded_steps_replayed_at_the_same_time(alone, device, choice):
-    """Two graphs on two streams, and direct calls on a third."""
-    choice(ALONE=alone)
-    q, k, v = (torch.randn(2, 9, 16, 64, device=device) for _ in range(3))
-    with torch.no_grad():
-        _, state = maclaurin.attention(*(u[:, :8] for u in (q, k, v)), "taylor(2)/sum", return_state=True)
-        token = [u[:, 8:] for u in (q, k, v)]
-
-        def step():
-            return maclaurin.attention(*token, "taylor(2)/sum", state=state, return_state=True)[0]
-
-        expected, recorded = step().clone(), []
-        for _ in range(2):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                recorded.append((graph, step(), torch.cuda.Stream()))
-        torch.cuda.synchronize()
-        for _ in range(50):
-            for graph, y, stream in recorded:
-                with torch.cuda.stream(stream):
-                    y.zero_()
-                    graph.replay()
-            direct = step()
-            torch.cuda.synchronize()
-            for y in (direct, *(y for _, y, _ in recorded)):
-                torch.testing.assert_close(y, expected, rtol=0, atol=0)
-
-
-def test_parts_cover_every_feature_once():
+def test_blocks_cover_every_feature_once():
     for sizes in ((1, 64, 2080), (2145,), (1,), (1, 7, 28), (33, 32, 31)):
-        for heads in (1, 16, 128, 1024):
-            found = program.split(sizes, heads, 64)
-            assert found.features[-1] == sum(sizes)
-            most = found.blocks * found.block
-            assert [b - a for a, b in pairwise(found.parts)] == [-(-size // most) for size in sizes]
-            assert found.blocks == 1 or heads * found.number >= program.LEAST_PARTS
-
-
-def test_large_batches_have_fewer_parts():
-    one, many = (program.split((2145,), heads, 64) for heads in (16, 1024))
-    assert one.number == 68
-    assert many.number <= 68 / 4
+        found = program.split(sizes, 64)
+        assert [b - a for a, b in pairwise(found.features)] == list(sizes)
+        assert [b - a for a, b in pairwise(found.blocks)] == [-(-size // 32) for size in sizes]
 
 
 @pytest.mark.parametrize(

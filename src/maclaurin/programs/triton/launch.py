@@ -120,7 +120,7 @@ class Launched:
                 self._calls[key] = self.first_launch(grid, arguments, options)
                 return
             kernel, constants = known
-            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=current_stream(device))
+            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=_stream(device))
 
         return launch
 
@@ -155,7 +155,7 @@ class _Prepared:
             self._known[device, kinds] = kernel[(*self._grid, 1, 1)[:3]], (*self._numbers, *constants)
             return
         start, others = known
-        start(*pointers, *others, stream=current_stream(device))
+        start(*pointers, *others, stream=_stream(device))
 
 
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
@@ -166,6 +166,6 @@ def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tup
     return pointers, (*dtypes, *aligned)
 
 
-def current_stream(device: int) -> int:
+def _stream(device: int) -> int:
     """The current stream of a device, as the driver names it."""
     return torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]
