@@ -14,6 +14,7 @@ test_commands.py starts some commands from nothing, as a shell does.
 
 import array
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -178,6 +179,7 @@ def _serve(kind, address):
 
     for name in PRELOADED[kind]:
         importlib.import_module(name)
+    gc.freeze()  # pages that processes share are not written to
     if kind == "commands":
         forkserver.set_forkserver_preload(["maclaurin.study.worker"])
         forkserver.ensure_running()

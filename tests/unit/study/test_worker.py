@@ -215,17 +215,19 @@ def test_the_same_training_without_tasks_has_its_result_too(pool):
 
 
 def test_a_run_killed_while_it_is_asked_is_asked_again_and_not_trained(pool, monkeypatch):
+    asked = asking(pool)
+
     def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("maclaurin.study.worker.ask_run", killed)
         with pytest.raises(KeyboardInterrupt):
-            work(asking(pool))
-    entry = pool.entry(asking(pool).record.key)
+            work(asked)
+    entry = pool.entry(asked.record.key)
     assert entry.record() is None
     before = (entry.path / "records.jsonl").stat().st_mtime_ns
-    assert work(asking(pool)).value("task:induction_8") is not None
+    assert work(asked).value("task:induction_8") is not None
     assert (entry.path / "records.jsonl").stat().st_mtime_ns == before
 
 
