@@ -187,7 +187,7 @@ def _serve(kind, address):
     listening.bind(address + ".new")
     listening.listen(64)
     Path(address + ".new").rename(address)
-    running, tests, parent = {}, [], os.getppid()
+    running, tests, was_used, parent = {}, [], False, os.getppid()
     while True:
         ready, _, _ = select.select([listening, *tests], [], [], 0.02 if running else 1.0)
         if listening in ready:
@@ -195,15 +195,17 @@ def _serve(kind, address):
             pid = _fork(connection, listening)
             if pid is None:
                 tests.append(connection)
+                was_used = True
             else:
                 running[pid] = connection
                 connection.sendall(pid.to_bytes(8, "big"))
         for ended in set(ready) & set(tests):
             tests.remove(ended)
-            if not tests:
-                parent = 0
-        if not tests and os.getppid() != parent:
-            Path(address).unlink(missing_ok=True)
+        if not tests and (was_used or os.getppid() != parent):
+            for file in (address, address + ".lock"):
+                Path(file).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the other server still is at work
+                Path(address).parent.rmdir()
             os._exit(0)
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)

@@ -31,7 +31,6 @@ def install():
         return scope
 
     interpreter._LangPatchScope, interpreter._patch_lang = Scope, patch_once
-    interpreter._get_np_dtype = cache(interpreter._get_np_dtype)
 
 
 @cache
