@@ -13,6 +13,7 @@ test_commands.py starts some commands from nothing, as a shell does.
 """
 
 import array
+import atexit
 import contextlib
 import gc
 import json
@@ -139,10 +140,6 @@ def _exactly(connection, size):
 # ------------------------------------------------------------------------------------------ the server
 
 
-#: connections by which servers see that this process is alive
-_alive = []
-
-
 @cache
 def _server(kind):
     """The address of the server that all processes of one test run share; it ends with the last of them."""
@@ -157,8 +154,8 @@ def _server(kind):
         except OSError:
             _start_server(kind, address)
             connection.connect(address)
-        connection.sendall(bytes(8))  # nothing to run
-    _alive.append(connection)
+        connection.sendall(bytes(8))  # nothing to run; it says that this process is there until it closes
+    atexit.register(connection.close)
     return address
 
 
