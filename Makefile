@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 study: $(READY)  ## the main job: train small models and write a page on which parts of softmax matter
 	$(BIN)/maclaurin study mini
 
+# tests start many processes, and some machines are set up to compile every file anew in each of them
+test quick test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)  ## run the tests: laws, units, golden files, commands as a user types them (CPU, minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/kernels

@@ -4,15 +4,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from tests.e2e import command
 
-COMMAND = [sys.executable, "-m", "maclaurin", "bench"]
 CHOSEN = ["--quick", "--case", "exp/l2 B2 H2 T128 D64", "--case", "step B1"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
 
@@ -86,18 +83,8 @@ def test_cases_are_listed_with_their_targets(tmp_path):
 
 
 def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
-    arguments = [*COMMAND, "--quick", "--case", "exp family", "--out", "bench.json"]
-    process = subprocess.Popen(
-        arguments,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # a shell ignores it in the background
-    )
+    arguments = ["bench", "--quick", "--case", "exp family", "--out", "bench.json"]
+    process = command.start(*arguments, cwd=tmp_path, env=ENVIRONMENT)
     deadline = time.monotonic() + 60
     while not (tmp_path / "bench.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -25,7 +25,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
     code = "\n".join(blocks(page, "python")).replace("class TestCosh", "class _TestCosh")
     source = tmp_path / "page.py"
     source.write_text(code)
-    result = command.run_script(source, tmp_path)
+    result = command.run_script(source, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 

@@ -2,28 +2,24 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.e2e.command import run_script
 from tests.e2e.in_process import maclaurin
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "100"}
 OURS = "maclaurin_recall_64,maclaurin_recall_64_exact,maclaurin_induction_16,maclaurin_perplexity"
 
 
-def without_harness(*arguments):
-    """In a process where lm-evaluation-harness cannot be imported."""
-    code = "import sys; sys.modules['lm_eval'] = None; from maclaurin.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "eval", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=ENVIRONMENT,
-        check=False,
+@pytest.fixture
+def without_harness(tmp_path):
+    """The command in a process where lm-evaluation-harness cannot be imported."""
+    script = tmp_path / "without_harness.py"
+    script.write_text(
+        "import sys; sys.modules['lm_eval'] = None; from maclaurin.cli.main import main; main()\n"
     )
+    return lambda *arguments: run_script(script, "eval", *arguments, cwd=tmp_path, env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,7 @@ def model(tmp_path_factory):
     return folder
 
 
-def test_our_tasks_need_no_harness(model, tmp_path):
+def test_our_tasks_need_no_harness(model, tmp_path, without_harness):
     out = tmp_path / "results.json"
     said = without_harness(model, "--tasks", OURS, "--limit", 3, "--out", out)
     assert said.returncode == 0, said.stderr
@@ -119,7 +115,7 @@ def test_what_cannot_be_is_one_message(model, tmp_path, monkeypatch, capfd):
         (tmp_path / "tokenizer.json").rename(model / "tokenizer.json")
 
 
-def test_list_needs_neither_model_nor_harness():
+def test_list_needs_neither_model_nor_harness(without_harness):
     text = without_harness("--list").stdout
     assert "maclaurin_recall_N" in text
     assert "maclaurin_ruler" in text

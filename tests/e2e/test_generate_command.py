@@ -3,8 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -13,7 +11,8 @@ from typer.testing import CliRunner
 
 from maclaurin import InputError, NoFiniteStateError
 from maclaurin.cli.main import app
-from tests.e2e.training import environment, train
+from tests.e2e import command
+from tests.e2e.training import environment, train_here, wait_for
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom.\n"
 
@@ -26,7 +25,7 @@ def run(tmp_path_factory):
     for number in range(200):
         (folder / "text" / f"{number}.txt").write_text(f"{number}. {TEXT}")
     shape = {"size": "pico", "data": folder / "text", "tokenizer": "bytes", "length": 64}
-    train(folder / "run", attention="taylor(2)/sum", steps=4, eval_every=4, checkpoint_every=4, **shape)
+    train_here(folder / "run", attention="taylor(2)/sum", steps=4, eval_every=4, checkpoint_every=4, **shape)
     return folder / "run"
 
 
@@ -181,16 +180,14 @@ def test_what_cannot_be_is_told(run, tmp_path):
 
 def test_ctrl_c_ends_it_and_still_saves(run, tmp_path):
     state = tmp_path / "talk.safetensors"
-    command = [
-        sys.executable, "-m", "maclaurin", "generate", str(run), "--prompt=It was", "--ignore-end",
-        "--max-new-tokens=10000000", f"--save-state={state}",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    assert process.stdout is not None
-    assert process.stdout.read(20)  # it has begun
+    process = command.start(
+        "generate", run, "--prompt=It was", "--ignore-end", "--max-new-tokens=10000000",
+        f"--save-state={state}", env=environment(),
+    )  # fmt: skip
+    assert wait_for(lambda: len(process.printed()) >= 20, process)  # it has begun
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 0, told
-    assert b"stopped by Ctrl-C" in told
+    assert "stopped by Ctrl-C" in told
     assert generate(run, "--load-state", state, "--max-new-tokens", 2, "--ignore-end").stdout

@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import torch
 from tests.e2e import command
 from tests.e2e.in_process import maclaurin
 
-COMMAND = Path(sys.executable).with_name("maclaurin")
 TEXT = Path(__file__).parents[1] / "data" / "moby-dick-excerpt.txt"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
@@ -94,15 +91,15 @@ def test_the_json_holds_everything(written):
 
 def test_a_killed_inspection_continues_to_the_same_numbers(llama, written, tmp_path, monkeypatch, capfd):
     out = tmp_path / "out"
-    arguments = [COMMAND, "inspect", llama, "--text", TEXT, *QUICK, "--out", out]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = ["inspect", llama, "--text", TEXT, *QUICK, "--out", out]
+    process = command.start(*arguments)
     deadline = time.monotonic() + 200
     while not (out / "unfinished" / "losses.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (out / "inspection.json").exists(), "it was to be killed before its end"
-    maclaurin(monkeypatch, capfd, *arguments[1:])
+    maclaurin(monkeypatch, capfd, *arguments)
     first, second = (json.loads((folder / "inspection.json").read_text()) for folder in (written[0], out))
     assert first["heads"] == second["heads"]
     assert first["perplexity"] == second["perplexity"]

@@ -101,7 +101,8 @@ def _forget(notation):
 
 
 def test_a_resumed_run_names_the_file_its_parts_are_in(folder):
-    settings = ["--size", "pico", "--eval-every", "0", "--eval-rows", "4", "--out", "run"]
+    data = ["--data", "mqar:pairs=2,vocab=16,length=12"]
+    settings = ["--size", "pico", *data, "--eval-every", "0", "--eval-rows", "4", "--out", "run"]
     run(
         "train", "--import", "even.py", "--attention", "evenexp(2)/sum", "--steps", "2", *settings, cwd=folder
     )

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.e2e.command import run_code
+
 ASK = "from transformers import AutoConfig; print(type(AutoConfig.for_model('maclaurin')).__name__)"
 
 
@@ -17,8 +19,7 @@ ASK = "from transformers import AutoConfig; print(type(AutoConfig.for_model('mac
     ],
 )
 def test_auto_classes_know_us(first):
-    code = f"{first}; {ASK}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = run_code(f"{first}; {ASK}")
     assert result.stdout.strip() == "MaclaurinConfig", result.stderr
 
 

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from tests.e2e.training import records, train, train_here
+from tests.e2e.training import records, start, train_here
 
 
 def log_entries(log: bytes, block: int = 32768) -> list[bytes]:
@@ -46,7 +46,9 @@ def test_wandb_gets_config_and_losses(tmp_path, monkeypatch):
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     out = tmp_path / "run"
-    train(out, trackers="wandb", steps=3)
+    process = start(out, trackers="wandb", steps=3)
+    text = process.communicate(280)
+    assert process.returncode == 0, text
     (file,) = out.glob("wandb/offline-run-*/run-*.wandb")
     assert file.stem == "run-" + (out / "wandb_id.txt").read_text()
     losses, attention = {}, None

@@ -110,14 +110,14 @@ def test_the_saved_model_can_be_read_by_whom_the_umask_allows(tmp_path):
 
 
 def test_a_run_stopped_by_ctrl_c_says_so_and_exits_with_130(tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    process = start(out, log=str(log), steps=5000, eval_every=0)
+    out = tmp_path / "run"
+    process = start(out, steps=5000, eval_every=0)
     assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(60)
-    assert process.exitcode == 130
-    assert "stopping after this step" in log.read_text()
-    assert "--resume continues" in log.read_text()
+    process.send_signal(signal.SIGINT)
+    text = "".join(process.communicate(60))
+    assert process.returncode == 130
+    assert "stopping after this step" in text
+    assert "--resume continues" in text
 
 
 def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):
     stopped = Outcome(3, False, None, None, 0.0, signal.SIGINT)
     calls = []
     monkeypatch.setattr(trainer, "train", lambda *a, **k: calls.append(a) or stopped)
-    train_here(tmp_path, command="sweep", expect=130)
+    train_here(tmp_path, verb="sweep", expect=130)
     assert len(calls) == 1
 
 
@@ -162,11 +162,11 @@ def test_a_sweep_finds_the_best_rate_and_does_not_repeat_runs(tmp_path, monkeypa
         "steps": "6",
     }
     monkeypatch.setattr(training, "SMALL", options)
-    lines = train_here(tmp_path, command="sweep").stdout.splitlines()
+    lines = train_here(tmp_path, verb="sweep").stdout.splitlines()
     assert ["0.01" in line for line in lines if "best" in line and "│" in line] == [True]
     assert any("at the edge of those that were tried: try 0.02 too" in line for line in lines)
     before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lr-*/summary.json")}
-    train_here(tmp_path, command="sweep")
+    train_here(tmp_path, verb="sweep")
     assert {file: file.stat().st_mtime_ns for file in before} == before
     found = json.loads((tmp_path / "sweep.json").read_text())
     assert found["best"] == 0.01

@@ -53,10 +53,10 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(tmp_path, whole):
         else:  # at any moment after the run got further than last time
             wait_for(lambda: set((out / "checkpoints").glob("step-*")) - before, process)  # noqa: B023
             time.sleep(dice.uniform(0, 0.1))
-        if not process.is_alive():
+        if process.poll() is not None:
             break
         process.kill()
-        process.join()
+        process.wait(60)
         kills += 1
     assert kills == KILLS, "the run ended before it was killed often enough"
     assert during_write >= 2
@@ -68,9 +68,9 @@ def test_sigterm_saves_a_checkpoint(tmp_path, whole):
     out = tmp_path / "run"
     process = start(out)
     assert wait_for(lambda: list(out.glob("checkpoints/step-*")), process)
-    process.terminate()
-    process.join(60)
-    assert process.exitcode == 128 + signal.SIGTERM
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    assert process.returncode == 128 + signal.SIGTERM
     assert not (out / "model").exists()
     train_here(out, "--resume")
     assert_same_run(out, whole)
@@ -130,10 +130,10 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
         assert wait_for(lambda: list(out.glob("checkpoints/step-*")), first)
         result = train_here(out, "--resume", steps=5000, eval_every=0, expect=2)
         assert "another process is training" in result.stderr
-        assert first.is_alive()
+        assert first.poll() is None
     finally:
         first.kill()
-        first.join()
+        first.wait(60)
 
 
 def test_a_loss_that_explodes_names_step_gradients_and_checkpoint(tmp_path):

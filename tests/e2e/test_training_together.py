@@ -4,7 +4,16 @@ import subprocess
 
 import pytest
 
-from tests.e2e.training import arguments, environment, records, torchrun, train, train_here, weights
+from tests.e2e.training import (
+    arguments,
+    environment,
+    records,
+    torchrun,
+    train,
+    train_here,
+    train_together,
+    weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +37,17 @@ def assert_same_losses(out, other):
         assert (weights(out)[name] - tensor).norm() <= 1e-2 * tensor.norm() + 1e-3, name
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_have_the_losses_of_one(tmp_path, alone, parallel):
     out = tmp_path / "run"
-    train(out, steps=8, eval_every=4, parallel=parallel, launcher=torchrun(2))
+    train_together(out, 2, steps=8, eval_every=4, parallel=parallel)
+    assert_same_losses(out, alone)
+
+
+@pytest.mark.exhaustive
+def test_torchrun_starts_processes_that_have_the_losses_of_one(tmp_path, alone):
+    out = tmp_path / "run"
+    train(out, steps=8, eval_every=4, parallel="ddp", launcher=torchrun(2))
     assert_same_losses(out, alone)
 
 

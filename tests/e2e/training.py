@@ -2,14 +2,16 @@
 
 import contextlib
 import io
-import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
+
+from tests.e2e import command
 
 COMMAND = [sys.executable, "-m", "maclaurin", "train"]
 #: a second of training after the imports: data made on the fly, rows of 24 tokens
@@ -38,21 +40,21 @@ def environment(**more):
 
 
 def train(out, *flags, expect=0, launcher=None, **changed):
-    command = [*(launcher or COMMAND), *arguments(out, *flags, **changed)]
+    words = [*(launcher or COMMAND), *arguments(out, *flags, **changed)]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=280, env=environment(), check=False
+        words, capture_output=True, text=True, timeout=280, env=environment(), check=False
     )
     assert result.returncode == expect, result.stdout + result.stderr
     return result
 
 
-def train_here(out, *flags, expect=0, command="train", **changed):
+def train_here(out, *flags, expect=0, verb="train", **changed):
     """The same command in this process, which is quicker."""
     from maclaurin.cli.main import main
 
     told, errors, code = io.StringIO(), io.StringIO(), 0
     with (
-        mock.patch.object(sys, "argv", ["maclaurin", command, *arguments(out, *flags, **changed)]),
+        mock.patch.object(sys, "argv", ["maclaurin", verb, *arguments(out, *flags, **changed)]),
         contextlib.redirect_stdout(told),
         contextlib.redirect_stderr(errors),
     ):
@@ -64,40 +66,35 @@ def train_here(out, *flags, expect=0, command="train", **changed):
     return SimpleNamespace(stdout=told.getvalue(), stderr=errors.getvalue())
 
 
-#: starts processes in which everything is imported already
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["maclaurin.cli.main", "maclaurin.training.trainer"])
-
-
-def start(out, *flags, log=None, **changed):
-    """The same command in a process of its own, to be killed; what it prints goes to `log`."""
-    process = FORKS.Process(target=_run_command, args=(arguments(out, *flags, **changed), log))
-    process.start()
-    return process
-
-
-def _run_command(options, log):
-    import torch
-
-    from maclaurin.cli.main import main
-
-    torch.set_num_threads(1)
-    descriptor = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
-    sys.argv = ["maclaurin", "train", *options]
-    main()
+def start(out, *flags, **changed):
+    """The same command in a process of its own, to be stopped or killed."""
+    return command.start("train", *arguments(out, *flags, **changed), env=environment())
 
 
 def wait_for(condition, process, seconds=120):
     """Whether the condition came true before the process ended."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end and process.is_alive():
+    while time.monotonic() < end and process.poll() is None:
         if condition():
             return True
         time.sleep(0.001)
     return False
+
+
+def train_together(out, processes, **changed):
+    """The command in several processes that find each other as under torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1"}
+    started = []
+    for rank in range(processes):
+        place = {**world, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
+        env = environment(**{name: str(value) for name, value in place.items()})
+        started.append(command.start("train", *arguments(out, **changed), env=env))
+    for process in started:
+        text = process.communicate(280)
+        assert process.returncode == 0, text
 
 
 def torchrun(processes):

@@ -12,6 +12,10 @@ INTERPRETED = not ON_GPU and os.environ.get("TRITON_INTERPRET") == "1"
 
 if not (ON_GPU or INTERPRETED):
     collect_ignore_glob = ["test_*.py"]
+if INTERPRETED:
+    from tests.kernels import quick_interpreter
+
+    quick_interpreter.install()
 
 
 #: tests of which the interpreter needs minutes; there only their first cases in fp32 belong to `make test`

@@ -1,12 +1,10 @@
 """The doctor finds programs right that are, and a program that is wrong, fails or is left out."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from tests.e2e.command import run
+from tests.e2e.command import run, run_code
 
 from maclaurin.bench import examine
 from maclaurin.programs.stock_softmax import StockSoftmax
@@ -71,7 +69,5 @@ def test_programs_can_be_left_out():
         "print(plan.program, [why for p, why in plan.refusals.items() if p.name == 'stock softmax'])"
     )
     environment = {**os.environ, "MACLAURIN_WITHOUT": "stock softmax, plain parallel"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    result = run_code(code, env=environment)
     assert result.stdout.strip() == "plain parallel ['MACLAURIN_WITHOUT leaves it out']"

@@ -33,6 +33,12 @@ def realistic():
     return synthetic.realistic()
 
 
+@pytest.fixture(scope="module")
+def realistic_page(realistic):
+    """Its page, which takes seconds."""
+    return page_of(realistic)
+
+
 def saved(study, folder):
     folder.mkdir(parents=True, exist_ok=True)
     write_study(study, folder / "records.json")
@@ -241,17 +247,15 @@ class Checker(html.parser.HTMLParser):
         assert self.open.pop() == name
 
 
-def test_the_page_is_whole_and_loads_nothing(realistic):
-    found = Checker(page_of(realistic))
+def test_the_page_is_whole_and_loads_nothing(realistic_page):
+    found = Checker(realistic_page)
     assert len(found.ids) == len(set(found.ids))
     assert all(link.startswith(("#", "figures/")) or "/" not in link for link in found.links)
     assert {link[1:] for link in found.links if link.startswith("#")} <= set(found.ids)
 
 
-def test_two_studies_stand_one_after_the_other(realistic):
-    other = small(name="mini")
-    text = page_of(realistic, other)
-    found = Checker(text)
+def test_two_studies_stand_one_after_the_other():
+    found = Checker(page_of(small(name="mini"), small(name="mini")))
     assert found.elements.count("article") == 2
     assert len(found.ids) == len(set(found.ids))
 
@@ -298,8 +302,8 @@ def test_the_page_has_the_colours_of_the_files():
     assert all(f"--{name}: {colour};" in printed for name, colour in names.items() if name != "ink")
 
 
-def test_sections_appear_only_where_there_is_something_to_say(realistic):
-    full, bare = page_of(realistic), page_of(small())
+def test_sections_appear_only_where_there_is_something_to_say(realistic_page):
+    full, bare = realistic_page, page_of(small())
     for words in (
         "The form", "The orders", "The interactions", "Loss by position", "The claims", "The learning rates",
     ):  # fmt: skip
@@ -379,10 +383,9 @@ def test_findings(realistic):
     assert found.headline.endswith("Of 8 claims: 4 agree, 1 disagrees, 2 undecided, 1 not run.")
 
 
-def test_published_numbers_stand_in_our_unit_and_margins_have_their_reason(realistic):
-    text = page_of(realistic)
-    assert "softmax 2.573, norm 2.573 nats per token, published as ln CE 0.945, 0.945" in text
-    assert "± 0.05: nobody would notice" in text
+def test_published_numbers_stand_in_our_unit_and_margins_have_their_reason(realistic_page):
+    assert "softmax 2.573, norm 2.573 nats per token, published as ln CE 0.945, 0.945" in realistic_page
+    assert "± 0.05: nobody would notice" in realistic_page
 
 
 def test_settings_that_differ_and_tokens_stand_in_a_table(realistic):

@@ -3,10 +3,9 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 
 import pytest
+from tests.e2e.command import run_code, run_script
 
 from maclaurin import InputError
 from maclaurin.evaluation.run_tasks import items_fingerprint
@@ -164,9 +163,7 @@ def test_a_part_of_ones_own_reaches_the_worker_and_its_code_is_part_of_the_key(p
     asked.write(tmp_path / "job.json")
     assert len(set(keys)) == 2, "an edited part is another run"
     assert job(pool, code=code[:1]).record.run.parts is None, "runs without it are shared with everybody"
-    result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "job.json")], capture_output=True, text=True
-    )
+    result = run_script(script, tmp_path / "job.json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert pool.entry(keys[1]).record().status == "finished"
 
@@ -179,7 +176,7 @@ def test_loading_the_worker_leaves_cuda_alone():
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse\n"
         "import maclaurin.study.worker, maclaurin.cli.main\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = run_code(code)
     assert result.returncode == 0, result.stderr
 
 
@@ -218,17 +215,19 @@ def test_the_same_training_without_tasks_has_its_result_too(pool):
 
 
 def test_a_run_killed_while_it_is_asked_is_asked_again_and_not_trained(pool, monkeypatch):
+    asked = asking(pool)
+
     def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("maclaurin.study.worker.ask_run", killed)
         with pytest.raises(KeyboardInterrupt):
-            work(asking(pool))
-    entry = pool.entry(asking(pool).record.key)
+            work(asked)
+    entry = pool.entry(asked.record.key)
     assert entry.record() is None
     before = (entry.path / "records.jsonl").stat().st_mtime_ns
-    assert work(asking(pool)).value("task:induction_8") is not None
+    assert work(asked).value("task:induction_8") is not None
     assert (entry.path / "records.jsonl").stat().st_mtime_ns == before
 
 

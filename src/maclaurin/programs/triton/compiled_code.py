@@ -24,6 +24,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,9 @@ def compiled_for(capability: int, *, describe: bool = True) -> Iterator[list[Com
 
 
 def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
-    with tempfile.TemporaryDirectory() as folder:
-        binary = Path(folder) / "program.cubin"
-        binary.write_bytes(kernel.asm["cubin"])
-        usage = _cuobjdump("--dump-resource-usage", binary)
-        code = _cuobjdump("-sass", binary)
-    registers = max(map(int, re.findall(r"REG:(\d+)", usage)))
-    found = instructions(code)
+    listing = _listing(kernel.asm["cubin"])
+    registers = max(map(int, re.findall(r"REG:(\d+)", listing)))
+    found = instructions(listing)
     matrix = sum(bool(MATRIX.match(text)) for text in found.values())
     return CompiledProgram(
         name,
@@ -150,9 +147,14 @@ def _assemblers() -> list[Path]:
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def _cuobjdump(option: str, binary: Path) -> str:
-    command = [_TOOLS / "cuobjdump", option, binary]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+@lru_cache(maxsize=64)
+def _listing(cubin: bytes) -> str:
+    """Resource usage and machine code; small programs are compiled by many callers."""
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "program.cubin"
+        binary.write_bytes(cubin)
+        command = [_TOOLS / "cuobjdump", "--dump-resource-usage", "-sass", binary]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 # --------------------------------------------------------------------------------------- reading machine code
