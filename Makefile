@@ -49,7 +49,7 @@ bench: $(READY)  ## measure speed and memory on this CPU, as ratios within one r
 	$(BIN)/python benchmarks/cpu.py
 
 docs: $(READY)  ## rebuild the reports in docs/reports from the records of the studies
-	for study in mini scale gap interactions orders recall paper_h200 parts_h200 ladder_h200; do \
+	for study in mini scale gap interactions orders parts recall paper_h200 parts_h200 ladder_h200; do \
 		$(BIN)/maclaurin report studies/$$study/records.json --out docs/reports/$$study; \
 		rm -f docs/reports/$$study/figures/*.pdf docs/reports/$$study/runs.csv; \
 	done

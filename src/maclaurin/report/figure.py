@@ -154,8 +154,11 @@ def _config(colours: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """The value with five digits, enough to draw; null if it is not finite."""
-    if isinstance(value, float):
+    """The value with five digits, enough to draw; null if it is not finite.
+
+    Whole numbers that a script cannot hold exactly are rounded too: a state of order 80 has 5e30 bytes.
+    """
+    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 1 << 53):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}

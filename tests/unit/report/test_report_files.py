@@ -15,7 +15,7 @@ from maclaurin.errors import InputError
 from maclaurin.report import study_charts as charts
 from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
-from maclaurin.report.figure import INK, PALETTE
+from maclaurin.report.figure import INK, PALETTE, Sheet
 from maclaurin.report.page import breakable, embedded
 from maclaurin.report.sentences import status_sentence, trouble, tuning_finding
 from maclaurin.report.study_charts import families
@@ -513,3 +513,11 @@ def test_runs_of_several_versions_are_reported():
         "These runs come from 2 versions of torch or of our numerics.",
         "Runs with the same seed did not all see the same version of stdlib.",
     ]
+
+
+def test_a_chart_can_show_a_state_of_more_bytes_than_any_integer_holds():
+    sheet = Sheet()
+    chart = sheet.add([{"bytes": 5535961986109847638996908864144, "loss": 2.5}]).mark_point()
+    figure = sheet.figure(chart.encode(x="bytes:Q", y="loss:Q"))
+    assert figure.svg.startswith("<svg")
+    assert figure.spec["datasets"]["data-0"] == [{"bytes": 5.536e30, "loss": 2.5}]

@@ -135,6 +135,7 @@ def test_shipped_records_are_readable():
         ("gap", 135),
         ("interactions", 48),
         ("orders", 57),
+        ("parts", 99),
         ("recall", 57),
         ("paper_h200", 51),
         ("parts_h200", 42),
