@@ -174,8 +174,10 @@ def _serve(kind, address):
     import importlib
     from multiprocessing import forkserver
 
+    missing = ModuleNotFoundError if kind == "torch" else ()  # a GPU machine may not have all of them
     for name in PRELOADED[kind]:
-        importlib.import_module(name)
+        with contextlib.suppress(missing):
+            importlib.import_module(name)
     gc.freeze()  # pages that processes share are not written to
     if kind == "commands":
         forkserver.set_forkserver_preload(["maclaurin.study.worker"])
