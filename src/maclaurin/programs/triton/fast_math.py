@@ -29,34 +29,10 @@ def power_of_two(x):
 
 
 @triton.jit
-def inverse_of_one_plus_power(x, PAIRED: tl.constexpr):
-    """1 / (1 + 2ˣ); with PAIRED at least 2⁻⁶⁰.
-
-    PAIRED: two entries share a reciprocal, 1/a = b · 1/(ab), for the unit that computes 2ˣ and 1/x is the slowest.
-    """
+def inverse_of_one_plus_power(x):
+    """1 / (1 + 2ˣ)"""
     if _INTERPRETED:
-        y = 1 / (1 + tl.exp2(tl.minimum(x, 60.0)))
-    elif PAIRED:
-        y = tl.inline_asm_elementwise(
-            """{
-            .reg .f32 a, b, r;
-            min.f32 a, $2, 0f42700000;
-            min.f32 b, $3, 0f42700000;
-            ex2.approx.ftz.f32 a, a;
-            ex2.approx.ftz.f32 b, b;
-            add.f32 a, a, 0f3F800000;
-            add.f32 b, b, 0f3F800000;
-            mul.f32 r, a, b;
-            rcp.approx.ftz.f32 r, r;
-            mul.f32 $0, r, b;
-            mul.f32 $1, r, a;
-            }""",
-            "=&f,=f,f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=2,
-        )
+        y = 1 / (1 + tl.exp2(x))
     else:
         y = tl.inline_asm_elementwise(
             """{

@@ -75,8 +75,6 @@ SUMS = "pairs"
 LOADS_INSIDE = True
 #: whether the truncated series of exp have formulas of their own
 SERIES_OF_EXP = True
-#: whether two values of σ share a reciprocal
-SIGMOID_IN_PAIRS = False
 #: whether the keys' pass computes weights and their gradients at the same time, for heads up to 64: in tiles with a
 #: mask, and with a decay gate. Without one it is slower
 MASKED_TOGETHER, DECAYING_TOGETHER = True, True
@@ -147,7 +145,7 @@ def _powers(s, C: tl.constexpr, FACTOR: tl.constexpr):
 
 
 @triton.jit
-def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr):
+def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr):
     """The weight over its constant, times the decay `kept`."""
     if FORM == "square":
         w = s * (s * kept)
@@ -160,7 +158,7 @@ def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, 
             r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
             w = r * r + u * (8 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1]))
         elif FORM == "sigmoid":
-            w = inverse_of_one_plus_power(_powers(s, C, -LOG2E), PAIRED)
+            w = inverse_of_one_plus_power(_powers(s, C, -LOG2E))
         else:
             w = _powers(s, C, 1.0)
         if DECAY:
@@ -169,7 +167,7 @@ def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, 
 
 
 @triton.jit
-def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr):
+def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr):
     """The derivative of the weight over its own constant, times the decay `kept`."""
     if FORM == "square":
         slope = s * kept
@@ -181,7 +179,7 @@ def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, D
             r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
             slope = u * r + 2 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1])
         elif FORM == "sigmoid":
-            w = _weight(s, kept, C, FORM, PAIRED, False)
+            w = _weight(s, kept, C, FORM, False)
             slope = w - w * w
             if len(C) != 2:
                 slope *= _slope_of_powers(s, C)
@@ -254,10 +252,10 @@ def _operand(x, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, DECAY: tl.constexpr,
+def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr,
               MASKED: tl.constexpr, CAUSAL: tl.constexpr, SUMS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the sums of a tile of queries."""
-    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, FORM, PAIRED, DECAY)
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, FORM, DECAY)
     if MASKED:
         seen = (n < T)[None, :]
         if CAUSAL:
@@ -281,7 +279,7 @@ def _forward(
     q_strides, k_strides, v_strides, y_strides,
     T, H, padded, eps, of_weight,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SUMS: tl.constexpr, INSIDE: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -320,7 +318,7 @@ def _forward(
             KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
         )
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, PAIRED, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
     if DECAY:
         kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
@@ -331,7 +329,7 @@ def _forward(
         of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
         of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_pair, C, FORM, PAIRED, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
+            acc, z, q, k, v, m, n, T, of_pair, C, FORM, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
     seen = m + 1 if CAUSAL else m * 0 + T
     divisor = divisor_of(sums_of(z, SUMS == "products") * of_weight, seen, eps, BY_SUM, BY_COUNT)
@@ -354,7 +352,7 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr, INSIDE: tl.constexpr):
 
 
 @triton.jit
-def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
                  DECAY: tl.constexpr, MASKED: tl.constexpr, TOGETHER: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
@@ -362,7 +360,7 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM:
     """
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     if not TOGETHER:
-        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
+        w = _weight(s, kept, C, FORM, DECAY)
         if MASKED:
             w = tl.where(n[:, None] <= m[None, :], w, 0.0)
         dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
@@ -370,8 +368,8 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM:
     if BY_SUM:
         dw += dz[None, :]
     if TOGETHER:
-        w = _weight(s, kept, C, FORM, PAIRED, DECAY)
-    ds = dw * _slope(s, kept, C, FORM, PAIRED, DECAY)
+        w = _weight(s, kept, C, FORM, DECAY)
+    ds = dw * _slope(s, kept, C, FORM, DECAY)
     if MASKED:
         seen = n[:, None] <= m[None, :]
         ds = tl.where(seen, ds, 0.0)
@@ -390,7 +388,7 @@ def _backward_keys(
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
     T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, TOGETHER: tl.constexpr, MASKED_TOGETHER: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -435,7 +433,7 @@ def _backward_keys(
             dz = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE)
             of_line = _kept_of_lines(KEPT, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY, BM)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, TOGETHER, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, BY_SUM, DECAY, False, TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
     of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
     if DECAY:
@@ -457,7 +455,7 @@ def _backward_keys(
             )
             of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], DECAY, WIDE)
             dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
+                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
             )  # fmt: skip
     dk, dv = dk * of_slope, dv * of_weight
     inside_d = (n < T)[:, None] & (d < D)[None, :]
@@ -473,7 +471,7 @@ def _backward_keys(
 
 
 @triton.jit
-def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
                        DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -482,11 +480,11 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FOR
         dw += dz[:, None]
     if MASKED:
         dw = tl.where(n[None, :] <= m[:, None], dw, 0.0)
-    ds = dw * _slope(s, kept, C, FORM, PAIRED, DECAY)
+    ds = dw * _slope(s, kept, C, FORM, DECAY)
     if DECAY and FORM == "square":
         dl += tl.sum(ds * s, 1).to(dl.dtype)
     elif DECAY:
-        dl += tl.sum(dw * _weight(s, kept, C, FORM, PAIRED, DECAY), 1).to(dl.dtype)
+        dl += tl.sum(dw * _weight(s, kept, C, FORM, DECAY), 1).to(dl.dtype)
     return tl.dot(_operand(ds, OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
@@ -497,7 +495,7 @@ def _backward_queries(
     q_strides, k_strides, v_strides, n_strides, dq_strides,
     T, H, padded, of_weight, of_slope,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, PAIRED: tl.constexpr, BY_SUM: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
     CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
@@ -538,7 +536,7 @@ def _backward_queries(
             KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
         )
         dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, PAIRED, BY_SUM, DECAY, False, OPERAND, PRECISION
+            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, BY_SUM, DECAY, False, OPERAND, PRECISION
         )  # fmt: skip
     if DECAY:
         kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
@@ -549,7 +547,7 @@ def _backward_queries(
         of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
         of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
         dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, FORM, PAIRED, BY_SUM, DECAY, True, OPERAND, PRECISION
+            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, FORM, BY_SUM, DECAY, True, OPERAND, PRECISION
         )  # fmt: skip
     dq *= of_slope
     inside = (m < T)[:, None] & (d < D)[None, :]
@@ -717,7 +715,6 @@ def _options(q: Layout, k: Layout, v: Layout, call: Call, decays: bool) -> dict[
         **_sizes(q, k, v),
         "C": call.coefficients,
         "FORM": _form(call, _largest(q, v)).kind,
-        "PAIRED": SIGMOID_IN_PAIRS,
         "BY_SUM": call.divisor == "sum",
         "CAUSAL": call.causal,
         "DECAY": decays,
