@@ -7,7 +7,7 @@ in chunks and step by step as an RNN, with the same answer and the same gradient
 
     y = maclaurin.attention(q, k, v, "exp/l2")
 
-Specs need no torch: it is imported with the first name that needs it.
+Specs need no torch: it is imported with the first name that needs it, and so is the package of studies.
 """
 
 import importlib
@@ -26,6 +26,7 @@ from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
 
 if TYPE_CHECKING:
+    from maclaurin import study
     from maclaurin.conversion.press import press
     from maclaurin.conversion.run import convert
     from maclaurin.forms.state import State
@@ -53,9 +54,11 @@ __all__ = [
     "plan",
     "press",
     "resolve",
+    "study",
 ]
 
-_NEEDS_TORCH = {
+#: name → the module that has it, imported when the name is used first
+_LAZY = {
     "attention": "maclaurin.programs.dispatch",
     "convert": "maclaurin.conversion.run",
     "press": "maclaurin.conversion.press",
@@ -67,9 +70,11 @@ _NEEDS_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name == "study":
+        return importlib.import_module("maclaurin.study")
+    if name not in _LAZY:
         raise AttributeError(f"module 'maclaurin' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 

@@ -16,6 +16,9 @@ NUMERICS_VERSION = 2
 #: editing these may change a number; editing commands, studies or reports may not
 PACKAGES = ("spec", "forms", "programs", "layers", "models", "data", "training", "errors.py")
 
+#: keys of a training config that change no number
+FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
+
 
 @lru_cache(maxsize=1)
 def code_version() -> str:

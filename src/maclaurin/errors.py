@@ -81,3 +81,13 @@ def requires_extra(extra: str, *modules: str) -> Iterator[None]:
         raise MaclaurinError(
             f"this command needs {problem.name}: pip install 'maclaurin[{extra}]'."
         ) from None
+
+
+def in_list(name: str) -> str:
+    """The name as part of a list: in quotes if it contains a comma itself."""
+    return f"“{name}”" if "," in name else name
+
+
+def listed_names(names: Iterable[str]) -> str:
+    """a, b, “c, d”."""
+    return ", ".join(map(in_list, names))

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,29 +20,38 @@ from pathlib import Path
 from typing import Any
 
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.progress_bar import Report, report_progress
 
 _SECONDS_BETWEEN_TRIES = 0.1
 
 
-class StorageError(MaclaurinError):
-    """A file or folder that could not be written."""
+class LockedError(MaclaurinError):
+    """Another process holds the lock."""
 
 
-def write_file(path: Path, content: str | bytes) -> None:
-    """Replace the file by this content in one step; text is written as UTF-8."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
+    """A temporary path to write to; its file replaces `path` at the end unless there was an error.
+
+    Without `flush` a crash of the machine may lose the new content, which is then the old one.
+    """
     temporary = _temporary(path)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        if flush:
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
-        flush_folder(path.parent)
+        if flush:
+            flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes, *, flush: bool = True) -> None:
+    """Replace the file by this content in one step; text is written as UTF-8, folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path, flush=flush) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
@@ -50,68 +60,67 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which replaces `folder` at the end unless there was an error."""
+def new_folder(folder: Path, keep: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
+    """A temporary folder to fill, which replaces `folder` at the end unless there was an error.
+
+    A folder that another process wrote meanwhile stays if `keep(folder)`.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(folder)
     temporary.mkdir()
     try:
         yield temporary
         flush_folder(temporary)
-        _publish(temporary, folder, lambda _: False)
+        _publish(temporary, folder, keep)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def complete_folder(
-    folder: Path,
-    fill: Callable[[Path], None],
-    is_complete: Callable[[Path], bool],
-    *,
-    what: str,
-    progress: bool = True,
-    advice: str = "Free some space.",
-) -> None:
-    """Make sure that `folder` is complete: if it is not, fill a temporary folder and rename it to `folder`.
-
-    A lock avoids filling it twice. Correctness does not depend on the lock: the first process to rename
-    wins, and the others discard theirs. `advice` ends the error message for a full disk.
-    """
-    if is_complete(folder):
-        return
-    with locked(folder.with_name(f".{folder.name}.lock"), what, progress=progress) as held:
-        if is_complete(folder):
-            return
-        if held:
-            _remove_leftovers(folder)
-        temporary = _temporary(folder)
-        try:
-            temporary.mkdir()
-            fill(temporary)
-            flush_folder(temporary)
-            _publish(temporary, folder, is_complete)
-        except OSError as problem:
-            raise _explained(problem, folder, advice) from problem
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+def remove_leftovers(folder: Path) -> None:
+    """Delete temporary folders left by processes that were killed while filling this folder."""
+    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
-def locked(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`; yields False, without waiting, if the file system has no locks.
+def locked(
+    path: Path,
+    *,
+    timeout: float | None = None,
+    required: bool = True,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Iterator[bool]:
+    """Hold the lock file `path`, which the system releases when the process ends, even after kill -9.
 
-    The system releases the lock when its process ends, even after kill -9.
+    Raises LockedError if another process still holds it after `timeout` seconds (None waits without a
+    limit); `on_wait` is called several times a second meanwhile. Where the file system has no locks it
+    raises OSError or NotImplementedError, or yields False if the lock is not `required`.
     """
-    import filelock
+    from filelock import FileLock
 
-    lock = filelock.FileLock(path)
-    with report_progress(f"waiting for the process that prepares {what}", progress) as report:
-        held = _acquire(lock, report)
+    lock = FileLock(path)
     try:
-        yield held
+        _acquire(lock, timeout, on_wait)
+    except (OSError, NotImplementedError):
+        if required:
+            raise
+        yield False
+        return
+    try:
+        yield True
     finally:
-        if held:
-            lock.release()
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds this lock now."""
+    if not path.exists():
+        return False
+    try:
+        with locked(path, timeout=0.0):
+            return False
+    except LockedError:
+        return True
 
 
 def flush_folder(folder: Path) -> None:
@@ -125,28 +134,23 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _acquire(lock: Any, report: Report) -> bool:
+def _acquire(lock: Any, timeout: float | None, on_wait: Callable[[], None]) -> None:
     import filelock
 
+    end = None if timeout is None else time.monotonic() + timeout
     while True:
+        left = _SECONDS_BETWEEN_TRIES if end is None else min(_SECONDS_BETWEEN_TRIES, end - time.monotonic())
         try:
-            lock.acquire(timeout=_SECONDS_BETWEEN_TRIES, poll_interval=_SECONDS_BETWEEN_TRIES / 2)
+            lock.acquire(timeout=max(0.0, left), poll_interval=_SECONDS_BETWEEN_TRIES / 2)
+            return
         except filelock.Timeout:
-            report(None)
-        except (OSError, NotImplementedError):  # some network file systems
-            return False
-        else:
-            return True
+            if end is not None and time.monotonic() >= end:
+                raise LockedError(f"another process holds {lock.lock_file}.") from None
+            on_wait()
 
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Delete temporary folders left by processes that were killed while filling this folder."""
-    for leftover in folder.parent.glob(f".{folder.name}.*.part"):
-        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _publish(temporary: Path, folder: Path, keep: Callable[[Path], bool]) -> None:
@@ -171,14 +175,6 @@ def _remove(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _explained(problem: OSError, folder: Path, advice: str) -> StorageError:
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(
-            f"the disk of {folder.parent} is full; nothing incomplete was left there. {advice}"
-        )
-    return StorageError(f"{folder} could not be written: {problem}.")
 
 
 def read_text(file: Path, option: str) -> str:

@@ -1,13 +1,20 @@
-"""Dataclasses as JSON and back, by their type hints."""
+"""Dataclasses as JSON and back, by their type hints, and the JSON files of records."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
+
+from maclaurin.errors import InputError
+from maclaurin.files import write_file
 
 T = TypeVar("T")
 
@@ -23,6 +30,80 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(part) for part in value]
     return value
+
+
+def finite(plain: Any, digits: int | None = None) -> Any:
+    """Plain data with null in place of numbers that are not finite, others rounded to significant digits."""
+    if isinstance(plain, dict):
+        return {key: finite(part, digits) for key, part in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [finite(part, digits) for part in plain]
+    if not isinstance(plain, float):
+        return plain
+    if not math.isfinite(plain):
+        return None
+    return plain if digits is None else float(f"{plain:.{digits}g}")
+
+
+def digest(plain: Any) -> str:
+    """sha256 of plain data (numbers, strings, lists, dicts) in its canonical spelling, in hex."""
+    spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(spelling.encode()).hexdigest()
+
+
+def write_record(
+    path: Path, record: Any, schema: int | None = None, *, indent: int | None = None, allow_nan: bool = False
+) -> None:
+    """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first."""
+    data = to_plain(record) if schema is None else {"schema": schema, **to_plain(record)}
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(data, indent=indent, separators=separators, ensure_ascii=False, allow_nan=allow_nan)
+    write_file(path, text + "\n")
+
+
+def read_record(
+    cls: type[T],
+    path: Path,
+    schema: int,
+    what: str,
+    *,
+    missing: str,
+    advice: str = "",
+    older: Mapping[int, str] = types.MappingProxyType({}),
+    change: Callable[[dict[str, Any]], None] = lambda data: None,
+) -> T:
+    """Read a file of `write_record`; any problem is one InputError.
+
+    what      what the file should hold, such as "an inspection"
+    missing   the error if there is no file
+    advice    the end of every other error, such as " Choose another --out."
+    older     earlier schema → what to do with such a file
+    change    called with the plain data first
+    """
+    if not path.is_file():
+        raise InputError(missing)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise InputError(f"{path} is not {what}: it is not JSON ({problem}).{advice}") from None
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}.{advice}") from None
+    found = data.pop("schema", None) if isinstance(data, dict) else None
+    if found is None:
+        raise InputError(f"{path} is not {what}: it has no number of a schema.{advice}")
+    if found != schema:
+        raise InputError(
+            f"{path} has schema {found}, but this version of maclaurin reads schema {schema} of {what}."
+            f"{older.get(found, '')}{advice}"
+        )
+    try:
+        change(data)
+        return from_plain(cls, data)
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise InputError(
+            f"{path} does not have the form of {what} ({problem!r}): it was changed by hand or written by "
+            f"another version.{advice}"
+        ) from None
 
 
 def from_plain(hint: type[T], data: Any) -> T:

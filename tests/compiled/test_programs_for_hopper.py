@@ -14,16 +14,16 @@ if not INSTALLED or INTERPRETED:
 from maclaurin.programs.triton import (
     about_mean,
     block_layout,
-    first_order,
-    kept_step,
-    lifetimes,
+    decode_step,
+    kept_keys,
+    kept_keys_step,
+    linear_attention,
+    linear_time,
     moments,
-    polynomial_linear,
-    polynomial_quadratic,
+    one_query,
+    quadratic_polynomial,
     rows,
-    softmax_score_mod,
-    split_keys,
-    state_step,
+    score_mod,
 )
 from maclaurin.programs.triton.compiled_code import compiled_for
 
@@ -75,10 +75,10 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
 )
 def test_quadratic(order, d, dtype):
     q, k, v = tensors(d, d, dtype)
-    call = polynomial_quadratic.Call(SERIES[: order + 1], "sum", 0.0, True, narrow=True)
+    call = quadratic_polynomial.Call(SERIES[: order + 1], "sum", 0.0, True, narrow=True)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
+        y, rest, z = quadratic_polynomial.forward(q, k, v, call)
+        quadratic_polynomial.backward(y, q, k, v, y, rest, z, call)
     assert_good(found)
 
 
@@ -88,42 +88,42 @@ def test_quadratic(order, d, dtype):
 )
 def test_quadratic_of_other_weights(coefficients, divisor, sigmoid):
     q, k, v = tensors(64, 64)
-    call = polynomial_quadratic.Call(coefficients, divisor, 0.0, True, sigmoid, narrow=True)
+    call = quadratic_polynomial.Call(coefficients, divisor, 0.0, True, sigmoid, narrow=True)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
+        y, rest, z = quadratic_polynomial.forward(q, k, v, call)
+        quadratic_polynomial.backward(y, q, k, v, y, rest, z, call)
     assert_good(found)
 
 
 @pytest.mark.parametrize("d", [64, more(128)])
 def test_quadratic_of_packed_sequences(d):
     q, k, v = tensors(d, d)
-    call = polynomial_quadratic.Call(SERIES[:3], "sum", 0.0, True, narrow=True)
+    call = quadratic_polynomial.Call(SERIES[:3], "sum", 0.0, True, narrow=True)
     cuts = torch.zeros(17, dtype=torch.int32)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call, cuts=cuts)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, cuts=cuts)
+        y, rest, z = quadratic_polynomial.forward(q, k, v, call, cuts=cuts)
+        quadratic_polynomial.backward(y, q, k, v, y, rest, z, call, cuts=cuts)
     assert_good(found, spills=SPILLS_OF_ODD_LENGTHS if d == 128 else SPILLS)
 
 
 @pytest.mark.exhaustive
 def test_quadratic_with_a_decay_gate():
     q, k, v = tensors(64, 64)
-    call = polynomial_quadratic.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
+    call = quadratic_polynomial.Call((0.0, 0.0, 0.0078), "sum", 0.0, True, narrow=True)
     log_decay = torch.empty(1, 2, 2048)
     with compiled_for(HOPPER) as found:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call, log_decay)
-        polynomial_quadratic.backward(y, q, k, v, y, rest, z, call, log_decay)
+        y, rest, z = quadratic_polynomial.forward(q, k, v, call, log_decay)
+        quadratic_polynomial.backward(y, q, k, v, y, rest, z, call, log_decay)
     assert_good(found, spills=32)
 
 
 @pytest.mark.parametrize(
     ("d", "dtype", "gated", "call"),
     [
-        (64, torch.bfloat16, False, first_order.Call("identity", 0.125)),
-        more(64, torch.bfloat16, True, first_order.Call("elu1", 1.0, "sum")),
-        more(128, torch.bfloat16, False, first_order.Call("cosine", 1.0, length=1.0, rests=True)),
-        more(64, torch.float16, True, first_order.Call("elu1", 1.0, "sum")),
+        (64, torch.bfloat16, False, linear_attention.Call("identity", 0.125)),
+        more(64, torch.bfloat16, True, linear_attention.Call("elu1", 1.0, "sum")),
+        more(128, torch.bfloat16, False, linear_attention.Call("cosine", 1.0, length=1.0, rests=True)),
+        more(64, torch.float16, True, linear_attention.Call("elu1", 1.0, "sum")),
     ],
 )
 def test_linear_attention(d, dtype, gated, call):
@@ -131,10 +131,10 @@ def test_linear_attention(d, dtype, gated, call):
     gates = (torch.empty(1, 2048, 2), torch.empty(1, 2048, 2)) if gated else (None, None)
     state = torch.empty(1, 2, d, d + 1) if gated else None
     with compiled_for(HOPPER) as found:
-        y, stat, rest, _, states = first_order.forward(
+        y, stat, rest, _, states = linear_attention.forward(
             q, k, v, *gates, None, call, initial=state, return_state=gated
         )
-        first_order.backward(
+        linear_attention.backward(
             y, q, k, v, *gates, None, y, stat, rest, states, call, d_state=state, started=gated
         )
     spills = SPILLS_OF_GATED_ORDER_1[dtype] if gated else SPILLS_OF_COSINE if d == 128 else SPILLS
@@ -189,13 +189,13 @@ def test_packed_sequences_about_the_mean(d, divisor):
 )
 def test_kept_keys(d, dtype):
     q, k, v = (u.transpose(1, 2) for u in tensors(d, d, dtype, heads=9, kv_heads=3))
-    exact = (lifetimes.Exact(32, 4, 96),) * 3
+    exact = (kept_keys.Exact(32, 4, 96),) * 3
     with compiled_for(HOPPER) as found:
-        until, score = lifetimes.lifetimes(q, k, 0.125, exact)
-        lifetimes.exact_keys(k, v, until, score, exact[0])
-        lifetimes.exact_keys(k, v, until, score, lifetimes.Exact(32, 4, 0))
-        o, lse = lifetimes.forward(q, k, v, until, 0.125, exact)
-        lifetimes.backward(o, q, k, v, until, lse, lse, 0.125, exact)
+        until, score = kept_keys.lifetimes(q, k, 0.125, exact)
+        kept_keys.exact_keys(k, v, until, score, exact[0])
+        kept_keys.exact_keys(k, v, until, score, kept_keys.Exact(32, 4, 0))
+        o, lse = kept_keys.forward(q, k, v, until, 0.125, exact)
+        kept_keys.backward(o, q, k, v, until, lse, lse, 0.125, exact)
     assert_good(found)
 
 
@@ -206,9 +206,9 @@ def test_a_step_with_kept_keys(d, dtype):
     q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
     recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (64, 4, 192))
     scores = (torch.empty(1, 3, n) for n in (64, 192))
-    held = kept_step.Held(recent, recent, sinks, sinks, *scores, kept, kept)
+    held = kept_keys_step.Held(recent, recent, sinks, sinks, *scores, kept, kept)
     with compiled_for(HOPPER) as found:
-        kept_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
+        kept_keys_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
     assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_step"})
 
 
@@ -218,8 +218,8 @@ def test_a_step_with_kept_keys(d, dtype):
 def test_one_query(d, dtype):
     q, k, v = (torch.empty(1, n, h, d, dtype=dtype) for n, h in ((1, 9), (5000, 3), (5000, 3)))
     with compiled_for(HOPPER) as found:
-        split_keys.rows(q, k, v, None, 0.125)
-        split_keys.rows(q, k, v, torch.ones(1, 5000, dtype=torch.bool), 0.125)
+        one_query.rows(q, k, v, None, 0.125)
+        one_query.rows(q, k, v, torch.ones(1, 5000, dtype=torch.bool), 0.125)
     assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_stretch"})
 
 
@@ -240,11 +240,11 @@ def test_one_query(d, dtype):
 def test_linear(batch, order, d, e, dtype):
     """Moments are made by programs of two sizes, by how many there are."""
     q, k, v = tensors(d, e, dtype, batch=batch)
-    call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
-    rows = polynomial_linear.Rows()
+    call = linear_time.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
+    rows = linear_time.Rows()
     with compiled_for(HOPPER) as found:
-        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        polynomial_linear.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
+        y, rest, divisor, past, _ = linear_time.forward(q, k, v, rows, call)
+        linear_time.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
     assert_good(
         found,
         spills=SPILLS_OF_FP16 if dtype is torch.float16 else SPILLS,
@@ -255,11 +255,11 @@ def test_linear(batch, order, d, e, dtype):
 @pytest.mark.exhaustive
 def test_linear_with_everything_per_row():
     q, k, v = tensors(64, 64)
-    call = polynomial_linear.Call(SERIES[:3], "sum", 0.0, 1024)
-    rows = polynomial_linear.Rows(torch.empty(3, 1, 4, 2048), torch.empty(1, 2, 2048))
+    call = linear_time.Call(SERIES[:3], "sum", 0.0, 1024)
+    rows = linear_time.Rows(torch.empty(3, 1, 4, 2048), torch.empty(1, 2, 2048))
     with compiled_for(HOPPER) as found:
-        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        polynomial_linear.backward(y, divisor, q, k, v, y, rest, divisor, rows, past, call)
+        y, rest, divisor, past, _ = linear_time.forward(q, k, v, rows, call)
+        linear_time.backward(y, divisor, q, k, v, y, rest, divisor, rows, past, call)
     assert_good(found)
 
 
@@ -267,17 +267,17 @@ def test_linear_with_everything_per_row():
 @pytest.mark.parametrize(
     "call",
     [
-        softmax_score_mod.Call(0.125, True, clamp=5.0),
-        more(softmax_score_mod.Call(0.125, True)),
-        more(softmax_score_mod.Call(0.125, True, window=64, sinks=1)),
+        score_mod.Call(0.125, True, clamp=5.0),
+        more(score_mod.Call(0.125, True)),
+        more(score_mod.Call(0.125, True, window=64, sinks=1)),
     ],
 )
-def test_softmax_of_a_changed_score(d, call):
+def test_softmax_with_a_score_mod(d, call):
     q, k, v = (u.transpose(1, 2) for u in tensors(d, d))
     totals = None if call.clamp else torch.empty(1, 2, 2048, dtype=torch.float64)
     with compiled_for(HOPPER) as found:
-        o, lse = softmax_score_mod.forward(q, k, v, totals, call)
-        softmax_score_mod.backward(o, q, k, v, totals, lse, lse, call)
+        o, lse = score_mod.forward(q, k, v, totals, call)
+        score_mod.backward(o, q, k, v, totals, lse, lse, call)
     assert_good(found, may_wait={*MAY_WAIT, "_forward"})  # rows are rescaled between its products anyway
 
 
@@ -285,10 +285,10 @@ def test_softmax_of_a_changed_score(d, call):
 @pytest.mark.parametrize(
     "call",
     [
-        softmax_score_mod.Call(0.125, True),
-        more(softmax_score_mod.Call(0.125, False)),
-        more(softmax_score_mod.Call(0.125, True, clamp=5.0)),
-        more(softmax_score_mod.Call(0.125, True, window=64, sinks=1)),
+        score_mod.Call(0.125, True),
+        more(score_mod.Call(0.125, False)),
+        more(score_mod.Call(0.125, True, clamp=5.0)),
+        more(score_mod.Call(0.125, True, window=64, sinks=1)),
     ],
 )
 def test_softmax_of_packed_sequences(d, call):
@@ -296,12 +296,12 @@ def test_softmax_of_packed_sequences(d, call):
     q, k, v = (u.transpose(1, 2) for u in tensors(d, d))
     cuts = torch.zeros(17, dtype=torch.int32)
     with compiled_for(HOPPER) as found:
-        o, lse = softmax_score_mod.forward(q, k, v, None, call, cuts)
-        softmax_score_mod.backward(o, q, k, v, None, lse, lse, call, cuts)
+        o, lse = score_mod.forward(q, k, v, None, call, cuts)
+        score_mod.backward(o, q, k, v, None, lse, lse, call, cuts)
     assert_good(found, may_wait={*MAY_WAIT, "_forward"})
     with compiled_for(HOPPER) as of_rows:
-        softmax_score_mod.forward(q, k, v, None, call)
-        softmax_score_mod.backward(o, q, k, v, None, lse, lse, call)
+        score_mod.forward(q, k, v, None, call)
+        score_mod.backward(o, q, k, v, None, lse, lse, call)
     known = {program.name: program.spills_in_loops for program in of_rows}
     packed = {program.name: program.spills_in_loops for program in found if program.name in known}
     assert len(packed) == 3
@@ -327,19 +327,19 @@ def test_passes_over_rows():
 def test_a_step():
     state, x = torch.empty(1, 16, 2145, 65), torch.empty(1, 16, 64, dtype=torch.bfloat16)
     index, sizes = torch.zeros(2145, 2, dtype=torch.int32), (1, 64, 2080)
-    layout = state_step.Layout(index, torch.empty(2145), sizes)
-    token = state_step.Token(x, x, x, torch.empty(1, 16), torch.empty(1, 16))
+    layout = decode_step.Layout(index, torch.empty(2145), sizes)
+    token = decode_step.Token(x, x, x, torch.empty(1, 16), torch.empty(1, 16))
     with compiled_for(HOPPER) as found:
-        state_step.sums(state, token, layout)
+        decode_step.sums(state, token, layout)
         count = torch.zeros(1, dtype=torch.int64)
-        state_step.rows(
+        decode_step.rows(
             state, count, token, layout, 0.125, ((1.0,), (1.0,), (0.5,)), "sum", 0.0, dtype=x.dtype
         )
         about_the_mean = ((1.0, 1.0, 0.5), (1.0, 1.0), (0.5,))
-        exact = state_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
-        plain = state_step.Token(*token[:3])
-        state_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
-        state_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
+        exact = decode_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
+        plain = decode_step.Token(*token[:3])
+        decode_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
+        decode_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
     assert_good(found, matrix_units=False)
     assert not any(program.spills for program in found)
     blocks_of_any_order = next(program for program in found[2:] if program.name == "_step")
@@ -348,13 +348,13 @@ def test_a_step():
 
 @pytest.mark.exhaustive
 def test_a_step_with_large_values_and_many_queries():
-    layout = state_step.Layout(torch.zeros(2145, 2, dtype=torch.int32), torch.empty(2145), (1, 64, 2080))
+    layout = decode_step.Layout(torch.zeros(2145, 2, dtype=torch.int32), torch.empty(2145), (1, 64, 2080))
     with compiled_for(HOPPER) as found:
         for e, group in ((1024, 2), (64, 16)):
             state, count = torch.empty(4, 4, 2145, e + 1), torch.zeros(4, dtype=torch.int64)
             q, k, v = torch.empty(4, 4 * group, 64), torch.empty(4, 4, 64), torch.empty(4, 4, e)
-            token, table = state_step.Token(k, q, v), ((1.0,), (1.0,), (0.5,))
-            state_step.rows(state, count, token, layout, 0.125, table, "sum", 0.0, dtype=q.dtype)
+            token, table = decode_step.Token(k, q, v), ((1.0,), (1.0,), (0.5,))
+            decode_step.rows(state, count, token, layout, 0.125, table, "sum", 0.0, dtype=q.dtype)
     assert_good(found, matrix_units=False)
 
 
@@ -362,17 +362,15 @@ def test_a_step_with_large_values_and_many_queries():
 @pytest.mark.exhaustive
 def test_linear_from_one_state_to_another(order, d):
     q, k, v = tensors(d, 64)
-    call = polynomial_linear.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
-    rows = polynomial_linear.Rows(None, torch.empty(1, 2, 2048))
+    call = linear_time.Call(SERIES[: order + 1], "one" if order == 3 else "sum", 0.0, 1024, narrow=True)
+    rows = linear_time.Rows(None, torch.empty(1, 2, 2048))
     totals = moments.Moments(
         torch.empty(2, moments.small_size(d, 64)),
         {n: torch.empty(2, block_layout.block_rows(d, n), 64) for n in range(2, order + 1)},
     )
     with compiled_for(HOPPER) as found:
-        y, rest, divisor, past, after = polynomial_linear.forward(
-            q, k, v, rows, call, initial=totals, totals=True
-        )
-        polynomial_linear.backward(
+        y, rest, divisor, past, after = linear_time.forward(q, k, v, rows, call, initial=totals, totals=True)
+        linear_time.backward(
             y, None, q, k, v, y, rest, divisor, rows, past, call, started=True, totals=after, d_totals=totals
         )
     assert_good(found)

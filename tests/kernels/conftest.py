@@ -23,7 +23,7 @@ MINUTES_IN_INTERPRETER = {
     "test_linear_time": 6,
     "test_every_kind_of_spec_with_grouped_heads_and_odd_sizes": 8,
     "test_every_pair": 6,
-    "test_softmax_of_a_changed_score": 8,
+    "test_softmax_with_a_score_mod": 8,
     "test_chunks": 3,
     "test_heads_of_order_3": 1,
     "test_later_tokens_do_not_change_earlier_rows": 6,

@@ -11,7 +11,7 @@ if not INSTALLED:
 import triton
 import triton.language as tl
 
-from maclaurin.programs.triton import polynomial_linear
+from maclaurin.programs.triton import linear_time
 from maclaurin.programs.triton.tiles import entries, row_offsets
 
 
@@ -48,6 +48,6 @@ def test_entries_of_a_gate_per_channel(device):
 
 def test_order_3_has_no_row_sum(device):
     q = torch.randn(1, 16, 1, 4, device=device)
-    call = polynomial_linear.Call((1.0, 1.0, 0.5, 0.1), "sum", 0.0, 16)
+    call = linear_time.Call((1.0, 1.0, 0.5, 0.1), "sum", 0.0, 16)
     with pytest.raises(Exception, match="cubic"):
-        polynomial_linear.forward(q, q, q, polynomial_linear.Rows(), call)
+        linear_time.forward(q, q, q, linear_time.Rows(), call)

@@ -138,7 +138,7 @@ def test_operators_are_registered_as_torch_wants_them(device):
 )
 def test_token_by_token_from_the_first(notation, device, poisoned, monkeypatch):
     """The last one in several tiles of keys."""
-    monkeypatch.setattr("maclaurin.programs.triton.kept_step.KEYS", 64 if "20" not in notation else 16)
+    monkeypatch.setattr("maclaurin.programs.triton.kept_keys_step.KEYS", 64 if "20" not in notation else 16)
     spec = parse(notation)
     tokens = 50 if "20" in notation else 30
     case = random_tensors(spec, Shape(batch=2, tokens=tokens, kv_heads=2, group=3, d=24, e=40), 0)
@@ -215,8 +215,10 @@ def test_a_model_reads_a_prompt_with_groups_together(device, monkeypatch):
     tokens = torch.randint(0, 31, (2, 40), device=device)
     found, calls = {}, []
     monkeypatch.setattr(
-        "maclaurin.layers.layer_memory.attend_together",
-        lambda specs, *more, **named: calls.append(len(specs)) or attend_together(specs, *more, **named),
+        "maclaurin.layers.layer_memory.attention_of_groups",
+        lambda groups, *more, **named: (
+            calls.append(len(groups)) or by_heads.attention_of_groups(groups, *more, **named)
+        ),
     )
     for name in ("together", "alone"):
         if name == "alone":

@@ -15,7 +15,7 @@ from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, inputs_of, outp
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton import first_order as program
+from maclaurin.programs.triton import linear_attention as program
 from tests.kernels import interpreted_bfloat16
 
 if not ON_GPU:

@@ -85,6 +85,6 @@ def test_views_of_a_longer_buffer(device, poisoned):
     assert error(found, by_hand(q[:, :, 1:3], k[:, :90, 1:3], v[:, :90, 1:3], mask)) < 2e-6
 
 
-def test_gradients_go_another_way(device):
+def test_backward_uses_another_program(device):
     q, k, v = drawn(1, 20, 2, 2, 16, 16, torch.float32, device)
     assert plan(q.requires_grad_(), k, v, "exp/sum").program.name != "one query"

@@ -5,9 +5,9 @@ import torch
 
 import maclaurin
 from maclaurin import parse
+from maclaurin.programs.about_mean import mean_polynomial
 from maclaurin.programs.quadratic_polynomial import polynomial_attention
 from maclaurin.programs.score_mod import modified_softmax, modified_softmax_backward
-from maclaurin.programs.taylor_attention import mean_polynomial
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
@@ -183,7 +183,7 @@ def test_no_value_of_a_sequence_reaches_another(notation, device, poisoned):
         ("exp(clamp=2)/running", "adds up along a row"),
     ],
 )
-def test_what_runs_along_a_row_is_copied_to_rows(notation, why, device):
+def test_row_wise_sums_need_copied_rows(notation, why, device):
     case = packed_case(notation, ALIKE, torch.float32, device)
     cuts, (q, k, v) = cuts_of(ALIKE, device), (case.tensors[name] for name in "qkv")
     chosen = maclaurin.plan(q, k, v, notation, cu_seqlens=cuts)

@@ -103,10 +103,11 @@ def _spans(
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
     """Chunks in spans whose features fit in memory, one span after the other."""
     columns = values_with_count(spec, stream)
+    may_overflow = stream.mass is not None and stream.log_forget is not None
     tokens = stream.k.shape[-2]
     if torch.compiler.is_compiling():  # lengths are symbolic there, and a loop would fix the number of spans
         sums, statistics, moments = _span_sums(
-            spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk
+            spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk, may_overflow
         )
         return Rows(*split_count(spec, sums)), statistics, moments
     span = _span(spec, stream, chunk)
@@ -116,7 +117,7 @@ def _spans(
     for start in range(0, tokens, span):
         stop = min(start + span, tokens)
         part, values = stream.tokens(start, stop), columns[..., start:stop, :]
-        arguments = (spec, part.q, part.k, values, part.log_forget, moments, chunk)
+        arguments = (spec, part.q, part.k, values, part.log_forget, moments, chunk, may_overflow)
         if again:
             y, row, moments = checkpoint(_span_sums, *arguments, use_reentrant=False)  # type: ignore[misc]
         else:
@@ -134,8 +135,12 @@ def _span_sums(
     log_forget: Tensor | None,
     moments: Tensor,
     chunk: int,
+    may_overflow: bool,
 ) -> tuple[Tensor, RowStatistics | None, Tensor]:
-    """Σ_s w_ts [v_s, 1] for the queries of a span, row statistics, and the moments after it."""
+    """Σ_s w_ts [v_s, 1] for the queries of a span, row statistics, and the moments after it.
+
+    `may_overflow`: values have a mass that may be infinite.
+    """
     tokens, orders = k.shape[-2], spec.orders
     chunk = min(chunk, tokens)
     q, k, values = (in_chunks(u, chunk) for u in (q, k, values))  # [B, K, (G), C, L, …]
@@ -157,13 +162,15 @@ def _span_sums(
     if spec.kernel.depends_on_row:
         counts = values[:, :, None, ..., -1:]
         z_state = _moments_of_state(features, before, q.shape[-1], orders)
-        z_chunk = _moments_within(x, within, counts, len(orders))
+        z_chunk = _moments_within(x, within, counts, len(orders), may_overflow)
         far = z_state if reach is None else [z * reach for z in z_state]
         statistics = spec.kernel.statistics([a + b for a, b in zip(far, z_chunk, strict=True)])
     features = _times_coefficients(features, spec, statistics, q.shape[-1])
     far_sums = features @ before
     far_sums = far_sums if reach is None else far_sums * reach
-    near_sums = (weights_of(spec.kernel, x, statistics) * within) @ values[:, :, None]
+    near_sums = _sums_so_far(
+        weights_of(spec.kernel, x, statistics) * within, values[:, :, None], may_overflow
+    )
     sums = out_of_chunks(far_sums + near_sums, tokens)
     return sums, None if statistics is None else statistics.map(lambda u: out_of_chunks(u, tokens)), after
 
@@ -196,13 +203,23 @@ def _moments_of_state(features: Tensor, state: Tensor, d: int, orders: Sequence[
     return [features[..., s] @ count[..., s, :] for s in feature_slices(d, orders)]
 
 
-def _moments_within(x: Tensor, within: Tensor, counts: Tensor, number: int) -> list[Tensor]:
+def _moments_within(
+    x: Tensor, within: Tensor, counts: Tensor, number: int, may_overflow: bool
+) -> list[Tensor]:
     """zₙ of the keys of the chunk."""
     result, powers = [], within
     for n in range(number):
         powers = powers * x if n else powers
-        result.append(powers @ counts)
+        result.append(_sums_so_far(powers, counts, may_overflow))
     return result
+
+
+def _sums_so_far(weights: Tensor, values: Tensor, may_overflow: bool) -> Tensor:
+    """Σ_{s≤t} w_ts v_s for weights that are 0 for later keys, without ∞·0 for those."""
+    if not may_overflow:
+        return weights @ values
+    finite = values.isfinite()
+    return weights @ torch.where(finite, values, 0.0) + torch.where(finite, 0.0, values).cumsum(-2)
 
 
 def _times_coefficients(

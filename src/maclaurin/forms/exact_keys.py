@@ -168,7 +168,9 @@ class Line:
             entering = entering & self.stream.present
         mass = None
         if self.decayed is not None:
-            mass = (self.decayed[..., window.size :] - self.decayed[..., :tokens]).exp().to(self.k.dtype)
+            log_mass = self.decayed[..., window.size :] - self.decayed[..., :tokens]
+            log_mass = torch.where(entering[:, None], log_mass, -torch.inf)  # before exp: ∞·0 is not 0
+            mass = log_mass.exp().to(self.k.dtype)
         return Stream(
             self.stream.q,
             torch.where(

@@ -179,7 +179,9 @@ def _displaced(columns: _Columns, slots: _Slots) -> Stream:
     there = slots.displaces[..., None]
     mass = slots.displaces.to(columns.k.dtype)
     if columns.log_decay is not None and columns.since_start is not None:
-        mass = mass * (columns.since_start + columns.log_decay.gather(-1, at)).exp().to(mass.dtype)
+        log_mass = columns.since_start + columns.log_decay.gather(-1, at)
+        log_mass = torch.where(slots.displaces, log_mass, -torch.inf)  # before exp: ∞·0 is not 0
+        mass = log_mass.exp().to(mass.dtype)
     return dataclasses.replace(
         stream,
         k=torch.where(there, take(columns.k, at), 0.0),

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from maclaurin.errors import SpecError
 from maclaurin.forms.packing import Packing
 from maclaurin.forms.stream import Inputs, Rows, working_dtype
 from maclaurin.forms.tracing import is_tracing
@@ -44,15 +45,50 @@ class SeenByRows:
 
     @property
     def row_sum(self) -> Tensor:
+        """Σ_s w_ts, [B, K, G, T]; 1 where it is 0, so that rows that see no key are divided by something."""
+        total, scale = self.scaled_row_sum, self._log_scale
+        if scale is not None:  # in float64, where e^700 fits; beyond that NaN, since ∞ would give rows of 0
+            total = total.double() * scale.double().exp()
+            total = total.masked_fill(total.isinf(), torch.nan)
+        return total.masked_fill(total == 0, 1.0)
+
+    @property
+    def log_row_sum(self) -> Tensor:
+        """ln Σ_s w_ts, [B, K, G, T]."""
+        total, scale = self.scaled_row_sum, self._log_scale
+        log = total.masked_fill(total == 0, 1.0).log()
+        return log if scale is None else torch.where(total == 0, log, log + scale)
+
+    @property
+    def scaled_row_sum(self) -> Tensor:
         """Σ_s w_ts in the units of the rows, [B, K, G, T]."""
+        denominator = self.spec.denominator
+        if denominator is None or not denominator.uses_row_sum:
+            raise SpecError(
+                f"{denominator} reads the row sum without declaring it: set uses_row_sum = True on the class "
+                f"{type(denominator).__qualname__}."
+            )
         assert self.rows is not None
         assert self.rows.row_sum is not None
         return self.rows.row_sum
 
+    def log_divisor(self) -> Tensor:
+        """ln D [B, K, G, T] of the spec's denominator."""
+        denominator = self.spec.denominator
+        assert denominator is not None
+        if not denominator.is_scaled:
+            return denominator.log_divisor(self)
+        log, scale = denominator.divisor(self).log(), self._log_scale
+        return log if scale is None else log + scale
+
+    @property
+    def _log_scale(self) -> Tensor | None:
+        return None if self.rows is None else self.rows.log_scale
+
     @property
     def unit(self) -> Tensor | float:
         """The value of 1 in those units."""
-        scale = None if self.rows is None else self.rows.log_scale
+        scale = self._log_scale
         return 1.0 if scale is None else (-scale).exp()
 
     @property
@@ -118,18 +154,27 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
     """The numerator over the denominator; where both are zero, zero."""
     denominator = spec.denominator
     seen = dataclasses.replace(seen, rows=rows)
-    if denominator is not None and denominator.uses_row_sum:
+    if denominator is not None and denominator.is_scaled:
         return _quotient(rows.numerator, denominator.divisor(seen)[..., None])
+    if denominator is not None and denominator.uses_row_sum and denominator in spec.cancelled_parts:
+        denominator = None  # its value may overflow
     log_gain = None if spec.ignores_row_scale else rows.log_scale
-    if log_gain is not None and spec.norm is not None and spec.norm.ignores_row_scale:
+    if log_gain is not None and _only_ratios_count(spec):
         log_gain = log_gain - log_gain.amax((1, 2), keepdim=True)  # a norm over the heads needs ratios only
     if denominator is None:
         return rows.numerator if log_gain is None else rows.numerator * log_gain.exp()[..., None]
     if log_gain is None and not denominator.in_log_domain:
-        return rows.numerator / denominator.divisor(seen)[..., None]
-    log_divisor = denominator.log_divisor(seen)
+        return _quotient(rows.numerator, denominator.divisor(seen)[..., None])
+    log_divisor = denominator.log_divisor(seen).to(rows.numerator.dtype)
     log_gain = -log_divisor if log_gain is None else log_gain - log_divisor
     return rows.numerator * log_gain.exp()[..., None]
+
+
+def _only_ratios_count(spec: AttentionSpec) -> bool:
+    """Whether a positive factor on all heads of a token changes nothing."""
+    if spec.norm is None or not all(gate.multiplies for gate in spec.gates_before_norm):
+        return False
+    return spec.norm.ignores_row_scale
 
 
 def _quotient(numerator: Tensor, divisor: Tensor) -> Tensor:

@@ -103,6 +103,8 @@ def _rows(starts: Tensor, lengths: Tensor, longest: int, tokens: int, which: Ten
 
 def check_cu_seqlens(cu_seqlens: Tensor, batch: int, tokens: int, max_seqlen: int | None) -> None:
     """Raise unless they cut one row of tokens into consecutive sequences."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise InputError(f"cu_seqlens must be a torch tensor of integers, not {type(cu_seqlens).__name__}.")
     if batch != 1:
         raise InputError(
             f"cu_seqlens packs sequences into one row, but the batch has {batch} rows. "

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.files import new_file
 from maclaurin.forms.certificate import Certificate
 from maclaurin.forms.exact_keys import ExactKeys, merge_exact
 from maclaurin.forms.features import symmetric_powers
@@ -371,15 +371,8 @@ def write_state(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str
     path = Path(path)
     contiguous = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     data = _safetensors().torch.save(contiguous, metadata)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def read_state_file(path: str | Path, device: str, version: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -9,19 +9,18 @@ from torch import Tensor, nn
 
 from maclaurin.errors import InputError
 from maclaurin.layers.convolution import ShortConvolution
-from maclaurin.layers.gates import GateFromToken, StepSize, module_name, needs_step_size
+from maclaurin.layers.gates import GateFromToken, StepSize, module_names, needs_step_size
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary, rotated
-from maclaurin.programs.by_heads import attend_by_heads, groups_together
+from maclaurin.programs.by_heads import attend_by_heads, attention_of_groups, groups_together
 from maclaurin.programs.dispatch import attention
-from maclaurin.programs.kept_keys import attend_together
 from maclaurin.spec import Argument, AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
 
 class ResidualLinear(nn.Linear):
-    """A matrix that writes to the residual stream; initialisation may narrow it with the depth."""
+    """A matrix that writes to the residual stream; initialisation may scale it down with the depth."""
 
 
 class AttentionLayer(nn.Module):
@@ -93,10 +92,11 @@ class AttentionLayer(nn.Module):
         """A module for every tensor that the spec's parts take."""
         if any(needs_step_size(group.spec, self.extras) for group in self.groups):
             self.step_size = StepSize(hidden_size, self.kv_heads)
+        names = module_names(self.arguments)
         for argument in self.arguments:
             heads = self.heads if argument.heads == "query" else self.kv_heads
             gate = GateFromToken(self.extras.recipe(argument), hidden_size, heads, self.value_size)
-            self.add_module(module_name(argument), gate)
+            self.add_module(names[argument.name], gate)
 
     def forward(self, hidden_states: Tensor, layout: Layout, memory: LayerMemory | None = None) -> Tensor:
         """[B, T, hidden] → [B, T, hidden]; with a memory, continuing the text it holds."""
@@ -118,9 +118,7 @@ class AttentionLayer(nn.Module):
             return self._attend_with(self.groups[number].spec, q, k, v, gates, layout)
 
         def of_groups(numbers: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            groups = [self.groups[number] for number in numbers]
-            heads = [len(group.heads) for group in groups]
-            return attend_together([group.spec for group in groups], heads, q, k, v)[0]
+            return attention_of_groups([self.groups[number] for number in numbers], q, k, v)[0]
 
         in_rows = layout.key_padding_mask is None and layout.cu_seqlens is None
         together = groups_together(self.groups, q, k, v) if in_rows else ()
@@ -168,8 +166,8 @@ class AttentionLayer(nn.Module):
     def _gates(self, hidden: Tensor, layout: Layout) -> dict[str, Tensor]:
         step_size = self.step_size(hidden) if hasattr(self, "step_size") else None
         return {
-            argument.name: self.get_submodule(module_name(argument))(hidden, layout.positions, step_size)
-            for argument in self.arguments
+            argument: self.get_submodule(module)(hidden, layout.positions, step_size)
+            for argument, module in module_names(self.arguments).items()
         }
 
 

@@ -7,6 +7,7 @@ heads, so that some heads remember from the start; input gates start near 1/2, o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,15 @@ SHORTEST_HORIZON, LONGEST_HORIZON = 4.0, 1024.0
 _OF_STEP_SIZE = (Recipe.STEP_SIZE, Recipe.MINUS_STEP_SIZE)
 
 
-def module_name(argument: Argument) -> str:
-    """The name of the module that makes an argument: input_gate, forget_gate, output_gate, …"""
-    name = argument.name.removeprefix("log_")
-    return name if name.endswith("_gate") else f"{name}_gate"
+def module_names(arguments: Sequence[Argument]) -> dict[str, str]:
+    """The module that makes each argument, by the argument's name: input_gate, forget_gate, output_gate, …
+
+    Where two of these short names are equal, as for `forget` and `log_forget`, the names stay unshortened.
+    """
+    short = [argument.name.removeprefix("log_").removesuffix("_gate") for argument in arguments]
+    if len(set(short)) < len(short):
+        short = [argument.name for argument in arguments]
+    return {argument.name: f"{name}_gate" for argument, name in zip(arguments, short, strict=True)}
 
 
 def needs_step_size(spec: AttentionSpec, extras: LayerExtras) -> bool:

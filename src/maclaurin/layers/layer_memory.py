@@ -17,11 +17,11 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.forms.exact_keys import ExactKeys
+from maclaurin.forms.prompt_keys import keep_attended_keys
 from maclaurin.forms.state import State
 from maclaurin.layers.layout import Layout
-from maclaurin.programs.by_heads import attend_by_heads, groups_together
+from maclaurin.programs.by_heads import attend_by_heads, attention_of_groups, groups_together
 from maclaurin.programs.dispatch import attention
-from maclaurin.programs.kept_keys import attend_together
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup
 
@@ -112,6 +112,7 @@ class HeadsMemory:
             self.keep_last(of_keys)
         if read_otherwise and self.prompt is not None:
             mask = layout.key_padding_mask
+            self.state = keep_attended_keys(self.state, q, k, v, mask)
             return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
         return y
 
@@ -193,8 +194,7 @@ def read_together(
 ) -> Tensor:
     """y [B, T, H, e] of a text's first tokens, for groups that can run in one call; fills their memories."""
     heads = [len(group.heads) for group in groups]
-    specs = [group.spec for group in groups]
-    y, states = attend_together(specs, heads, q, k, v, return_states=True)
+    y, states = attention_of_groups(groups, q, k, v, return_states=True)
     of_groups = zip(memories, states, k.split(heads, dim=2), v.split(heads, dim=2), strict=True)
     for memory, state, k_own, v_own in of_groups:
         memory.state = state

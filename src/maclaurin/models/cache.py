@@ -1,4 +1,4 @@
-"""The cache of a model: one memory per layer, the positions of padding, and how many bytes all of it takes.
+"""The cache of a model: one memory per layer, the positions of padding, and its size in bytes.
 
 Only this file and MaclaurinForCausalLM depend on the cache classes of transformers.
 """
@@ -357,7 +357,7 @@ def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
 
 @lru_cache(maxsize=1024)
 def _bytes_of_state(spec: AttentionSpec, sizes: Sizes, batch: int, dtype: torch.dtype) -> int:
-    """Kept: it is asked for every layer of every new cache."""
+    """Cached, because every new cache needs it for every layer."""
     with torch.device("meta"):
         return State.bytes_for(spec, _one_token(sizes, batch, dtype))
 

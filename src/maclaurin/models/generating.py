@@ -19,7 +19,7 @@ from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.models.recorded_step import RecordedStep, can_record, fixed_shapes
 
-#: a text shorter than this is not worth recording a step for
+#: shorter texts do not repay the recording of a step
 _STEPS_BEFORE_RECORDING = 8
 
 

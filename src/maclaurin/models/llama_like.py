@@ -20,7 +20,7 @@ from maclaurin.models.modeling import MaclaurinForCausalLM
 @final
 @dataclass(frozen=True)
 class Family:
-    """What a family has besides the plain blocks; None: its configuration decides."""
+    """Features of a family in addition to the plain blocks; None: its configuration decides."""
 
     attention_bias: bool | None = False
     output_bias: bool | None = False

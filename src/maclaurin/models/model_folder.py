@@ -20,6 +20,7 @@ from maclaurin.errors import InputError
 from maclaurin.model_names import require_model
 from maclaurin.models.llama_like import adopted
 from maclaurin.models.modeling import MaclaurinForCausalLM
+from maclaurin.wording import first_line
 
 
 def load_model(
@@ -90,7 +91,7 @@ def _our_model(place: str, attention: str | list[str] | None) -> MaclaurinForCau
             place, config=config, dtype="float32", output_loading_info=True
         )
     except (OSError, RuntimeError, SafetensorError) as problem:
-        raise InputError(f"{place} cannot be loaded as a model: {_first_line(problem)}") from None
+        raise InputError(f"{place} cannot be loaded as a model: {first_line(problem)}") from None
     model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
@@ -112,7 +113,7 @@ def _foreign(place: str, gguf: str | None) -> Any:
     except ImportError as problem:
         raise InputError(f"reading {gguf or place} needs another package: {problem}.") from None
     except (OSError, ValueError) as problem:
-        raise InputError(f"{place} cannot be loaded as a model: {_first_line(problem)}") from None
+        raise InputError(f"{place} cannot be loaded as a model: {first_line(problem)}") from None
 
 
 def _tokenizer(place: str, gguf: str | None) -> Any | None:
@@ -127,10 +128,6 @@ def _tokenizer(place: str, gguf: str | None) -> Any | None:
             return None
 
 
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-
-
 def save_quietly(model: PreTrainedModel, folder: Path, weights: dict[str, Any] | None = None) -> None:
     """save_pretrained without a progress bar."""
     with no_progress_bars():
@@ -139,7 +136,7 @@ def save_quietly(model: PreTrainedModel, folder: Path, weights: dict[str, Any] |
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Turn transformers' progress bars off for a while."""
+    """Turn transformers' progress bars off within a `with` block."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

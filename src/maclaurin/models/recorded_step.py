@@ -18,8 +18,7 @@ from torch import Tensor
 from maclaurin.layers.layer_memory import Preallocation
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
-from maclaurin.programs.decode_step import MOST_FEATURES
-from maclaurin.programs.one_query import refuse_spec
+from maclaurin.programs.by_heads import step_has_fixed_work
 from maclaurin.spec import AttentionSpec
 
 #: work → a function that repeats it
@@ -43,9 +42,8 @@ def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
 
 def _has_fixed_work(spec: AttentionSpec, layer: Any) -> bool:
     """Whether a step of these heads launches the same kernels, with a state or in a buffer of keys."""
-    if spec.has_finite_state:
-        return spec.features(layer.key_size) <= MOST_FEATURES
-    return refuse_spec(spec) is None and not layer.extras.extra_tokens
+    in_buffer = not spec.has_finite_state
+    return step_has_fixed_work(spec, layer.key_size) and not (in_buffer and layer.extras.extra_tokens)
 
 
 def fixed_shapes(cache: MaclaurinCache) -> dict[str, torch.Size]:

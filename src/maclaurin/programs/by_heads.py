@@ -1,4 +1,4 @@
-"""Attention of a layer whose heads differ: one call for each group of heads, or one for several groups.
+"""The door for layers whose heads differ: one call for each group of heads, or one for several groups.
 
 Groups whose memory is exact keys alone (a window, sinks, kept keys) and that differ only in their number run
 in one call where a text is read from its start on a GPU (`attend_together` of programs/kept_keys.py).
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.programs import plan
-from maclaurin.programs.kept_keys import KEPT_KEYS
+from maclaurin.programs.decode_step import MOST_FEATURES
+from maclaurin.programs.kept_keys import KEPT_KEYS, attend_together
+from maclaurin.programs.one_query import refuse_spec
 from maclaurin.programs.program import Call
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup
@@ -74,6 +77,27 @@ def of_heads(u: Tensor, heads: Sequence[int]) -> Tensor:
     if list(heads) == list(range(first, last + 1)):
         return u[:, :, first : last + 1]
     return torch.cat([u[:, :, head : head + 1] for head in heads], dim=2)
+
+
+def attention_of_groups(
+    groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor, *, return_states: bool = False
+) -> tuple[Tensor, list[State]]:
+    """y [B, T, H, e] of groups that `groups_together` found, in one call, and the state of each after it.
+
+    q, k and v hold only the heads of these groups, one group after the other.
+    """
+    specs, heads = [group.spec for group in groups], [len(group.heads) for group in groups]
+    return attend_together(specs, heads, q, k, v, return_states=return_states)
+
+
+def step_has_fixed_work(spec: AttentionSpec, key_size: int) -> bool:
+    """Whether every decoding step launches the same kernels, so that it can be recorded as a graph.
+
+    With a state, features must come from tables; without one, the step must be one query over all keys.
+    """
+    if spec.has_finite_state:
+        return spec.features(key_size) <= MOST_FEATURES
+    return refuse_spec(spec) is None
 
 
 def groups_together(

@@ -39,7 +39,7 @@ from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
 if TYPE_CHECKING:
-    from maclaurin.programs.triton.state_step import Layout, Table
+    from maclaurin.programs.triton.decode_step import Layout, Table
 
 #: the program makes one pass per query of a group
 _LARGEST_GROUP = 16
@@ -89,7 +89,7 @@ class _Step(NamedTuple):
     is_final: bool
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import state_step as program
+        from maclaurin.programs.triton import decode_step as program
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
@@ -149,7 +149,7 @@ class WindowStep(Program):
         return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import state_step as program
+        from maclaurin.programs.triton import decode_step as program
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
@@ -242,7 +242,7 @@ def state_step(
     sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """The state after the token, and its product with the queries' features, per order [orders, B, H, E]."""
-    from maclaurin.programs.triton import state_step as program
+    from maclaurin.programs.triton import decode_step as program
 
     layout = program.Layout(entries, roots, tuple(sizes))
     return program.sums(moments, program.Token(k, q, v, log_forget, weight), layout)
@@ -299,7 +299,7 @@ def _tabulate(name: str, d: int, orders: tuple[int, ...], device: torch.device) 
 
 @cache  # recorded steps read it where it is
 def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
-    from maclaurin.programs.triton.state_step import Layout
+    from maclaurin.programs.triton.decode_step import Layout
 
     degree = max(*orders, 1)
     entries = [

@@ -9,8 +9,9 @@ take (forms/packing.py); outputs are converted back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
-from typing import Literal, overload
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from typing import Literal, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
 from maclaurin.programs.plan import Plan, find_plan, remember_plan, remembered_plan
 from maclaurin.programs.program import Call
-from maclaurin.programs.series import as_series, require_recurrent
+from maclaurin.programs.series import as_series, planned_series, require_recurrent
 from maclaurin.programs.validate import (
     check_gates,
     check_layout,
@@ -45,6 +46,8 @@ from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.part import after_registration
 
+P = ParamSpec("P")
+R = TypeVar("R")
 #: bytes a state may take unless the caller allows more
 STATE_BUDGET = 1 << 30
 
@@ -168,12 +171,13 @@ def attention(
         state = _with_known_fill(state, k)
     key = known = None
     if key_padding_mask is None and not is_tracing():
-        key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget)
+        unnamed = layout is None  # only then are shapes checked for swapped axes
+        key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget, unnamed)
         if cu_seqlens is not None and key is not None:
-            key = (key, cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device, max_seqlen)
-        known = remembered_plan(key)
+            key = _key_of_packed(key, cu_seqlens, max_seqlen)
+        known = None if key is None else remembered_plan(key)
         if known is not None and not known.copies:
-            factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else scale
+            factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else float(scale)
             packing = None
             if cu_seqlens is not None:
                 if not cu_seqlens.is_cuda:  # there the program itself asserts it
@@ -200,7 +204,7 @@ def attention(
         check_not_swapped(q, k, causal=causal)
     request.check()
     if request.needs_series:
-        answer = _answer_by_series(request, scale, tolerance, score_bound)
+        answer = _outside_of_graphs(_answer_by_series)(request, scale, tolerance, score_bound)
         if not heads_first:
             return answer
         return (answer[0].transpose(1, 2), answer[1]) if isinstance(answer, tuple) else answer.transpose(1, 2)
@@ -229,12 +233,16 @@ def _key(
     form: str,
     chunk_size: int | None,
     state_budget: int,
+    unnamed: bool,
 ) -> Hashable | None:
     """Everything that validity and choice of a program depend on; None: do not cache.
 
-    It is computed at every call, so it must be cheap.
+    It is computed at every call, so it must be cheap. Options of another type than usual may equal the usual
+    ones (2.0 and 2), or have no hash: they are checked every time.
     """
     q, k, v, gates, _ = inputs
+    if type(form) is not str or (chunk_size is not None and type(chunk_size) is not int):
+        return None
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
     if not isinstance(state, State | None) or not all(isinstance(g, Tensor) for g in gates.values()):
@@ -243,11 +251,18 @@ def _key(
     key = (
         spec, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
         q.device, k.device, v.device, grad and (q.requires_grad or k.requires_grad or v.requires_grad),
-        return_state, causal, form, chunk_size, state_budget,
+        return_state, causal, form, chunk_size, state_budget, unnamed,
     )  # fmt: skip
     if gates:
         key += tuple((n, g.shape, g.dtype, g.device, grad and g.requires_grad) for n, g in gates.items())
     return key if state is None else (*key, state.signature())
+
+
+def _key_of_packed(key: Hashable, cu_seqlens: Tensor, max_seqlen: int | None) -> Hashable | None:
+    """The key of a call on packed sequences."""
+    if not isinstance(cu_seqlens, Tensor) or not (max_seqlen is None or type(max_seqlen) is int):
+        return None
+    return key, cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device, max_seqlen
 
 
 def plan(
@@ -264,34 +279,64 @@ def plan(
     device: torch.device | str | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+    tolerance: float = 1e-6,
+    score_bound: float | None = None,
+    state_budget: int = STATE_BUDGET,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
 ) -> Plan:
-    """What `attention` would do for such a call, and why. Tensors may be on the meta device.
+    """What `attention` would do for such a call, and why; calls that it refuses are refused here.
 
-    state=True plans a call that continues from a state (with one token: a decoding step). `device` is where
-    the call would run, by default the device of q, or for meta tensors the GPU if there is one. A call that
-    runs exp as its series is planned as one step: the order, and so the size of the state, depends on the
-    scores.
-    For packed sequences it says which programs read them in place; only the size of `cu_seqlens` matters.
+    Tensors may be on the meta device. state=True plans a call that continues from a state (with one token: a
+    decoding step). `device` is where the call would run, by default the device of q, or for meta tensors the
+    GPU if there is one. Gates may be left out; those given are checked. For packed sequences it says which
+    programs read them in place; only the size of `cu_seqlens` matters.
+
+    exp with a state runs as its series. Its order, and so the size of the state, follows from the scores,
+    or on the meta device from `score_bound`.
     """
-    resolved, inputs = _resolved(spec), Inputs(q, k, v)
+    resolved = _resolved(spec)
+    given = {n: g for n, g in {**(gates or {}), **named_gates}.items() if g is not None}
     check_tensors(q, k, v)
-    if state is True:
-        require_recurrent(resolved)
-        state = State.on_meta(resolved, inputs) if resolved.has_finite_state else None
-    known = state if isinstance(state, State) else None
     request = _Request(
         resolved,
-        inputs,
-        known,
-        return_state,
+        Inputs(q, k, v, given),
+        state if isinstance(state, State) else None,
+        return_state or state is True,
         causal,
         form,
         chunk_size,
-        cu_seqlens=cu_seqlens,
-        max_seqlen=max_seqlen,
+        state_budget,
+        cu_seqlens,
+        max_seqlen,
+        key_padding_mask,
     )
-    request.check_form()
-    return find_plan(request.call(None)._replace(device=_planned_device(q, device)))
+    request.check(for_plan=True)
+    note = ""
+    if request.needs_series:
+        series, certificate = planned_series(
+            resolved,
+            request.inputs if q.is_meta else _masked_inputs(request),
+            scale=request.call(scale).scale,
+            tolerance=tolerance,
+            score_bound=score_bound,
+            causal=causal,
+            state=request.state,
+            sequences=request.sequences,
+            state_budget=state_budget,
+        )
+        note = f"{resolved} with a state runs as its series {series}: {certificate}"
+        request = dataclasses.replace(request, spec=series, inputs=request.inputs.map(torch.Tensor.double))
+    request.check_state()
+    call = request.call(scale)._replace(device=_planned_device(q, device), return_state=return_state)
+    if state is True:
+        call = call._replace(state=State.on_meta(request.spec, request.inputs))
+    if key_padding_mask is not None:
+        call = call._replace(inputs=call.inputs._replace(present=key_padding_mask))
+    found = find_plan(call)
+    return dataclasses.replace(found, note=note) if note else found
 
 
 def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.device:
@@ -352,14 +397,14 @@ class _Request:
     def sequences(self) -> int:
         return self.inputs.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
 
-    def check(self) -> None:
-        """Raise unless the tensors fit each other, the spec and the form."""
+    def check(self, *, for_plan: bool = False) -> None:
+        """Raise unless the tensors fit each other, the spec and the form; plans need no gates or cuts."""
         check_tensors(self.inputs.q, self.inputs.k, self.inputs.v)
-        check_gates(self.spec, self.inputs)
+        check_gates(self.spec, self.inputs, may_miss=for_plan)
         check_layout(
             self.inputs,
             causal=self.causal,
-            cu_seqlens=self.cu_seqlens,
+            cu_seqlens=None if for_plan else self.cu_seqlens,
             max_seqlen=self.max_seqlen,
             key_padding_mask=self.key_padding_mask,
         )
@@ -404,6 +449,17 @@ def _with_known_fill(state: State, k: Tensor) -> State:
     if k.shape[1] == 1 or is_tracing():
         return state
     return dataclasses.replace(state, is_full=bool((state.count >= state.exact.number).all()))
+
+
+def _outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which torch.compile runs between its graphs; where one graph must hold all, an error."""
+    if torch.compiler.is_compiling():
+        raise InputError(
+            "exp with a state runs as its series, whose order is read from the scores, so one graph cannot "
+            "hold it: compile without fullgraph=True, or use taylor(N), whose order is fixed."
+        )
+    compiler = sys.modules.get("torch._dynamo")  # importing it takes most of a second
+    return function if compiler is None else compiler.disable(function)
 
 
 def _answer_by_series(

@@ -1,4 +1,4 @@
-"""Exact keys alone (window, sinks, keys kept after they leave it) on a fused program (triton/lifetimes.py).
+"""Exact keys alone (window, sinks, keys kept after they leave it) on a fused program (triton/kept_keys.py).
 
     y_t = Σ_s p_ts v_s,     p the softmax over the keys with s ≤ t < until_s
 
@@ -31,9 +31,9 @@ from maclaurin.programs.program import Call, Cost, Program
 from maclaurin.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from maclaurin.programs.triton.lifetimes import ExactOfHeads
+    from maclaurin.programs.triton.kept_keys import ExactOfHeads
 
-#: slots and sinks the step compares at once, and the head size it supports (triton/kept_step.py)
+#: slots and sinks the step compares at once, and the head size it supports (triton/kept_keys_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
 
 
@@ -78,7 +78,7 @@ class KeptKeys(Program):
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         q, k, v = operands(call.spec, call.inputs)
         y, until, score = _rows(call, q, k, v, [call.spec] * k.shape[2])
-        return y, _state_after(call.spec, k, v, until, score) if call.return_state else None
+        return y, _state_after(call.spec, _count(k), k, v, until, score) if call.return_state else None
 
 
 def _rows(
@@ -125,7 +125,8 @@ def attend_together(
     if not return_states:
         return y, []
     of_groups = [u.split(list(heads), dim=n) for u, n in ((k, 2), (v, 2), (until, 1), (score, 1))]
-    return y, [_state_after(spec, *group) for spec, *group in zip(specs, *of_groups, strict=True)]
+    count = _count(k)
+    return y, [_state_after(spec, count, *group) for spec, *group in zip(specs, *of_groups, strict=True)]
 
 
 class KeptStep(Program):
@@ -160,7 +161,7 @@ class KeptStep(Program):
         return Cost(2 * size * call.group, 2 * size * k.dtype.itemsize, 2, size * k.dtype.itemsize)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import kept_step as program
+        from maclaurin.programs.triton import kept_keys_step as program
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
@@ -179,7 +180,7 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
         return "it supports only windows"
     if spec.kernel.orders:
         return "it supports no tail beside the exact keys"
-    if window.bias_text:
+    if window.has_bias:
         return f"it does not compute the bias of {window}"
     if spec.decay_gates or spec.running_argument is not None:
         return "it does not support decay gates or a running sum"
@@ -188,9 +189,16 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
     return None
 
 
-def _state_after(spec: AttentionSpec, k: Tensor, v: Tensor, until: Tensor, score: Tensor) -> State:
+def _count(k: Tensor) -> Tensor:
+    """The number of tokens of each text [B]; states of several groups share it."""
+    return torch.full((k.shape[0],), k.shape[1], device=k.device)
+
+
+def _state_after(
+    spec: AttentionSpec, count: Tensor, k: Tensor, v: Tensor, until: Tensor, score: Tensor
+) -> State:
     """The state after the last token: window, sinks, and the kept keys; k and v are [B, T, K, ·]."""
-    from maclaurin.programs.triton import lifetimes as program
+    from maclaurin.programs.triton import kept_keys as program
 
     k, v = k.transpose(1, 2), v.transpose(1, 2)
     batch, kv_heads, tokens, d = k.shape
@@ -200,7 +208,7 @@ def _state_after(spec: AttentionSpec, k: Tensor, v: Tensor, until: Tensor, score
     return State(
         spec,
         score.new_zeros(batch, kv_heads, spec.features(d), columns),
-        torch.full((batch,), tokens, device=k.device),
+        count,
         exact=ExactKeys(**found),
         is_full=tokens >= exact.most,
     )
@@ -215,7 +223,7 @@ def key_lifetimes(q: Tensor, k: Tensor, scale: float, exact: list[int]) -> tuple
 
     `exact`: window, sinks and slots of each key-value head, one after the other.
     """
-    from maclaurin.programs.triton import lifetimes as program
+    from maclaurin.programs.triton import kept_keys as program
 
     return program.lifetimes(q, k, scale, _by_head(exact))
 
@@ -225,7 +233,7 @@ def attention_while_seen(
     q: Tensor, k: Tensor, v: Tensor, until: Tensor, scale: float, exact: list[int]
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, e] and lse [B, H, T] for q [B, H, T, d] and k, v [B, K, T, ·]."""
-    from maclaurin.programs.triton import lifetimes as program
+    from maclaurin.programs.triton import kept_keys as program
 
     return program.forward(q, k, v, until, scale, _by_head(exact))
 
@@ -243,14 +251,14 @@ def attention_while_seen_backward(
     exact: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv."""
-    from maclaurin.programs.triton import lifetimes as program
+    from maclaurin.programs.triton import kept_keys as program
     from maclaurin.programs.triton.rows import delta
 
     return program.backward(do, q, k, v, until, lse, delta(do, o, None), scale, _by_head(exact))
 
 
 def _by_head(exact: list[int]) -> ExactOfHeads:
-    from maclaurin.programs.triton.lifetimes import Exact
+    from maclaurin.programs.triton.kept_keys import Exact
 
     return tuple(Exact(*exact[n : n + 3]) for n in range(0, len(exact), 3))
 

@@ -1,4 +1,4 @@
-"""linear(φ) in linear time, on its own fused program triton/first_order.py.
+"""linear(φ) in linear time, on its own fused program triton/linear_attention.py.
 
 The program computes feature map, gates, denominator and norm; the rest of a spec is applied to its rows.
 """
@@ -23,7 +23,7 @@ from maclaurin.programs.operands import (
     rows_are_divided,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, Run
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.programs.triton import dense
 from maclaurin.spec import AttentionSpec, Sign
 
@@ -44,17 +44,17 @@ class LinearAttention(Program):
         spec = call.spec
         if spec.kernel.feature_map is None or spec.orders != (1,):
             return "it supports only linear(φ)"
-        return (
-            ("it does not support a window" if spec.window is not None else None)
-            or ("single tokens have their own programs" if call.is_step else None)
-            or (
+        return first_reason(
+            ("it does not support a window" if spec.window is not None else None),
+            ("single tokens have their own programs" if call.is_step else None),
+            (
                 "without a causal mask it supports no decay gate"
                 if not call.causal and spec.decay_gates
                 else None
-            )
-            or refuse_denominator(spec)
-            or (_refuse_state(call) if call.carries_state else None)
-            or refuse_tensors(call)
+            ),
+            refuse_denominator(spec),
+            lambda: _refuse_state(call) if call.carries_state else None,
+            refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:
@@ -238,10 +238,10 @@ def first_order(
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
     strides and any floating dtype. `before` [B] counts earlier keys where the divisor is "count". States are
     fp32 [B, K, d, e], with Σ φ(k) as one more column under "sum". The other arguments are those of Call in
-    triton/first_order.py. The other outputs are for the backward pass: a number per row, the rounding
+    triton/linear_attention.py. The other outputs are for the backward pass: a number per row, the rounding
     error of y, and States.
     """
-    from maclaurin.programs.triton import first_order as program
+    from maclaurin.programs.triton import linear_attention as program
 
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
@@ -280,7 +280,7 @@ def first_order_backward(
     segments: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradients of both gates and of the initial state, or empty."""
-    from maclaurin.programs.triton import first_order as program
+    from maclaurin.programs.triton import linear_attention as program
 
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
@@ -292,7 +292,7 @@ def first_order_backward(
 
 @first_order.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    from maclaurin.programs.triton import first_order as program
+    from maclaurin.programs.triton import linear_attention as program
 
     call, return_state = program.Call(*rest[4:-1]), rest[-1]
     made = program.results(q, k, v, rest[1] is not None, call, return_state)

@@ -1,4 +1,4 @@
-"""Polynomials of low order in linear time, on a fused program (triton/polynomial_linear.py).
+"""Polynomials of low order in linear time, on a fused program (triton/linear_time.py).
 
 Kernels that expand about the row's mean score hand the program a polynomial per row:
 
@@ -34,7 +34,7 @@ from maclaurin.programs.operands import (
     rows_are_final,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, Run
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -57,14 +57,14 @@ class LinearTime(Program):
         spec = call.spec
         if spec.window is not None:
             return "it does not support a window"
-        return (
-            refuse_kernel(spec, call.inputs.q.shape[3])
-            or ("it supports only causal attention" if not call.causal else None)
-            or ("single tokens have their own programs" if call.is_step else None)
-            or refuse_denominator(spec)
-            or refuse_features(spec, call.inputs.q.dtype)
-            or (_refuse_state(call) if call.carries_state else None)
-            or refuse_tensors(call)
+        return first_reason(
+            refuse_kernel(spec, call.inputs.q.shape[3]),
+            ("it supports only causal attention" if not call.causal else None),
+            ("single tokens have their own programs" if call.is_step else None),
+            refuse_denominator(spec),
+            refuse_features(spec, call.inputs.q.dtype),
+            lambda: _refuse_state(call) if call.carries_state else None,
+            refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:
@@ -312,8 +312,8 @@ def linear_polynomial(
     holds these orders, as `initial` does, and a column for the row sum if rows are divided by it. Last come
     the keys' moments for the backward pass: small ones, orders 2 and 3, or empty.
     """
+    from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
-    from maclaurin.programs.triton import polynomial_linear as program
 
     call = program.Call(tuple(coefficients), divisor, eps, chunk, narrow)
     d, e = q.shape[3], v.shape[3]
@@ -352,8 +352,8 @@ def linear_polynomial_backward(
     orders: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, dα, and the gradients of the log forget gate and of the state before, or empty."""
+    from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
-    from maclaurin.programs.triton import polynomial_linear as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, chunk)
     d, e = q.shape[3], v.shape[3]

@@ -1,4 +1,4 @@
-"""One query over all keys of a text, as in decoding with a key–value cache (triton/split_keys.py)."""
+"""One query over all keys of a text, as in decoding with a key–value cache (triton/one_query.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OneQuery(Program):
         return Cost(dense_flops(call) / 2, 0.0, 2, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import split_keys as program
+        from maclaurin.programs.triton import one_query as program
 
         spec, inputs = call.spec, call.inputs
         with without_autocast(call.device):

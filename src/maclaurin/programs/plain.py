@@ -57,7 +57,7 @@ class PlainForm(Program):
                 "T for polynomial kernels) or 'parallel' for causal=False"
             )
         if not call.is_aligned and call.causal:
-            instead = "" if call.carries_state else "use form='parallel', or "
+            instead = "" if call.carries_state or keeps else "use form='parallel', or "
             return (
                 f"the {form} form needs one query per key, got {call.queries} queries and {call.keys} "
                 f"keys: {instead}pass a state instead of old keys"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
+from maclaurin.programs.about_mean import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
 from maclaurin.programs.kept_keys import KEPT_KEYS, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
@@ -25,7 +26,6 @@ from maclaurin.programs.program import Call, Cost, Program, Run, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
-from maclaurin.programs.taylor_attention import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.part import after_registration
 
@@ -82,6 +82,8 @@ class Plan:
     copied: dict[Program, str]
     #: the program, prepared for calls like this one
     run: Run = field(repr=False, compare=False)
+    #: why another spec runs than was asked for
+    note: str = ""
 
     @property
     def form(self) -> Form:
@@ -130,6 +132,8 @@ class Plan:
         lines += [f"   {program.name:21} no: {why}" for program, why in self.refusals.items()]
         if self.state_bytes is not None:
             lines.append(f"   state: {self.state_bytes:,} bytes, however long the text")
+        if self.note:
+            lines.insert(0, self.note)
         return "\n".join(lines)
 
     def _packing_note(self, program: Program) -> str:

@@ -184,6 +184,18 @@ class Program(ABC):
         return self.name
 
 
+def first_reason(*reasons: str | Callable[[], str | None] | None) -> str | None:
+    """The first that is not None; functions are called only if no reason comes before them.
+
+    Not `a or b`: torch.compile cannot branch on a formatted text.
+    """
+    for reason in reasons:
+        why = reason() if callable(reason) else reason
+        if why is not None:
+            return why
+    return None
+
+
 # ------------------------------------------------------------------------------------- counting
 
 

@@ -1,4 +1,4 @@
-"""Polynomial kernels, and σ, on the fused quadratic program triton/polynomial_quadratic.py.
+"""Polynomial kernels, and σ, on the fused quadratic program triton/quadratic_polynomial.py.
 
 The program divides by the row sum, by the number of visible keys, or not at all; the rest of a spec (other
 denominators, gates, norms) is applied to its rows.
@@ -29,7 +29,7 @@ from maclaurin.programs.operands import (
     rows_are_final,
 )
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
 from maclaurin.spec import AttentionSpec
 
 #: Horner's rule is unrolled, and no higher order was measured
@@ -48,13 +48,13 @@ class QuadraticPolynomial(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        return (
-            _refuse_weights(spec)
-            or (_refuse_packed(spec) if call.packing is not None else None)
-            or ("it carries no state" if call.carries_state else None)
-            or refuse_denominator(spec)
-            or refuse_features(spec, call.inputs.q.dtype)
-            or refuse_tensors(call)
+        return first_reason(
+            _refuse_weights(spec),
+            (_refuse_packed(spec) if call.packing is not None else None),
+            ("it carries no state" if call.carries_state else None),
+            refuse_denominator(spec),
+            refuse_features(spec, call.inputs.q.dtype),
+            refuse_tensors(call),
         )
 
     def cost(self, call: Call) -> Cost:
@@ -163,7 +163,7 @@ def polynomial_attention(
     `cuts` [n + 1]: n sequences are packed into one row; s and t belong to the same one and count within it.
     `narrow`: y in bf16, and last its rounding error for the backward pass; else that is empty.
     """
-    from maclaurin.programs.triton import polynomial_quadratic as program
+    from maclaurin.programs.triton import quadratic_polynomial as program
 
     call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
     y, rest, z = program.forward(q, k, v, call, log_decay, cuts)
@@ -187,7 +187,7 @@ def polynomial_attention_backward(
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, and the gradient of the log decay gate, or empty."""
-    from maclaurin.programs.triton import polynomial_quadratic as program
+    from maclaurin.programs.triton import quadratic_polynomial as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
     known = rest if rest.numel() else None

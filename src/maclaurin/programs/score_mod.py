@@ -1,4 +1,4 @@
-"""exp of a modified score (clamp, decay, a window with sinks), computed by triton/softmax_score_mod.py as
+"""exp of a modified score (clamp, decay, a window with sinks), computed by triton/score_mod.py as
 softmax rows and their log-sum-exp, both with gradients.
 
     Σ_s e^x v_s / D = e^{lse − ln D} o,          dx = P∘(do Vᵀ − δ),   δ = Σ do∘o − dlse
@@ -184,11 +184,10 @@ def _log_divisor(call: Call) -> Tensor | None:
 
 def _log_of_row_sum(seen: SeenByRows, lse: Tensor) -> Tensor:
     """ln D [B, H, T] of a denominator that depends on the row sum e^lse; differentiable."""
-    assert seen.spec.denominator is not None
     rows = lse.unflatten(1, (seen.inputs.k.shape[2], -1))
     scale = rows.detach()
     scaled = replace(seen, rows=Rows(rows, (rows - scale).exp(), scale))
-    return (scale + seen.spec.denominator.divisor(scaled).log()).flatten(1, 2)
+    return scaled.log_divisor().to(lse.dtype).flatten(1, 2)
 
 
 class _DividedRows(torch.autograd.Function):
@@ -253,7 +252,7 @@ def modified_softmax(
     `cuts` [n + 1]: n sequences are packed into one row; queries see only keys of their own sequence, and
     positions count within it.
     """
-    from maclaurin.programs.triton import softmax_score_mod as program
+    from maclaurin.programs.triton import score_mod as program
 
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     o, lse = program.forward(q, k, v, totals, program.Call(scale, causal, clamp, window, sinks), cuts)
@@ -278,7 +277,7 @@ def modified_softmax_backward(
     sinks: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of the totals (empty without them); without rows o, δ is 0."""
-    from maclaurin.programs.triton import softmax_score_mod as program
+    from maclaurin.programs.triton import score_mod as program
     from maclaurin.programs.triton.rows import delta as delta_of_rows
 
     do = do.transpose(1, 2)

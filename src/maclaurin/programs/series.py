@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from typing import Any
 
 from torch import Tensor
 
@@ -85,6 +86,36 @@ def as_series(
     if state is None:
         warnings.warn(SeriesNotice(f"{spec}: {certificate}"), stacklevel=3)
     return series, certificate, longest_key
+
+
+def planned_series(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    *,
+    tolerance: float,
+    score_bound: float | None,
+    state: State | None,
+    **options: Any,
+) -> tuple[AttentionSpec, Certificate]:
+    """The series and its certificate without a notice; on the meta device from `score_bound` alone."""
+    if inputs.q.is_meta:
+        if score_bound is None and state is None:
+            raise InputError(
+                f"{spec} with a state runs as its series, whose order depends on the scores, and "
+                "tensors on the meta device have none: pass score_bound, the largest |scale·q·k| to expect."
+            )
+        known = state.certificate if state is not None else None
+        bound = score_bound if score_bound is not None else known.score_bound if known is not None else 0.0
+        certificate = _certificate(spec, state, bound, tolerance)
+        kernel = spec.kernel.truncated(certificate.order)
+        assert kernel is not None
+        return spec.with_kernel(kernel), certificate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeriesNotice)
+        series, certificate, _ = as_series(
+            spec, inputs, tolerance=tolerance, score_bound=score_bound, state=state, **options
+        )
+    return series, certificate
 
 
 def _largest_score(q: Tensor, k: Tensor, causal: bool, block: int = 512) -> float:

@@ -147,6 +147,8 @@ def _why_no_gain(call: Call) -> str | None:
     denominator = spec.denominator
     if denominator is not None and denominator.uses_row_sum and not denominator.has_log_slope:
         return f"{denominator} does not define log_slope, its change with the row sum"
+    if denominator is not None and denominator.uses_row_sum and denominator.arguments:
+        return f"{denominator} depends on the row sum and on an argument"
     return None
 
 
@@ -219,9 +221,9 @@ class _Gain(NamedTuple):
         assert denominator is not None
         rows = lse.unflatten(1, (self.inputs.k.shape[2], -1))
         seen = SeenByRows(self.spec, self.inputs, self.causal, rows=Rows(rows, torch.ones_like(rows), rows))
-        log_divisor = rows + denominator.divisor(seen).log()
+        log_divisor = seen.log_divisor().to(rows.dtype).flatten(1, 2)
         slope = denominator.log_slope(seen)
-        return log_divisor.flatten(1, 2), None if slope is None else slope.expand_as(rows).flatten(1, 2)
+        return log_divisor, None if slope is None else slope.to(rows.dtype).expand_as(rows).flatten(1, 2)
 
 
 def log_divisor(call: Call, inputs: Inputs) -> Tensor | None:

@@ -12,7 +12,7 @@ from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import Argument, AttentionSpec, Part
-from maclaurin.spec.part import registered
+from maclaurin.spec.part import KEYWORDS, registered
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -89,13 +89,15 @@ def tokens_first(
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), flipped
 
 
-def check_gates(spec: AttentionSpec, inputs: Inputs) -> None:
-    """Exactly the arguments that the spec's parts declare, each with its shape."""
+def check_gates(spec: AttentionSpec, inputs: Inputs, *, may_miss: bool = False) -> None:
+    """Exactly the arguments that the spec's parts declare, each with its shape; or some of them."""
     for name in inputs.gates:
         if name not in spec.gates:
             raise InputError(_unknown_argument(spec, name))
     for part in spec.parts:
         for argument in part.arguments:
+            if may_miss and argument.name not in inputs.gates:
+                continue
             _check_gate(spec, part, argument, inputs)
 
 
@@ -120,25 +122,18 @@ def _check_gate(spec: AttentionSpec, part: Part, argument: Argument, inputs: Inp
 
 def _unknown_argument(spec: AttentionSpec, name: str) -> str:
     """Why a keyword of `attention` is an error: no part of this spec takes it, or it is misspelt."""
-    owner = next((p for p in _known_gates() if any(a.name == name for a in p.arguments)), None)
+    owner = next((part for argument, part in _known_arguments() if argument.name == name), None)
     if owner is not None:
         symbol = f"{owner.mark}{owner.notation}"
         return f"{name} was given, but {spec} has no {symbol}: leave it out or add {symbol} to the spec."
     takes = f"{spec} takes {', '.join(spec.gates)}" if spec.gates else f"{spec} takes no gates"
-    return f"attention has no argument {name!r}, and {takes}." + did_you_mean(name, [*spec.gates, *_OPTIONS])
+    return f"attention has no argument {name!r}, and {takes}." + did_you_mean(name, [*spec.gates, *KEYWORDS])
 
 
-def _known_gates() -> list[Part]:
-    """One of each registered part that takes an argument and can be built without fields."""
+def _known_arguments() -> list[tuple[Argument, type[Part]]]:
+    """The arguments that registered parts take."""
     classes = [c for family in ("gate", "denominator") for c in registered(family).values()]
-    return [c.from_arguments([], {}) for c in classes]
-
-
-#: the other keywords of `attention`, for a hint when one is misspelt
-_OPTIONS = (
-    "state", "return_state", "scale", "causal", "cu_seqlens", "max_seqlen", "key_padding_mask", "form",
-    "chunk_size", "tolerance", "score_bound", "state_budget", "layout",
-)  # fmt: skip
+    return [(a, c) for c in classes if (a := c.declared_argument()) is not None]
 
 
 def check_layout(
@@ -200,10 +195,11 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
             f"this state keeps keys in {state.exact.recent_k.dtype}, but inputs in {inputs.k.dtype} would "
             "lose digits there: cast the inputs or start with a new state."
         )
-    if state.running is not None and state.running.shape[1] != inputs.q.shape[2]:
-        raise InputError(
-            f"this state is for {state.running.shape[1]} query heads, but q has {inputs.q.shape[2]}."
-        )
+    running = spec.running_argument
+    if state.running is not None and running is not None and running.heads == "query":
+        held, given = state.running.shape[1], inputs.q.shape[2]
+        if held != given:
+            raise InputError(f"this state is for {held} query heads, but q has {given}.")
     if state.device != inputs.q.device:
         raise InputError(f"the state is on {state.device} and q on {inputs.q.device}: use state.to(…).")
 

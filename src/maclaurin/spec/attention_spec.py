@@ -18,8 +18,8 @@ from maclaurin.spec.window import Window
 
 #: how a notation reads, for error messages
 ORDER_OF_PARTS = (
-    "a spec reads: kernel + window * in * forget / denominator * out / norm * out, "
-    "all but the kernel optional"
+    "a spec reads: kernel + window * in * forget / denominator * out / norm * out; "
+    "everything except the kernel is optional"
 )
 
 
@@ -47,6 +47,8 @@ class AttentionSpec:
     #: its notation, and the hash of its parts, computed once: specs are keys of every cache
     notation: str = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
+    #: whether it is the limit of specs with a finite state: exp without a clamp
+    has_series: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         parts = in_formula_order(self.parts)
@@ -65,9 +67,11 @@ class AttentionSpec:
             "arguments": tuple(a for p in parts for a in p.arguments),
             "notation": "".join(f"{p.mark}{p}" for p in parts),
             "_hash": hash(parts),
+            "has_series": parts[0].truncated(0) is not None,  # type: ignore[attr-defined]
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+        _refuse_parts_without_role(self)
         _refuse_arguments_taken_twice(self)
         for part in parts:
             part.check(self)
@@ -157,7 +161,7 @@ class AttentionSpec:
     def ignores_row_scale(self) -> bool:
         """Whether a positive factor on a whole row of weights leaves the answer unchanged."""
         row_sum = self.denominator is not None and self.denominator.ignores_row_scale
-        return row_sum or (self.norm is not None and self.norm.divides_out_row_scale)
+        return row_sum or self.norm_cancels_row_scale
 
     @property
     def has_order_of_time(self) -> bool:
@@ -180,11 +184,6 @@ class AttentionSpec:
     def has_finite_state(self) -> bool:
         """Whether it runs as a recurrent network with a state of fixed size."""
         return self.kernel.has_finite_state
-
-    @property
-    def has_series(self) -> bool:
-        """Whether it is the limit of specs with a finite state: exp without a clamp."""
-        return self.kernel.truncated(0) is not None
 
     def features(self, d: int) -> int:
         """Rows of the state for head size d: Σ_n C(d+n−1, n), the distinct entries of k^⊗n."""
@@ -236,11 +235,23 @@ class AttentionSpec:
 
     @property
     def cancelled_parts(self) -> tuple[Part, ...]:
-        """The parts that the norm cancels."""
+        """The parts that the norm cancels: factors with nothing but factors between them and the norm."""
         if self.norm is None or not self.norm.divides_out_row_scale:
             return ()
+        gates: list[RowGate] = []
+        for gate in reversed(self.gates_before_norm):
+            if not gate.multiplies:
+                return tuple(reversed(gates))
+            gates.append(gate)
         divisor = [self.denominator] if self.denominator and not self.denominator_can_vanish else []
-        return (*divisor, *(gate for gate in self.gates_before_norm if gate.multiplies))
+        return (*divisor, *reversed(gates))
+
+    @property
+    def norm_cancels_row_scale(self) -> bool:
+        """Whether the norm cancels a positive factor per row: the gates before it are factors too."""
+        if self.norm is None or not self.norm.divides_out_row_scale:
+            return False
+        return all(gate.multiplies for gate in self.gates_before_norm)
 
     # ------------------------------------------------------------------------ its formula
 
@@ -292,6 +303,18 @@ def in_formula_order(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 def _only(parts: tuple[Part, ...], family: type[Part]) -> Any:
     return next((p for p in parts if isinstance(p, family)), None)
+
+
+def _refuse_parts_without_role(spec: AttentionSpec) -> None:
+    """Raise if a part would be printed and not computed."""
+    one = (spec.kernel, spec.window, spec.denominator, spec.norm)
+    gates = (*spec.value_gates, *spec.decay_gates, *spec.gates_before_norm, *spec.gates_after_norm)
+    for part in spec.parts:
+        if not any(part is each for each in (*one, *gates)):
+            raise SpecError(
+                f"{part.mark}{part} has no role: a gate is a ValueGate, DecayGate or RowGate.",
+                place=part,
+            )
 
 
 def _refuse_arguments_taken_twice(spec: AttentionSpec) -> None:

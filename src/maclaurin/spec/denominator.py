@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.part import Argument, Part, Recipe, flag, positive, register, written
+from maclaurin.spec.part import Argument, Part, Recipe, check_argument, flag, positive, register, written
 from maclaurin.spec.polynomials import Sign
 from maclaurin.spec.typeset import typeset
 
@@ -32,12 +32,22 @@ class Seen(Protocol):
 
     @property
     def row_sum(self) -> Tensor:
-        """Σ_s w_ts times `unit`; only where `uses_row_sum`."""
+        """Σ_s w_ts, 1 where that is 0; only where `uses_row_sum`. NaN where it overflows float64."""
+        ...
+
+    @property
+    def log_row_sum(self) -> Tensor:
+        """ln of `row_sum`, which does not overflow."""
+        ...
+
+    @property
+    def scaled_row_sum(self) -> Tensor:
+        """Σ_s w_ts times `unit`, for a denominator that `is_scaled`."""
         ...
 
     @property
     def unit(self) -> Tensor | float:
-        """The value of 1 in the units of `row_sum`: weights may be scaled so that none overflows."""
+        """A positive number per row, such that `scaled_row_sum` does not overflow."""
         ...
 
     @property
@@ -62,14 +72,33 @@ class Denominator(Part):
     family: ClassVar[str] = "denominator"
     mark: ClassVar[str] = "/"
     stage: ClassVar[int] = 4
-    #: whether `divisor` reads `seen.row_sum`
+    #: whether `divisor` reads the row sum
     uses_row_sum: ClassVar[bool] = False
+    #: whether `divisor` is D times `seen.unit`, computed from `seen.scaled_row_sum`: then nothing overflows
+    is_scaled: ClassVar[bool] = False
     #: whether ln D is computed directly, because D itself may overflow
     in_log_domain: ClassVar[bool] = False
+    #: the tensor it takes, if any
+    argument: ClassVar[Argument | None] = None
+
+    @classmethod
+    def declared_argument(cls) -> Argument | None:
+        return cls.argument
+
+    @classmethod
+    def check_class(cls) -> None:
+        if cls.is_scaled and not cls.uses_row_sum:
+            raise SpecError(
+                f"the denominator {cls.__qualname__} is_scaled, so it must set uses_row_sum = True."
+            )
+        if cls.argument is not None:
+            running = isinstance(cls.argument, Argument) and cls.argument.running
+            tokens = "key" if running else "query"
+            check_argument(cls, cls.argument, tokens=tokens, heads=None, per_channel=False, running=True)
 
     @abstractmethod
     def divisor(self, seen: Seen) -> Tensor:
-        """D_t > 0 [B, K, G, T], in the units of `seen.row_sum` if it uses that."""
+        """D_t > 0 [B, K, G, T]; times `seen.unit` if it `is_scaled`."""
 
     def log_divisor(self, seen: Seen) -> Tensor:
         """ln D_t."""
@@ -102,6 +131,11 @@ class Denominator(Part):
         """The division if a fused program can do it; None: it is done afterwards."""
         return None
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether gradients flow through it."""
+        return True
+
     def can_vanish(self, spec: AttentionSpec) -> bool:
         """Whether some row makes D exactly zero."""
         return False
@@ -118,13 +152,14 @@ class RowSum(Denominator):
 
     notation: ClassVar[str] = "sum"
     uses_row_sum: ClassVar[bool] = True
+    is_scaled: ClassVar[bool] = True
     has_log_slope: ClassVar[bool] = True
     floor: float | None = positive(default=None)
     eps: float | None = positive(default=None)
     detach: bool = flag()
 
     def divisor(self, seen: Seen) -> Tensor:
-        total = seen.row_sum
+        total = seen.scaled_row_sum
         if self.eps is not None:
             total = total + seen.unit * self.eps
         if self.floor is not None:
@@ -136,8 +171,9 @@ class RowSum(Denominator):
     def log_slope(self, seen: Seen) -> Tensor | None:
         if self.detach:
             return None
-        total = seen.row_sum if self.eps is None else seen.row_sum + seen.unit * self.eps
-        slope = seen.row_sum / total
+        row_sum = seen.scaled_row_sum
+        total = row_sum if self.eps is None else row_sum + seen.unit * self.eps
+        slope = row_sum / total
         return slope if self.floor is None else slope * (total > seen.unit * self.floor)
 
     def text(self, row_sum: str) -> str:
@@ -145,6 +181,10 @@ class RowSum(Denominator):
         if self.floor is not None:
             body = f"max({body}, {written(self.floor)})"
         return f"detach({body})" if self.detach else body if self.floor is not None else f"({body})"
+
+    @property
+    def has_gradient(self) -> bool:
+        return not self.detach
 
     @property
     def ignores_row_scale(self) -> bool:
@@ -202,15 +242,11 @@ class RunningSum(Denominator):
 
     notation: ClassVar[str] = "running"
     in_log_domain: ClassVar[bool] = True
-    argument: ClassVar[Argument] = Argument(
+    argument: ClassVar[Argument | None] = Argument(
         "denominator_gate", symbol="g_r", tokens="key", heads="query", running=True, recipe=Recipe.LINEAR
     )
     floor: float | None = positive(default=None)
     len: bool = flag()
-
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return (self.argument,)
 
     def divisor(self, seen: Seen) -> Tensor:
         return self.log_divisor(seen).exp()

@@ -13,7 +13,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.spec.part import Argument, Part, Recipe, register
+from maclaurin.errors import SpecError
+from maclaurin.spec.part import Argument, Part, Recipe, check_argument, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,15 +22,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gate(Part):
-    """A part written `*name` that takes one tensor."""
+    """A part written `*name` that takes one tensor; one of the three kinds below."""
 
     family: ClassVar[str] = "gate"
     mark: ClassVar[str] = "*"
     argument: ClassVar[Argument]
 
-    @property
-    def arguments(self) -> tuple[Argument, ...]:
-        return (self.argument,)
+    @classmethod
+    def declared_argument(cls) -> Argument | None:
+        return cls.argument
+
+    @classmethod
+    def check_class(cls) -> None:
+        raise SpecError(
+            f"the gate {cls.__qualname__} acts on nothing: subclass ValueGate (it acts on values), "
+            "DecayGate (on the memory) or RowGate (on finished rows) instead of Gate."
+        )
 
     @property
     def text(self) -> str:
@@ -45,6 +53,10 @@ class ValueGate(Gate):
     #: whether it is v·gate, which fused programs can do
     multiplies: ClassVar[bool] = False
 
+    @classmethod
+    def check_class(cls) -> None:
+        check_argument(cls, getattr(cls, "argument", None), tokens="key", heads="key", per_channel=True)
+
     @abstractmethod
     def on_values(self, v: Tensor, gate: Tensor) -> Tensor:
         """The gated values, for v [B, K, S, e] and the gate [B, K, S, 1] or [B, K, S, e]."""
@@ -55,6 +67,10 @@ class DecayGate(Gate):
     """Multiplies the whole memory by f_t before token t is added: S_t = f_t S_{t−1} + …"""
 
     stage: ClassVar[int] = 3
+
+    @classmethod
+    def check_class(cls) -> None:
+        check_argument(cls, getattr(cls, "argument", None), tokens="key", heads="key", per_channel=False)
 
     @abstractmethod
     def log_decay(self, gate: Tensor) -> Tensor:
@@ -73,6 +89,10 @@ class RowGate(Gate):
     stage: ClassVar[int] = 5
     #: whether it is y·gate with a positive gate: a norm per head after it then cancels a scalar gate
     multiplies: ClassVar[bool] = False
+
+    @classmethod
+    def check_class(cls) -> None:
+        check_argument(cls, getattr(cls, "argument", None), tokens="query", heads="query", per_channel=True)
 
     @abstractmethod
     def on_rows(self, y: Tensor, gate: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class LayerAttention:
 
 @lru_cache(maxsize=1024)
 def _read(text: str, kv_heads: int) -> LayerAttention:
-    """Kept: a model parses the attention of every layer for every new cache."""
+    """Cached, because every new cache parses the attention of every layer."""
     return LayerAttention._parse(text, kv_heads)
 
 
@@ -166,7 +166,7 @@ def _numbers(heads: str, kv_heads: int, text: str) -> tuple[int, ...] | None:
     for piece in heads.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", piece)
         if match is None:
-            raise SpecError(f"{text!r}: heads are numbers and ranges between commas, or *, not {heads!r}.")
+            raise SpecError(f"{text!r}: heads are comma-separated numbers and ranges, or *, not {heads!r}.")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     beyond = [n for n in found if n >= kv_heads]
     if beyond or not found or len(set(found)) < len(found):

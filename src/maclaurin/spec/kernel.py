@@ -372,8 +372,8 @@ class Taylor(Polynomial):
                 place=spec.denominator,
             )
         raise SpecError(
-            f"{self} drops the factor e^x̄ of its row, so it needs a row sum or a norm, "
-            f"which cancel it.\nUse {self}/sum or {self}/l2."
+            f"{self} drops the factor e^x̄ of its row, so it needs a row sum or a norm per "
+            f"head, which cancel it.\nUse {self}/sum or {self}/l2."
         )
 
     def text(self, x: str) -> str:

@@ -25,8 +25,8 @@ class Norm(Part):
     family: ClassVar[str] = "norm"
     mark: ClassVar[str] = "/"
     stage: ClassVar[int] = 6
-    #: N(a·y) = N(y) for every positive a per head and token
-    ignores_row_scale: ClassVar[bool] = True
+    #: whether N(a·y) = N(y) for every positive a; exp then needs no row sum, and the laws check it
+    ignores_row_scale: ClassVar[bool] = False
     #: whether the mean is subtracted first
     centred: ClassVar[bool] = False
 
@@ -87,6 +87,7 @@ class L2(Norm):
     """N(y) = scale·y/‖y‖₂; scale is a number, or `dim` for the size of y."""
 
     notation: ClassVar[str] = "l2"
+    ignores_row_scale: ClassVar[bool] = True
     scale: float | str = option(1.0, _read_scale, "a positive number or dim")
 
     def length(self, e: int) -> float:
@@ -110,6 +111,7 @@ class RMS(Norm):
     """N(y) = y/√mean(y²), over the head's e values, or with `heads` over all heads of the token."""
 
     notation: ClassVar[str] = "rms"
+    ignores_row_scale: ClassVar[bool] = True
     heads: bool = flag()
 
     @property
@@ -136,6 +138,7 @@ class Layer(Norm):
     """N(y) = (y − mean y)/std y, without an affine map: that belongs to the layer."""
 
     notation: ClassVar[str] = "layer"
+    ignores_row_scale: ClassVar[bool] = True
     centred: ClassVar[bool] = True
 
     def length(self, e: int) -> float | None:

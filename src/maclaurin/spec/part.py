@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,10 +50,24 @@ class Part(ABC):
     #: where it stands in the formula, from the inside out
     stage: ClassVar[int] = 0
 
+    @classmethod
+    def declared_argument(cls) -> Argument | None:
+        """The tensor that parts of this class take besides q, k and v."""
+        return None
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Raise SpecError if parts of this class could not mean what they declare; `register` calls it."""
+        if cls.declared_argument() is None and getattr(cls, "argument", None) is not None:
+            raise SpecError(
+                f"the {cls.family} {cls.__qualname__} declares an argument, but a {cls.family} gets none."
+            )
+
     @property
     def arguments(self) -> tuple[Argument, ...]:
         """The tensors it takes besides q, k and v."""
-        return ()
+        argument = self.declared_argument()
+        return () if argument is None else (argument,)
 
     def check(self, spec: AttentionSpec) -> None:
         """Raise SpecError if the part makes no sense with the other parts of the spec."""
@@ -194,6 +209,24 @@ def required(read: Reader, expects: str) -> Any:
 
 # ------------------------------------------------------------------------------------ registry
 
+#: families and the classes to subclass
+_FAMILIES = {
+    "kernel": "Kernel",
+    "feature map": "FeatureMap",
+    "window": "Window",
+    "gate": "ValueGate, DecayGate or RowGate",
+    "denominator": "Denominator",
+    "norm": "Norm",
+}
+_FAMILY_CLASSES = ", ".join(_FAMILIES.values())
+#: a name that the notation can read
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: the keywords of `attention`, which no argument of a part may be called
+KEYWORDS = (
+    "q", "k", "v", "spec", "state", "return_state", "scale", "causal", "cu_seqlens", "max_seqlen",
+    "key_padding_mask", "form", "chunk_size", "tolerance", "score_bound", "state_budget", "layout", "gates",
+)  # fmt: skip
+
 _registry: dict[str, dict[str, type[Part]]] = {}
 _reserved: dict[str, str] = {}
 
@@ -203,14 +236,25 @@ def register(part: PartType) -> PartType:
 
     The same class defined again, as when a notebook cell is run twice, replaces the earlier one.
     """
-    if not part.notation.isidentifier():
-        raise SpecError(f"a part cannot be called {part.notation!r}: use letters, digits and _.")
+    family = getattr(part, "family", None)
+    if family not in _FAMILIES:
+        raise SpecError(f"{part.__qualname__} belongs to no family: subclass one of {_FAMILY_CLASSES}.")
+    notation = getattr(part, "notation", None)
+    if notation is None:
+        raise SpecError(
+            f'the {family} {part.__qualname__} has no name: give it notation: ClassVar[str] = "…".'
+        )
+    if not isinstance(notation, str) or not _NAME.fullmatch(notation):
+        raise SpecError(f"a part cannot be called {notation!r}: use letters from a to z, digits and _.")
     missing = sorted(getattr(part, "__abstractmethods__", ()))
     if missing:
         raise SpecError(
-            f"the {part.family} {part.__qualname__} cannot be registered without its meaning: "
+            f"the {family} {part.__qualname__} cannot be registered without its meaning: "
             f"define {', '.join(missing)}."
         )
+    if part.arguments is not Part.arguments:
+        raise SpecError(f"the {family} {part.__qualname__} overrides `arguments`: declare `argument`.")
+    part.check_class()
     _require_free(part)
     _registry.setdefault(part.family, {})[part.notation] = part
     for forget in _after_registration:
@@ -381,3 +425,40 @@ class Argument:
     per_channel: bool = False
     running: bool = False
     recipe: Recipe = Recipe.SIGMOID
+
+
+def check_argument(
+    part: type[Part],
+    argument: object,
+    *,
+    tokens: Side,
+    heads: Side | None,
+    per_channel: bool,
+    running: bool = False,
+) -> None:
+    """Raise SpecError unless such a part can be given the argument; heads=None allows both sides."""
+    what = f"the {part.family} {part.__qualname__}"
+    if not isinstance(argument, Argument):
+        raise SpecError(
+            f"{what} must declare the tensor it takes: argument: ClassVar[Argument] = Argument(…)."
+        )
+    name = argument.name
+    if not _NAME.fullmatch(name):
+        raise SpecError(
+            f"{what}: its argument cannot be called {name!r}: use letters from a to z, digits and _."
+        )
+    if name in KEYWORDS:
+        raise SpecError(f"{what}: its argument cannot be called {name!r}, which is a keyword of attention.")
+    if argument.tokens != tokens:
+        raise SpecError(
+            f"{what}: its argument {name} needs tokens={tokens!r}, those of the {_SIDES[tokens]}."
+        )
+    if heads is not None and argument.heads != heads:
+        raise SpecError(f"{what}: its argument {name} needs heads={heads!r}, those of the {_SIDES[heads]}.")
+    if argument.per_channel and not per_channel:
+        raise SpecError(f"{what}: its argument {name} has one number per head, so it cannot be per_channel.")
+    if argument.running and not running:
+        raise SpecError(f"{what}: only the argument of a denominator can be running, not {name}.")
+
+
+_SIDES = {"query": "queries", "key": "keys"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.denominator import RowSum, VisibleKeys
+from maclaurin.spec.denominator import FusedDivisor, VisibleKeys
 
 Rule = Callable[[AttentionSpec], AttentionSpec]
 
@@ -39,7 +39,9 @@ def _norm_divides_out(spec: AttentionSpec) -> AttentionSpec:
 def _weights_sum_to_length(spec: AttentionSpec) -> AttentionSpec:
     """Where the weights sum to the number of keys, /sum is /len; a decay gate would change the sum."""
     counts = spec.kernel.weights_count_keys and not spec.decay_gates and spec.window is None
-    return spec.replaced(RowSum(), VisibleKeys()) if counts and spec.denominator == RowSum() else spec
+    denominator = spec.denominator
+    plain_sum = denominator is not None and denominator.fused == FusedDivisor("sum")
+    return spec.replaced(denominator, VisibleKeys()) if counts and plain_sum and denominator else spec
 
 
 _RULES: tuple[Rule, ...] = (_shorter_kernel, _norm_divides_out, _weights_sum_to_length)

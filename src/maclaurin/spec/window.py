@@ -63,9 +63,24 @@ class Window(Part):
         return ""
 
     @property
+    def has_bias(self) -> bool:
+        """Whether it adds something to scores."""
+        return type(self).log_bias is not Window.log_bias
+
+    @property
     def is_plain(self) -> bool:
         """Whether there is no bias and no kept key, so that fused programs support the window."""
-        return self.bias_text == "" and self.kept == 0
+        return not self.has_bias and self.kept == 0
+
+    @classmethod
+    def check_class(cls) -> None:
+        has_text, has_bias = cls.bias_text is not Window.bias_text, cls.log_bias is not Window.log_bias
+        if has_text != has_bias:
+            given, missing = ("log_bias", "bias_text") if has_bias else ("bias_text", "log_bias")
+            raise SpecError(
+                f"the window {cls.__qualname__} defines {given} and not {missing}: its formula and weights "
+                "would differ. Define both or neither."
+            )
 
     @property
     def text(self) -> str:
@@ -90,7 +105,7 @@ class Window(Part):
 
     def check(self, spec: AttentionSpec) -> None:
         kernel = spec.kernel
-        if self.kept and self.bias_text:
+        if self.kept and self.has_bias:
             raise SpecError(
                 f"{self} has a bias by the age of a key and keeps keys, whose age is not stored: "
                 "leave out one of the two.",

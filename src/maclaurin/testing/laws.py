@@ -10,6 +10,7 @@ Everything is checked in float64 with hypothesis over shapes, values and all gra
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from maclaurin.programs.series import SeriesNotice
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.testing.cases import TensorCase, random_tensors
+from maclaurin.testing.definition import PlainSeen, dense_output
 from maclaurin.testing.strategies import MOST_FEATURES, chunk_sizes, cuts, seeds, shapes
 from maclaurin.testing.tolerances import assert_same, assert_same_gradients
 
@@ -96,6 +98,49 @@ class SpecLaws:
             assert_same(powers, x**n, f"φ_{n}(q)·φ_{n}(k) = (q·k)^{n}")
             read = read + coefficients[n] * powers
         assert_same(read, spec.kernel.weight(x, statistics), "κ = Σ a_n φ_n(q)·φ_n(k)")
+
+    # ------------------------------------------------------------------------------ the formula
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_the_answer_is_that_of_the_formula(self, notation: str, data: st.DataObject, seed: int) -> None:
+        """The dense formula in float64, from the methods of the parts alone: values and gradients."""
+        spec = resolve(notation)
+        if _keeps_keys(spec):
+            pytest.skip("the formula has no kept keys")
+        case = _case(spec, data, seed)
+        expected = dense_output(spec, case.tensors)
+        weights = torch.randn_like(expected)
+        gradients = case.gradients((expected * weights).sum())
+        for form in ("auto", "parallel"):
+            y = case.output(form=form)
+            assert_same(y, expected, f"{form} against the formula")
+            assert_same_gradients(
+                case.gradients((y * weights).sum()), gradients, f"{form} against the formula, "
+            )
+
+    @law
+    @given(data=st.data(), seed=seeds)
+    def test_parts_ignore_the_scales_they_say_they_ignore(
+        self, notation: str, data: st.DataObject, seed: int
+    ) -> None:
+        """N(a·y) = N(y) where a norm ignores_row_scale; D(c·Σw, c) = c·D(Σw, 1) where D is_scaled."""
+        spec, generator = resolve(notation), torch.Generator().manual_seed(seed)
+        factor = data.draw(st.sampled_from([1e-6, 0.3, 7.0, 1e6]))
+
+        def positive(*sizes: int) -> torch.Tensor:
+            return torch.rand(*sizes, generator=generator, dtype=torch.float64) + 0.1
+
+        if spec.norm is not None and spec.norm.ignores_row_scale:
+            y = torch.randn(2, 5, 3, 4, generator=generator, dtype=torch.float64)
+            a = factor * (positive(2, 5, 3, 1) if spec.norm.per_head else positive(2, 5, 1, 1))
+            assert_same(spec.norm(a * y), spec.norm(y), f"{spec.norm} ignores a factor")
+        if spec.denominator is not None and spec.denominator.is_scaled:
+            rows, argument = (positive(2, 3, 1, 5) for _ in range(2))
+            one, scaled = (PlainSeen(positive(1, 1, 1, 5), rows, argument, unit) for unit in (1.0, factor))
+            scaled = dataclasses.replace(scaled, keys=one.keys)
+            divisor = spec.denominator.divisor
+            assert_same(divisor(scaled), factor * divisor(one), f"{spec.denominator} is scaled")
 
     # -------------------------------------------------------------------------------- the forms
 
@@ -187,7 +232,7 @@ class SpecLaws:
     def test_later_tokens_of_any_size_change_nothing_before_them(
         self, notation: str, data: st.DataObject, seed: int
     ) -> None:
-        """Finite values of any size in later tokens: the same outputs and gradients before them."""
+        """Finite values of any size in later tokens and gates: the same outputs and gradients before them."""
         spec = resolve(notation)
         shape = data.draw(shapes(spec, shortest=2))
         cut = data.draw(st.integers(1, shape.tokens - 1))
@@ -195,8 +240,14 @@ class SpecLaws:
         dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
         case = random_tensors(spec, shape, seed, dtype).with_gradients()
 
+        gate = data.draw(st.sampled_from([1.0, -factor, factor, 50.0, 3e4]))
+
         def larger(u: torch.Tensor) -> torch.Tensor:
             return torch.cat([u[:, :cut], u[:, cut:] * factor], 1)
+
+        def larger_gate(u: torch.Tensor) -> torch.Tensor:
+            later = u[:, cut:] if gate == 1.0 else torch.full_like(u[:, cut:], gate)
+            return torch.cat([u[:, :cut], later], 1)
 
         weights = torch.randn(shape.batch, cut, shape.heads, shape.e)
         blocked = [] if _keeps_keys(spec) else ["blocked"]
@@ -205,7 +256,9 @@ class SpecLaws:
             y = case.output(**options)[:, :cut]
             if not y.isfinite().all():
                 continue  # high powers overflow the dtype anyway
-            after = case.with_tensors(**{n: larger(case.tensors[n]) for n in "qkv"}).output(**options)
+            changed = {n: larger(case.tensors[n]) for n in "qkv"}
+            changed |= {n: larger_gate(case.tensors[n]) for n in spec.gates}
+            after = case.with_tensors(**changed).output(**options)
             assert_same(after[:, :cut], y, form, 1e-6 if dtype is torch.float32 else 4e-3)
             if after.isfinite().all():
                 got = case.gradients((after[:, :cut].float() * weights).sum())
@@ -348,7 +401,7 @@ class SpecLaws:
     ) -> None:
         """Autograd against finite differences, for every argument."""
         spec = resolve(notation)
-        if getattr(spec.denominator, "detach", False):
+        if spec.denominator is not None and not spec.denominator.has_gradient:
             pytest.skip("a detached denominator has other gradients on purpose")
         shape = data.draw(shapes(spec, longest=4))
         case = random_tensors(spec, shape, seed).with_gradients()

@@ -56,10 +56,10 @@ from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.linear_time_kernels import times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.pair_moments import lower_sums, pairs_times, read_both, read_pairs, sums_at
-from maclaurin.programs.triton.polynomial_linear_kernels import times_square
 from maclaurin.programs.triton.tiles import (
     Tile,
     add_sum,
@@ -83,8 +83,6 @@ TILES = {
     "queries far": (Tile(64, 32, 4, 3), Tile(128, 32, 8, 2)),
     "keys far": (Tile(32, 64, 4, 3), Tile(32, 128, 8, 2)),
 }
-#: whether row sums of bf16 weights are computed as products with ones
-SUMS_BY_PRODUCTS = True
 #: NUMBERS per row are padded to a multiple of this
 _LARGEST_TILE = 128
 _TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
@@ -1070,7 +1068,7 @@ def _backward_launches(
 
 def _settings() -> tuple[Any, ...]:
     """The settings of this file that launches depend on; a benchmark may change them."""
-    return SUMS_BY_PRODUCTS, *TILES.values()
+    return tuple(TILES.values())
 
 
 def _tail(u: Tensor, call: Call) -> Tensor:
@@ -1160,7 +1158,7 @@ def _sizes(q: Layout, k: Layout, v: Layout, call: Call, started: bool) -> dict[s
         "BY_SUM": call.by_sum,
         "BALANCED": call.balanced,
         "STARTED": started,
-        "ONES": q.dtype == torch.bfloat16 and SUMS_BY_PRODUCTS,
+        "ONES": q.dtype == torch.bfloat16,
         **operand_options(q),
     }
 

@@ -170,17 +170,6 @@ def pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def all_pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
-    """The same for any a and j: of the pairs (a, j) and (j, a), the one that has a block."""
-    if D > _COLUMNS:
-        swapped = (a >= _COLUMNS) & (j < _COLUMNS)
-        row = _row_of_pair(tl.where(swapped, j, a), tl.where(swapped, a, j), D)
-    else:
-        row = _row_of_pair(a, j, D)
-    return _rows_of(S, row, j, e, D, E)
-
-
-@triton.jit
 def _row_of_pair(a, j, D: tl.constexpr):
     """The row of x_a x_j among those of all blocks of order 2."""
     if D > _COLUMNS:

@@ -1,7 +1,7 @@
 """Compile the programs for a GPU that this machine does not have, and report their resource usage.
 
     with compiled_for(90) as found:
-        polynomial_quadratic.forward(q, k, v, call)      # tensors on the CPU; nothing runs
+        quadratic_polynomial.forward(q, k, v, call)      # tensors on the CPU; nothing runs
     found[0].registers, found[0].spilled, found[0].shared, found[0].matrix_instructions
 
 triton ships its own assembler, so any machine can check whether a program spills registers, fits into shared memory

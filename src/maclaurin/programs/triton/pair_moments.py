@@ -10,8 +10,7 @@ X has twice its upper columns there. In the second, the product P_a = g S_aᵀ i
     upper part     Σ_{a<64} x_a P_aj + Σ_{a≥64} x_a P_aj
     lower part     Σ_{a<64} x_a P_aj,   and   Σ_{j≥64} x_j P_aj  for column a
 
-Either that last sum is taken over the columns of the product (ONCE), which saves a quarter of the products, or the
-blocks with a ≥ 64 get their lower rows from those with a < 64, and every pair is multiplied. Sums for column a wait in
+That last sum is taken over the columns of the product, which saves a quarter of the products. Sums for column a wait in
 memory (LOWER) for the end: to add them to one column of a tile in registers takes a comparison for each of its columns.
 
 Rows are given by pointers to their first entries and by a mask.
@@ -24,17 +23,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.block_layout import COLUMNS, all_pairs_of, pairs_of
+from maclaurin.programs.triton.block_layout import COLUMNS, pairs_of
 
-#: whether gradients of heads of more than 64 entries multiply each pair once
-ONCE = True
 _COLUMNS = tl.constexpr(COLUMNS)
 
 
 def lower_sums(x: Tensor, order: int) -> Tensor | None:
     """Memory for LOWER [B, H, 64, T], given rows x [B, T, H, d]; None where it is not needed."""
     batch, tokens, heads, d = x.shape
-    if order < 2 or d <= COLUMNS or not ONCE:
+    if order < 2 or d <= COLUMNS:
         return None
     return torch.empty(batch, heads, COLUMNS, tokens, dtype=torch.float32, device=x.device)
 
@@ -72,10 +69,10 @@ def pairs_times(g, at, inside, S, there, LOWER, step, e, D: tl.constexpr, E: tl.
                 PRECISION: tl.constexpr):  # fmt: skip
     """Σ_a x_a g S_aᵀ [rows, d]; 0 unless `there`. LOWER: pointers to 64 numbers for each row, `step` apart, or None."""
     d = tl.arange(0, BD)
-    if D <= _COLUMNS or LOWER is None:
+    if D <= _COLUMNS:
         total = tl.zeros((g.shape[0], BD), tl.float32)
         for a in range(there * D):
-            block = tl.trans(all_pairs_of(S, a, d, e, D, E))
+            block = tl.trans(pairs_of(S, a, d, e, D, E))
             total = add_block(total, g, _entry(at, inside, a), block, PRECISION)
     else:
         c = tl.arange(0, _COLUMNS)

@@ -10,7 +10,7 @@ import maclaurin
 from maclaurin import parse
 from maclaurin.programs.decode_step import WindowStep, state_step, step_layout
 from maclaurin.programs.plan import forget_plans
-from maclaurin.programs.triton import state_step as program
+from maclaurin.programs.triton import decode_step as program
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU
 

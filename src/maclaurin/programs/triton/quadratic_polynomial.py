@@ -49,16 +49,13 @@ from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
     Tile,
-    add_sum,
     cdiv,
     divisor_of,
     empty_rows,
     load_rows,
     load_tile,
-    no_sums,
     operand_options,
     store_rows,
-    sums_of,
     tile_options,
     width,
 )
@@ -69,17 +66,6 @@ TILES = {
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
-#: how row sums of bf16 weights are computed: "each" rounded and added, rounded in "pairs" and added, or as "products" with ones
-SUMS = "pairs"
-#: whether loads of tiles inside the text have no masks
-LOADS_INSIDE = True
-#: whether the truncated series of exp have formulas of their own
-SERIES_OF_EXP = True
-#: whether the keys' pass computes weights and their gradients at the same time, for heads up to 64: in tiles with a
-#: mask, and with a decay gate. Without one it is slower
-MASKED_TOGETHER, DECAYING_TOGETHER = True, True
-#: whether bf16 takes decays within a tile, and sums for the gate's gradient, in fp32
-NARROW_DECAY = True
 
 
 class Call(NamedTuple):
@@ -119,7 +105,7 @@ def _form(call: Call, size: int) -> _Form:
     if len(c) == 3 and not any(c[:2]):
         return _Form("square", c[2], 2 * c[2])
     lengths = (3, 5) if size <= 64 else (3,)  # order 4 takes more registers than large heads leave
-    if SERIES_OF_EXP and len(c) in lengths and _is_series_of_exp(c):
+    if len(c) in lengths and _is_series_of_exp(c):
         a = c[1] / c[0]
         if len(c) == 3:
             return _Form("exp2", c[0] * a**2 / 2, c[0] * a**2)
@@ -268,7 +254,7 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexp
     else:
         w = w.to(OPERAND)
         if SUMS != "none":
-            z = add_sum(z, w, SUMS == "products")
+            z += tl.sum(w.to(tl.float32), 1)
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
 
@@ -280,7 +266,7 @@ def _forward(
     T, H, padded, eps, of_weight,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SUMS: tl.constexpr, INSIDE: tl.constexpr,
+    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SUMS: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     q_b, q_t, q_h = q_strides
@@ -308,12 +294,12 @@ def _forward(
     of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
     of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
     acc = tl.zeros((BM, BE), tl.float32)
-    z = no_sums(BM, SUMS == "products")
+    z = tl.zeros((BM,), tl.float32)
     whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
     end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
     for start in range(0, whole, BN):
         n = start + j
-        k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
+        k, v = load_tile(K, k_t, start, j, d, T, D, True), load_tile(V, v_t, start, j, e, T, E, True)
         of_line = _kept_of_lines(
             KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
         )
@@ -322,7 +308,7 @@ def _forward(
         )  # fmt: skip
     if DECAY:
         kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
-        acc, z = acc * kept[:, None], z * (kept[:, None] if SUMS == "products" else kept)
+        acc, z = acc * kept[:, None], z * kept
     for start in range(whole, end, BN):
         n = start + j
         k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
@@ -332,7 +318,7 @@ def _forward(
             acc, z, q, k, v, m, n, T, of_pair, C, FORM, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
         )  # fmt: skip
     seen = m + 1 if CAUSAL else m * 0 + T
-    divisor = divisor_of(sums_of(z, SUMS == "products") * of_weight, seen, eps, BY_SUM, BY_COUNT)
+    divisor = divisor_of(z * of_weight, seen, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc * (of_weight / divisor)[:, None], inside, NARROW)
@@ -586,7 +572,6 @@ def _forward_launch(
         "BY_COUNT": call.divisor == "count",
         "NARROW": call.narrow,
         "SUMS": _kind_of_sums(q, call),
-        "INSIDE": LOADS_INSIDE,
     }
     grid = _tiles(tokens, tile["BM"], sequences), batch * heads
     start = prepared(_forward, grid, numbers, options)
@@ -594,9 +579,10 @@ def _forward_launch(
 
 
 def _kind_of_sums(q: Layout, call: Call) -> str:
+    """How row sums of weights are computed: "each" rounded and added, rounded in "pairs" and added, or not at all."""
     if call.divisor != "sum":
         return "none"
-    return SUMS if q.dtype == torch.bfloat16 else "each"
+    return "pairs" if q.dtype == torch.bfloat16 else "each"
 
 
 @on_its_device
@@ -653,9 +639,11 @@ def _backward_launch(
         options
         | of_keys
         | {
-            "INSIDE": LOADS_INSIDE and tokens % of_keys["BM"] == 0 and not sequences,
-            "TOGETHER": DECAYING_TOGETHER and decays and _largest(q, v) <= 64,  # else too many registers
-            "MASKED_TOGETHER": MASKED_TOGETHER and _largest(q, v) <= 64,
+            "INSIDE": tokens % of_keys["BM"] == 0 and not sequences,
+            # weights and their gradients at the same time: in tiles with a mask, and with a decay gate. Without
+            # one it is slower, and larger heads have too few registers
+            "TOGETHER": decays and _largest(q, v) <= 64,
+            "MASKED_TOGETHER": _largest(q, v) <= 64,
         },
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
@@ -663,7 +651,7 @@ def _backward_launch(
         _backward_queries,
         (_tiles(tokens, of_queries["BM"], sequences), batch * heads),
         (*strides, dn, _contiguous(q.shape), *numbers),
-        options | of_queries | {"INSIDE": LOADS_INSIDE and inside},
+        options | of_queries | {"INSIDE": inside},
     )
     return _Backward(keys, queries, (of_keys["BN"], of_keys["BM"]), (of_queries["BM"], of_queries["BN"]))
 
@@ -728,8 +716,8 @@ def _largest(q: Layout, v: Layout) -> int:
 
 
 def _is_wide(q: Tensor | Layout) -> bool:
-    """Whether decays within a tile, and sums for the gate's gradient, need fp64."""
-    return not (NARROW_DECAY and q.dtype == torch.bfloat16)
+    """Whether decays within a tile, and sums for the gate's gradient, need fp64; for bf16 fp32 is enough."""
+    return q.dtype != torch.bfloat16
 
 
 def _sequences(cuts: Tensor | None) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import launched
-from maclaurin.programs.triton.split_keys import add_keys
+from maclaurin.programs.triton.one_query import add_keys
 from maclaurin.programs.triton.tiles import precision, width
 
 #: keys per tile

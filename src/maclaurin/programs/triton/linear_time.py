@@ -27,9 +27,9 @@ from torch import Tensor
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.block_layout import block_rows, times_counted, together
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, prepared
+from maclaurin.programs.triton.linear_time_kernels import backward_keys, backward_queries, forward_rows
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
 from maclaurin.programs.triton.pair_moments import lower_sums
-from maclaurin.programs.triton.polynomial_linear_kernels import backward_keys, backward_queries, forward_rows
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import Tile, cdiv, empty_rows, operand_options, tile_options, width
 

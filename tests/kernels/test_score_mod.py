@@ -15,7 +15,7 @@ from tests.kernels.judging import assert_as_right_as_plain
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton import softmax_score_mod
+from maclaurin.programs.triton import score_mod
 
 DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
 LARGEST = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -34,30 +34,30 @@ def assert_close(values, references, dtype):
 @pytest.mark.parametrize(
     ("tokens", "call", "decays"),
     [
-        (40, softmax_score_mod.Call(0.3, True), False),
-        (70, softmax_score_mod.Call(0.3, True, clamp=0.5), False),
-        (70, softmax_score_mod.Call(0.3, True), True),
-        (90, softmax_score_mod.Call(0.3, True, window=20, sinks=2), False),
-        (90, softmax_score_mod.Call(0.3, True, window=20, sinks=40), True),
+        (40, score_mod.Call(0.3, True), False),
+        (70, score_mod.Call(0.3, True, clamp=0.5), False),
+        (70, score_mod.Call(0.3, True), True),
+        (90, score_mod.Call(0.3, True, window=20, sinks=2), False),
+        (90, score_mod.Call(0.3, True, window=20, sinks=40), True),
         # with keys that all queries of a tile see
-        (300, softmax_score_mod.Call(0.3, True, window=150, sinks=3), False),
-        (300, softmax_score_mod.Call(0.3, True, window=129), True),
-        (257, softmax_score_mod.Call(0.3, True, window=192, sinks=70), False),
-        (200, softmax_score_mod.Call(0.3, True, window=2), False),
-        (70, softmax_score_mod.Call(0.3, True, window=500), False),
-        (33, softmax_score_mod.Call(0.3, False, clamp=0.2), False),
+        (300, score_mod.Call(0.3, True, window=150, sinks=3), False),
+        (300, score_mod.Call(0.3, True, window=129), True),
+        (257, score_mod.Call(0.3, True, window=192, sinks=70), False),
+        (200, score_mod.Call(0.3, True, window=2), False),
+        (70, score_mod.Call(0.3, True, window=500), False),
+        (33, score_mod.Call(0.3, False, clamp=0.2), False),
     ],
 )
-def test_softmax_of_a_changed_score(tokens, call, decays, dtype, device, poisoned):
+def test_softmax_with_a_score_mod(tokens, call, decays, dtype, device, poisoned):
     q, k, v = (torch.randn(2, h, tokens, s, device=device).to(dtype) for h, s in ((4, 16), (2, 16), (2, 12)))
     totals = -torch.rand(2, 2, tokens, dtype=torch.float64, device=device).cumsum(-1) if decays else None
     leaves = [u.double().requires_grad_() for u in (q, k, v, *([totals] if decays else []))]
     expected = softmax_of_a_changed_score(*leaves[:3], leaves[3] if decays else None, call)
     direction = torch.randn_like(expected).to(dtype)
     gradients = torch.autograd.grad(expected, leaves, direction.double())
-    o, lse = softmax_score_mod.forward(q, k, v, totals, call)
+    o, lse = score_mod.forward(q, k, v, totals, call)
     delta = (direction.float() * o.float()).sum(-1)
-    found = softmax_score_mod.backward(direction, q, k, v, totals, lse, delta, call)
+    found = score_mod.backward(direction, q, k, v, totals, lse, delta, call)
     assert_close([o, *(g for g in found if g is not None)], [expected, *gradients], dtype)
 
 

@@ -8,14 +8,14 @@ import torch
 import maclaurin
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
-from maclaurin.programs.program import Call
-from maclaurin.programs.taylor_attention import (
+from maclaurin.programs.about_mean import (
     BalancedChunks,
     BalancedPairs,
     PairsAboutMean,
     TailInChunks,
     mean_polynomial,
 )
+from maclaurin.programs.program import Call
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU

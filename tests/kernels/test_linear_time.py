@@ -16,8 +16,8 @@ from tests.kernels.judging import assert_as_right_as_plain, outputs_and_gradient
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
 
-from maclaurin.programs.triton import pair_moments, polynomial_linear
-from maclaurin.programs.triton.polynomial_linear import Call, Rows
+from maclaurin.programs.triton import linear_time
+from maclaurin.programs.triton.linear_time import Call, Rows
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32] if ON_GPU else [torch.float32, torch.float16]
 LARGEST = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -107,8 +107,8 @@ def _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, devic
     q, k, v, alpha, log_forget = case(shape, order, dtype, device, rows=rows, decays=decays)
     y, d, dy, dd, gradients = in_float64(q, k, v, alpha, log_forget, call)
     given = Rows(alpha, log_forget)
-    found_y, rest, found_d, past, _ = polynomial_linear.forward(q, k, v, given, call)
-    found, _ = polynomial_linear.backward(
+    found_y, rest, found_d, past, _ = linear_time.forward(q, k, v, given, call)
+    found, _ = linear_time.backward(
         dy.float(), dd if by_sum else None, q, k, v, found_y, rest, found_d, given, past, call
     )
     whole_y = found_y if rest is None else found_y.float() + rest
@@ -124,10 +124,7 @@ def _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, devic
     assert {name for name, value in named.items() if value is not None} == gradients.keys()
 
 
-@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_heads_of_more_than_64_entries(once, device, poisoned, monkeypatch):
-    """Both ways to compute gradients from pairs that are kept once."""
-    monkeypatch.setattr(pair_moments, "ONCE", once)
+def test_heads_of_more_than_64_entries(device, poisoned):
     _judge_linear_time((20, 70, 16, 2, 1, 16), 2, "sum", False, False, False, torch.float32, device)
 
 

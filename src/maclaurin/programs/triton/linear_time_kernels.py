@@ -1,6 +1,6 @@
 """Kernels of polynomial attention in linear time: earlier chunks through moments, a query's own chunk pair by pair.
 
-polynomial_linear.py has the formulas and launches them.
+linear_time.py has the formulas and launches them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from maclaurin.forms.tracing import is_tracing, without_autocast
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
 from maclaurin.programs.operands import are_operands, finish_rows, operands, refuse_tensors
 from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
 from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
 from maclaurin.spec.polynomials import number_of_multisets
@@ -48,12 +48,12 @@ class PairsAboutMean(Program):
 
     def cannot(self, call: Call) -> str | None:
         too_high = call.spec.highest_order > _HIGHEST_ORDER
-        return (
-            _refuse_spec(call)
-            or ("it carries no state" if call.carries_state else None)
-            or (f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None)
-            or (_refuse_packed(call) if call.packing is not None else None)
-            or refuse_tensors(call)
+        return first_reason(
+            _refuse_spec(call),
+            ("it carries no state" if call.carries_state else None),
+            (f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None),
+            (_refuse_packed(call) if call.packing is not None else None),
+            refuse_tensors(call),
         )
 
     def cost(self, call: Call) -> Cost:
@@ -75,17 +75,17 @@ class TailInChunks(Program):
 
     def cannot(self, call: Call) -> str | None:
         order, d = call.spec.highest_order, call.inputs.q.shape[3]
-        return (
-            _refuse_spec(call)
-            or (
+        return first_reason(
+            _refuse_spec(call),
+            (
                 refuse_head(order, d)
                 if order <= HIGHEST_MOVED
                 else f"it supports orders up to {HIGHEST_MOVED}"
-            )
-            or ("the row sum must be positive" if not _sums_are_positive(call) else None)
-            or ("single tokens have their own programs" if call.is_step else None)
-            or (_refuse_state(call) if call.carries_state else None)
-            or refuse_tensors(call)
+            ),
+            lambda: None if _sums_are_positive(call) else "the row sum must be positive",
+            ("single tokens have their own programs" if call.is_step else None),
+            lambda: _refuse_state(call) if call.carries_state else None,
+            refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:
@@ -139,7 +139,7 @@ class BalancedChunks(Program):
 
     def cannot(self, call: Call) -> str | None:
         d, order = call.inputs.q.shape[3], call.spec.highest_order
-        return _refuse_balanced(call) or refuse_head(order, d)
+        return first_reason(_refuse_balanced(call), lambda: refuse_head(order, d))
 
     def chunk(self, call: Call) -> int:
         return chunk_for(call.spec, call.chunk_size, call.queries)
@@ -159,16 +159,16 @@ def _refuse_balanced(call: Call) -> str | None:
     spec = call.spec
     divided = None if spec.denominator is None else spec.denominator.fused
     by_count = divided is not None and divided.eps == 0  # weights sum to the number of keys
-    by_norm = spec.denominator is None and spec.norm is not None and spec.norm.per_head
+    by_norm = spec.denominator is None and spec.norm_cancels_row_scale
     weight = spec.kernel.fused
-    return (
-        (None if weight is not None and weight.function == "balanced" else _NOT_BALANCED)
-        or ("it does not support a window" if spec.window is not None else None)
-        or ("it does not support decay gates" if spec.decay_gates else None)
-        or ("it divides rows only by the number of their keys" if not (by_count or by_norm) else None)
-        or ("it supports only causal attention" if not call.causal else None)
-        or ("it carries no state" if call.carries_state else None)
-        or refuse_tensors(call)
+    return first_reason(
+        (None if weight is not None and weight.function == "balanced" else _NOT_BALANCED),
+        ("it does not support a window" if spec.window is not None else None),
+        ("it does not support decay gates" if spec.decay_gates else None),
+        ("it divides rows only by the number of their keys" if not (by_count or by_norm) else None),
+        ("it supports only causal attention" if not call.causal else None),
+        ("it carries no state" if call.carries_state else None),
+        refuse_tensors(call),
     )
 
 

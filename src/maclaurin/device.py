@@ -1,0 +1,28 @@
+"""The device that a user names: auto is a GPU if there is one."""
+
+from __future__ import annotations
+
+from maclaurin.errors import InputError
+from maclaurin.wording import first_line
+
+
+def resolve_device(name: str) -> str:
+    """cpu or cuda for auto, any other name unchanged."""
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_device(name: str) -> str:
+    """The same; raises if the device cannot be used here."""
+    import torch
+
+    if name != "auto":
+        try:
+            torch.empty(0, device=name)
+        except (RuntimeError, AssertionError) as problem:
+            first = first_line(problem).rstrip(".")
+            raise InputError(f"--device {name} cannot be used here: {first}. Use cpu or auto.") from None
+    return resolve_device(name)
