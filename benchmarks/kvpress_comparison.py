@@ -47,9 +47,8 @@ def main() -> None:
     asked.add_argument("--distance", type=int, default=1024)
     asked.add_argument("--number", type=int, default=200)
     asked.add_argument("--seed", type=int, default=0, help="differs from the seed for choosing memories")
-    asked.add_argument(
-        "--tokens", type=Path, help="tokens.npz.xz of carry_memory.py, for texts to go on with"
-    )
+    asked.add_argument("--tokens", type=Path, help="tokens.npz.xz of carry_memory.py, with texts to continue")
+    asked.add_argument("--texts", type=int, default=10, help="number of these texts")
     for name in ("ours", "kvpress"):
         step = steps.add_parser(name)
         step.add_argument("model")
@@ -93,9 +92,9 @@ def write_folder(options: argparse.Namespace) -> None:
 def write_questions(options: argparse.Namespace) -> None:
     """Contexts, prompts and the first token in which the choices differ, as token ids."""
     from maclaurin.conversion.fact_questions import fact_questions
-    from maclaurin.conversion.run import loaded
+    from maclaurin.conversion.run import load_for_conversion
 
-    _, tokenizer = loaded(options.model, "cpu")
+    _, tokenizer = load_for_conversion(options.model, "cpu")
     questions = fact_questions(tokenizer, [options.distance], options.number, options.seed)
     rows = [
         {
@@ -106,13 +105,13 @@ def write_questions(options: argparse.Namespace) -> None:
         }
         for q in questions
     ]
-    texts = [] if options.tokens is None else _texts(options.tokens)
+    texts = [] if options.tokens is None else _texts(options.tokens)[: options.texts]
     written = {"distance": options.distance, "questions": rows, "texts": texts}
     options.out.write_text(json.dumps(written) + "\n")
 
 
 def _texts(tokens: Path) -> list[dict[str, list[int]]]:
-    """Texts to go on with, from the evaluation rows of benchmarks/carry_memory.py."""
+    """Texts to continue, from the evaluation rows of benchmarks/carry_memory.py."""
     import lzma
 
     import numpy as np
@@ -133,11 +132,11 @@ def ask_ours(options: argparse.Namespace) -> None:
     import torch
 
     import maclaurin
-    from maclaurin.conversion.measure import having
-    from maclaurin.conversion.run import loaded
+    from maclaurin.conversion.run import load_for_conversion
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
+    from maclaurin.models.swap_attention import with_attention
 
-    model, _ = loaded(options.model, options.device)
+    model, _ = load_for_conversion(options.model, options.device)
     given = json.loads(options.questions.read_text())
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
 
@@ -154,16 +153,17 @@ def ask_ours(options: argparse.Namespace) -> None:
         if name in found:
             return
         rows, texts = given["questions"], given["texts"]
-        found[name] = _summary(rows, list(answers(rows, "prompt")), list(answers(texts, "continuation")))
+        summary = _summary(rows, list(answers(rows, "prompt")), list(answers(texts, "continuation")))
+        found[name] = {**summary, "machine": _machine(options.device)}
         _write(options.out, found)
 
     measure("original")
     for file in options.attention:
         written = json.loads(file.read_text())
-        attention, name = written["attention"], written.get("name", file.stem)
+        attention, name = written["attention"], _name_of(written["chosen"])
         with maclaurin.press(model, attention):
             measure(f"{name}, pressed after reading")
-        with having(model, attention):
+        with with_attention(model, attention):
             measure(f"{name}, limited while reading")
 
 
@@ -233,7 +233,9 @@ def ask_kvpress(options: argparse.Namespace) -> None:
         asked = answers(given["questions"], "prompt")
         _write(options.out, {name: _summary(given["questions"], asked[name], []) for name in asked})
         losses = answers(given["texts"], "continuation")
-    _write(options.out, {name: _summary(given["questions"], asked[name], losses[name]) for name in asked})
+    summaries = {name: _summary(given["questions"], asked[name], losses[name]) for name in asked}
+    machine = _machine(options.device)
+    _write(options.out, {name: {**found, "machine": machine} for name, found in summaries.items()})
 
 
 # --------------------------------------------------------------------------------------- both of them
@@ -241,8 +243,6 @@ def ask_kvpress(options: argparse.Namespace) -> None:
 
 def put_together(options: argparse.Namespace) -> None:
     """One file with the results of both parts, and the share of the bytes that each method keeps."""
-    from importlib.metadata import version
-
     given = json.loads(options.questions.read_text())
     methods: dict[str, Any] = {}
     for file in options.results:
@@ -250,7 +250,7 @@ def put_together(options: argparse.Namespace) -> None:
             methods[name] = {**row, "share": _share(name), "kind": _kind(name)}
     written = {
         "model": "SmolLM2-135M-Instruct, Q4_1 weights in fp32",
-        "machine": f"torch {version('torch')} on a CPU",
+        "machine": "; ".join(sorted({row.get("machine", "a CPU") for row in methods.values()})),
         "distance": given["distance"],
         "questions": len(given["questions"]),
         "texts": len(given["texts"]),
@@ -259,6 +259,19 @@ def put_together(options: argparse.Namespace) -> None:
         "methods": methods,
     }
     options.out.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _name_of(chosen: dict[str, Any]) -> str:
+    """Maclaurin 25%: 15 heads exp/sum, others …"""
+    budget = chosen["budget"]
+    return f"Maclaurin {100 * budget['bytes'] / budget['original']:.3g}%: {chosen['plan']['name']}"
+
+
+def _machine(device: str) -> str:
+    import torch
+
+    place = torch.cuda.get_device_name() if device.startswith("cuda") else "a CPU"
+    return f"torch {torch.__version__} on {place}"
 
 
 def _share(name: str) -> float:

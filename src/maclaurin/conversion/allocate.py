@@ -1,4 +1,4 @@
-"""Which heads get which memory: plans that fill a budget, measured on calibration text and questions.
+"""Choose the memory of each head: plans that fill a budget, measured on calibration text and questions.
 
     plan    the heads that remember most keep every key (or, where memory must not grow, a long window); the
             others get sinks, a window and kept keys: each as much as its damage on text suggests
@@ -22,13 +22,14 @@ from typing import cast, final
 from torch import Tensor
 
 from maclaurin.conversion.fact_questions import Question, answers_together
-from maclaurin.conversion.measure import MeasureFile, Perplexity, having, measured_with
+from maclaurin.conversion.measure import MeasureFile, Perplexity, measured_with
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.conversion.text_damage import TextDamage
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import cache_bytes
+from maclaurin.models.swap_attention import with_attention
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 
@@ -55,7 +56,7 @@ Place = tuple[int, int]  # (layer, key-value head)
 class Plan:
     """The attention of every layer, and the memory a text takes with it."""
 
-    top: int  # how many of the heads that remember most have `of_top`
+    top: int  # number of top-ranked heads that use `of_top`
     of_top: str
     of_others: str  # their attention, or a range of them
     attention: tuple[str, ...]
@@ -119,7 +120,7 @@ def decide(
         name = f"plan by {len(questions)} whole questions, text {list(rows.shape)}: " + " | ".join(attention)
         if name not in file.found:
             loss = math.log(measured_with(model, attention, text))
-            with having(model, attention):
+            with with_attention(model, attention):
                 odds = [
                     answer.log_odds
                     for answer in answers_together(model, questions, tokens_at_once(model.device))
@@ -153,7 +154,7 @@ def plans_for(
     """Plans that fill the budget, for heads ordered by how much they remember.
 
     reaches    if memory must not grow: how many tokens back the questions' facts are; some plans have windows
-               that long, for as many heads as a part of the budget allows
+               that long, for as many heads as fit into a share of the budget
     """
     found: dict[tuple[str, ...], Plan] = {}
     for top, of_top, others in _mixtures(config, budget, ranking, damage, reaches):
@@ -214,7 +215,7 @@ def _mixtures(
     damage: TextDamage | None,
     reaches: Sequence[int],
 ) -> Iterator[tuple[int, str, list[str]]]:
-    """(number of top heads, their memory, the memory of each other head)"""
+    """(number of top heads, their memory, the memory of every other head)"""
     size = config.head_size
     tops = list(_tops(budget, len(ranking), size, reaches))
     for number, (top, of_top, left) in enumerate(tops):
@@ -225,11 +226,11 @@ def _mixtures(
         shared = None if damage is None else _by_damage(others, left, size, damage)
         if shared is not None:
             yield top, of_top, shared
-        if damage is None or number in (0, len(tops) - 1):
-            for tail in (None, TAIL):
-                same = filling(left / len(others), size, MOSTLY_KEPT, tail)
-                if same is not None:
-                    yield top, of_top, [same] * len(others)
+        with_tail = damage is None or number in (0, len(tops) - 1)
+        for tail in (None, TAIL) if with_tail else (None,):
+            same = filling(left / len(others), size, MOSTLY_KEPT, tail)
+            if same is not None:
+                yield top, of_top, [same] * len(others)
 
 
 def _tops(
@@ -257,7 +258,7 @@ def _tops(
 def _tops_by_reach(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
-    """Plans in which as many heads as a part of the budget allows have windows that reach the asked facts."""
+    """Plans giving as many heads as the budget allows a window long enough for the facts."""
     for reach in reaches:
         far = exact_keys(reach + SINKS)
         top = min(heads, int(SHARE_OF_REACH * budget.bytes / _taken(far, size)))
@@ -317,7 +318,7 @@ def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDa
 
 
 def _using_up(memories: list[str], left: float, size: int) -> list[str]:
-    """The same with the rest of the budget shared equally."""
+    """The same memories, with the rest of the budget shared equally."""
     more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key also has a score
     if more < 1:
         return memories

@@ -1,8 +1,7 @@
-"""A pretrained model with another attention: which layer gets which, key offsets, and the folder."""
+"""A pretrained model with another attention: the choice for each layer, key offsets, and the model folder."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib.util
 import json
@@ -19,12 +18,11 @@ import maclaurin
 from maclaurin.conversion.measure import (
     Gap,
     Measure,
+    OnTokens,
     Perplexity,
-    Tell,
     gap,
     measured_with,
-    put_in_place,
-    windows_alone,
+    without_tails,
 )
 from maclaurin.conversion.memory_budget import Memory
 from maclaurin.conversion.sample_text import rows_of
@@ -32,6 +30,8 @@ from maclaurin.errors import InputError
 from maclaurin.files import new_folder, require_writable_folder, write_file, write_json
 from maclaurin.layers.attention import KeyOffset
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
+from maclaurin.models.swap_attention import set_attention
+from maclaurin.plain_data import to_plain
 from maclaurin.spec.head_groups import specs_in
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
@@ -40,7 +40,7 @@ CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
 @final
 @dataclass(frozen=True)
 class Conversion:
-    """What was changed, and what it cost on sample text by length."""
+    """The changes of a conversion, and their cost on sample text by length."""
 
     source: str
     choice: Choice
@@ -61,7 +61,7 @@ class Conversion:
             "source": self.source,
             "attention": list(self.choice.attention),
             "reasons": list(self.choice.reasons),
-            "memory": dataclasses.asdict(self.memory),
+            "memory": to_plain(self.memory),
             **({} if self.chosen is None else {"chosen": self.chosen}),
             **measured,
         }
@@ -74,14 +74,14 @@ def require_new(out: Path) -> None:
     require_writable_folder(out)
 
 
-def convert(
+def convert_loaded(
     model: MaclaurinForCausalLM,
     source: str,
     choice: Choice,
     *,
     sample: Tensor,
     measures: Sequence[Measure],
-    tell: Tell = lambda tokens: None,
+    on_tokens: OnTokens = lambda tokens: None,
 ) -> Conversion:
     """Swap the attention and calibrate on sample tokens [T], in place; measure before and after."""
     own = own_attention(model)
@@ -93,11 +93,11 @@ def convert(
             )
     if any(spec.orders for text in choice.attention for spec in specs_in(text)):
         calibrate_key_offsets(model, rows_of(sample, CALIBRATION_LENGTH, CALIBRATION_ROWS))
-    tell(sample.numel())
+    on_tokens(sample.numel())
     gaps: dict[str, dict[int, Gap]] = {}
     for measure in measures:
-        gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, tell)
-    put_in_place(model, choice.attention)
+        gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, on_tokens)
+    set_attention(model, choice.attention)
     return Conversion(source, choice, gaps, Memory.of(model, own))
 
 
@@ -113,17 +113,22 @@ def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[
 
 
 def measure_recovered(
-    out: Path, model: MaclaurinForCausalLM, measures: Sequence[Measure], tell: Tell = lambda tokens: None
+    out: Path,
+    model: MaclaurinForCausalLM,
+    measures: Sequence[Measure],
+    on_tokens: OnTokens = lambda tokens: None,
 ) -> dict[str, Any]:
     """Add the present measures of the folder's model, with and without its tail, to its conversion.json."""
     file = out / "conversion.json"
     written = json.loads(file.read_text(encoding="utf-8"))
-    alone = windows_alone(written["attention"])
+    alone = without_tails(written["attention"])
     for measure in measures:
         found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
-        recovered = measured_with(model, written["attention"], measure, tell)
+        recovered = measured_with(model, written["attention"], measure, on_tokens)
         found["recovered"] = recovered
-        found["recovered_tail_off"] = None if alone is None else measured_with(model, alone, measure, tell)
+        found["recovered_tail_off"] = (
+            None if alone is None else measured_with(model, alone, measure, on_tokens)
+        )
         found["gap_closed_recovered"] = _closed_by(recovered, found, measure)
     write_json(file, written)
     return written
@@ -217,7 +222,7 @@ def read_layers(text: str, count: int) -> list[int]:
         match = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
         if match is None:
             raise InputError(
-                f"--layers takes numbers and ranges between commas, as in 0-4,7 or -1; got {piece.strip()!r}."
+                f"--layers takes comma-separated numbers or ranges (0-4,7 or -1); got {piece.strip()!r}."
             )
         start = int(match[1])
         stop = start if match[2] is None else int(match[2])

@@ -1,7 +1,8 @@
-"""Questions for facts from far back: some to choose a memory by, others to evaluate it.
+"""Questions about facts far back in the text: some to choose a memory, others to evaluate it.
 
 Both are made like `maclaurin eval --tasks maclaurin_recall_…`, from separate seeds, so that a memory is not
-chosen by the questions that evaluate it. To choose, one token decides; to evaluate, one of four answers.
+chosen by the questions that evaluate it. Questions for choosing are decided by one token, those for
+evaluation by one of four answers.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any, ClassVar, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from maclaurin.conversion.measure import Tell
+from maclaurin.conversion.measure import OnTokens
 from maclaurin.errors import InputError
-from maclaurin.evaluation.asking import Asker
 from maclaurin.evaluation.eval_task import Item
 from maclaurin.evaluation.needles import Recall, question
 from maclaurin.evaluation.prose import Prose
+from maclaurin.evaluation.scoring import Scorer
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 
 SEED = 1018
@@ -197,14 +198,14 @@ class RecallOverDistance:
         """Tokens of all texts."""
         return sum(self.lengths)
 
-    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
         """Accuracy of a model, asked question by question."""
-        asker = Asker(model, self.tokenizer, _ANY_LENGTH)
+        scorer = Scorer(model, self.tokenizer, _ANY_LENGTH)
         right = 0.0
         for item, length in zip(self.items, self.lengths, strict=True):
-            (answer,) = asker.answers(item, "choices")
+            (answer,) = scorer.answers(item, "choices")
             right += answer.score
-            tell(length)
+            on_tokens(length)
         return right / len(self.items)
 
 

@@ -1,4 +1,4 @@
-"""Which key-value heads remember: what each contributes to finding a fact from far back.
+"""Measure how much each key-value head contributes to finding a fact far back in the text.
 
 For questions at several distances (fact_questions.py), asked after the text was read with full attention:
 
@@ -7,8 +7,13 @@ For questions at several distances (fact_questions.py), asked after the text was
     loss   how much the log-odds of the right answer fall when this head alone sees a window and sinks
            while the question is read
 
-Each alone misleads: mass misses heads that pass a fact on, loss generalises badly to longer distances. A
+Neither is enough alone: mass misses heads that pass a fact on, loss generalises badly to longer distances. A
 head's score is the mean of both, each divided by its largest value, over all distances.
+
+Heads also need each other: a fact is found only if every head of a chain sees it. So the best ELIMINATED_FROM
+heads are ordered together. All other heads are limited, then one of the best after the other: always
+the one without which the log-odds of right answers stay largest. The heads that remain longest are
+ranked first.
 """
 
 from __future__ import annotations
@@ -31,10 +36,13 @@ from maclaurin.programs.dispatch import attention
 
 #: the attention of a limited head while its loss is measured
 PROBE = "poly(0)+window(64,sinks=4)/sum"
-#: heads limited in one pass, each in its own row
+#: sets of heads limited in one pass, each in its own row
 AT_ONCE = 9
+#: number of heads that are ordered by elimination, and of questions it is based on
+ELIMINATED_FROM, ELIMINATED_BY = 16, 24
 
 Table = list[list[float]]  # [layers][key-value heads]
+Place = tuple[int, int]  # (layer, key-value head)
 
 
 @final
@@ -55,6 +63,8 @@ class HeadMeasures:
     """Every question asked so far."""
 
     asked: tuple[Asked, ...]
+    #: the best heads by elimination, the last one left first
+    together: tuple[Place, ...] = ()
 
     def mean(self, what: str, distance: int | None = None) -> Tensor:
         """mass or loss [layers, heads], of one distance or of all."""
@@ -77,11 +87,12 @@ class HeadMeasures:
         return torch.stack(parts).mean(0)
 
     @property
-    def ranking(self) -> list[tuple[int, int]]:
+    def ranking(self) -> list[Place]:
         """(layer, head), those that remember most first."""
         score = self.score
         heads = [(layer, head) for layer in range(score.shape[0]) for head in range(score.shape[1])]
-        return sorted(heads, key=lambda place: -float(score[place]))
+        others = (place for place in heads if place not in self.together)
+        return [*self.together, *sorted(others, key=lambda place: -float(score[place]))]
 
 
 def measure_heads(
@@ -90,7 +101,7 @@ def measure_heads(
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,
 ) -> HeadMeasures:
-    """Ask every question that has no answer in the file."""
+    """Ask every question that has no answer in the file, then order the best heads by elimination."""
     require_softmax(model)
     asked = []
     for done, question in enumerate(questions, start=1):
@@ -98,8 +109,51 @@ def measure_heads(
         if name not in file.found:
             file.keep(name, vars(_ask(model, question)))
         asked.append(Asked(**file.found[name]))
-        report(done / len(questions))
-    return HeadMeasures(tuple(asked))
+        report(done / (2 * len(questions)))
+    alone = HeadMeasures(tuple(asked))
+    best = alone.ranking[:ELIMINATED_FROM]
+    some = questions[:ELIMINATED_BY]  # of all distances: those with the same index are adjacent
+    together = eliminated(model, some, best, file, lambda share: report((1 + share) / 2))
+    return HeadMeasures(alone.asked, tuple(together))
+
+
+def eliminated(
+    model: MaclaurinForCausalLM,
+    questions: Sequence[Question],
+    best: Sequence[Place],
+    file: MeasureFile,
+    report: Callable[[float], None] = lambda share: None,
+) -> list[Place]:
+    """The best heads, the most needed first: the last one left comes first.
+
+    The head to limit next is the one without which the mean log-odds stay largest.
+    """
+    left, order = list(best), list[Place]()
+    caches: list[MaclaurinCache] = []
+    while len(left) > 1:
+        tried = [[place for place in left if place != gone] for gone in left]
+        name = f"without each of {left} by {len(questions)} questions"
+        if name not in file.found:
+            caches = caches or [question.read(model) for question in questions]
+            of_each = [_log_odds(model, *pair, tried) for pair in zip(questions, caches, strict=True)]
+            file.keep(name, torch.stack(of_each).mean(0).tolist())
+        found = file.found[name]
+        order.append(left.pop(found.index(max(found))))
+        report(len(order) / len(best))
+    return [*left, *reversed(order)]
+
+
+@torch.no_grad()
+def _log_odds(
+    model: MaclaurinForCausalLM, question: Question, cache: MaclaurinCache, sets: Sequence[Sequence[Place]]
+) -> Tensor:
+    """Log-odds of the right answer if only the heads of a set see everything, for each set."""
+    places = _places(cache)
+    found = []
+    for start in range(0, len(sets), AT_ONCE):
+        limited = [[place for place in places if place not in kept] for kept in sets[start : start + AT_ONCE]]
+        found.append(question.log_odds(model, _with_limited(cache, limited)))
+    return torch.cat(found)
 
 
 def require_softmax(model: MaclaurinForCausalLM) -> None:
@@ -124,11 +178,11 @@ def _ask(model: MaclaurinForCausalLM, question: Question) -> Asked:
     watching = cache.fork()
     seen = [_Watched.put_on(memory) for memory in watching.memories]
     full = float(question.log_odds(model, watching))
-    places = [(layer, head) for layer, memory in enumerate(cache.memories) for head in memory.groups[0].heads]
-    found: dict[tuple[int, int], float] = {}
+    places = _places(cache)
+    found: dict[Place, float] = {}
     for start in range(0, len(places), AT_ONCE):
         some = places[start : start + AT_ONCE]
-        odds = question.log_odds(model, _with_one_limited(cache, some))
+        odds = question.log_odds(model, _with_limited(cache, [[place] for place in some]))
         found |= dict(zip(some, odds.tolist(), strict=True))
     loss: Table = [[] for _ in cache.memories]
     for layer, head in places:
@@ -164,35 +218,40 @@ class _Watched:
 
 
 class _Limited(LayerMemory):
-    """The memory of a layer in which, in some rows of the batch, one head sees only a window and sinks."""
+    """The memory of a layer in which some heads of some rows see only a window and sinks."""
 
-    limited: tuple[tuple[int, int], ...]  # (row, head)
+    limited: Tensor  # [B, key-value heads]
 
     @staticmethod
-    def of(memory: LayerMemory, limited: Sequence[tuple[int, int]]) -> _Limited:
+    def of(memory: LayerMemory, limited: Tensor) -> _Limited:
         found = copy.copy(memory)
         found.__class__ = _Limited
         assert isinstance(found, _Limited)
-        found.limited = tuple(limited)
+        found.limited = limited
         return found
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
         """y [B, T, H, e]; the keys before were read with full attention."""
-        y = super().attend(q, k, v, gates, layout).clone()
-        keys, group = self.heads[0].keys, q.shape[2] // k.shape[2]
-        for row, head in self.limited:
-            mine, queries = slice(row, row + 1), slice(head * group, (head + 1) * group)
-            own_k, own_v = (keys[name][mine, :, head : head + 1] for name in "kv")
-            own_q = q[mine, :, queries]
-            y[mine, :, queries] = attention(own_q, own_k, own_v, PROBE, layout="bthd", form="parallel")
-        return y
+        y = super().attend(q, k, v, gates, layout)
+        keys = self.heads[0].keys
+        near = attention(q, keys["k"], keys["v"], PROBE, layout="bthd", form="parallel")
+        limited = self.limited.repeat_interleave(q.shape[2] // k.shape[2], dim=1)
+        return torch.where(limited[:, None, :, None], near, y)
 
 
-def _with_one_limited(cache: MaclaurinCache, places: Sequence[tuple[int, int]]) -> MaclaurinCache:
-    """The cache of one text with one row per (layer, head), where that head is limited."""
+def _places(cache: MaclaurinCache) -> list[Place]:
+    """Every (layer, key-value head)."""
+    return [(layer, head) for layer, memory in enumerate(cache.memories) for head in memory.groups[0].heads]
+
+
+def _with_limited(cache: MaclaurinCache, sets: Sequence[Sequence[Place]]) -> MaclaurinCache:
+    """The cache of one text with one row for each set of heads, in which these are limited."""
     rows = cache.fork()
-    rows.batch_repeat_interleave(len(places))
-    for layer in {layer for layer, _ in places}:
-        limited = [(row, head) for row, (at, head) in enumerate(places) if at == layer]
-        rows.memories[layer] = _Limited.of(rows.memories[layer], limited)
+    rows.batch_repeat_interleave(len(sets))
+    for layer, memory in enumerate(cache.memories):
+        heads = memory.groups[0].heads
+        limited = torch.tensor([[(layer, head) in places for head in heads] for places in sets])
+        if limited.any():
+            device = memory.heads[0].keys["k"].device
+            rows.memories[layer] = _Limited.of(rows.memories[layer], limited.to(device))
     return rows

@@ -1,4 +1,4 @@
-"""What a conversion costs: measures with the tail and, as a control, with the tail switched off.
+"""The cost of a conversion, measured with the tail and, as a control, with the tail switched off.
 
 Results are kept in a file next to the output folder (`MeasureFile`), from which a stopped conversion
 continues.
@@ -7,23 +7,23 @@ continues.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, cast, final
+from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
 from maclaurin.files import write_json
-from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models.swap_attention import with_attention
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 
 #: called with the number of tokens that were read
-Tell = Callable[[int], None]
+OnTokens = Callable[[int], None]
 
 
 class Measure(Protocol):
@@ -42,7 +42,7 @@ class Measure(Protocol):
         """Tokens it reads."""
         ...
 
-    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
         """The number for the model as it is now."""
         ...
 
@@ -66,12 +66,12 @@ class Perplexity:
         """Tokens in all rows."""
         return self.rows.numel()
 
-    def __call__(self, model: MaclaurinForCausalLM, tell: Tell) -> float:
+    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
         """The perplexity; it reads as many rows at once as keep the device busy."""
         total = 0.0
         for some in self.rows.split(max(1, tokens_at_once(model.device) // self.at)):
             total += summed_loss(model, some.to(model.device))
-            tell(some.numel())
+            on_tokens(some.numel())
         return perplexity(total / (self.rows.numel() - len(self.rows)))
 
 
@@ -110,14 +110,14 @@ def gap(
     own: Sequence[str],
     converted: Sequence[str],
     measure: Measure,
-    tell: Tell = lambda tokens: None,
+    on_tokens: OnTokens = lambda tokens: None,
 ) -> Gap:
     """The measure for original, window alone and converted, with the same weights."""
-    alone = windows_alone(converted)
+    alone = without_tails(converted)
     return Gap(
-        measured_with(model, own, measure, tell),
-        None if alone is None else measured_with(model, alone, measure, tell),
-        measured_with(model, converted, measure, tell),
+        measured_with(model, own, measure, on_tokens),
+        None if alone is None else measured_with(model, alone, measure, on_tokens),
+        measured_with(model, converted, measure, on_tokens),
         measure.higher_is_better,
     )
 
@@ -126,37 +126,14 @@ def measured_with(
     model: MaclaurinForCausalLM,
     attention: Sequence[str],
     measure: Measure,
-    tell: Tell = lambda tokens: None,
+    on_tokens: OnTokens = lambda tokens: None,
 ) -> float:
     """The measure with this attention."""
-    with having(model, attention):
-        return measure(model, tell)
+    with with_attention(model, attention):
+        return measure(model, on_tokens)
 
 
-@contextmanager
-def having(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
-    """Give the model another attention temporarily; caches made meanwhile have it too."""
-    layers: list[Any] = [block.self_attn for block in model.model.layers]
-    own, groups = model.config.attention, [layer.groups for layer in layers]
-    try:
-        put_in_place(model, attention)
-        yield
-    finally:
-        model.config.attention = own
-        for layer, before in zip(layers, groups, strict=True):
-            layer.groups = before
-
-
-def put_in_place(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None:
-    """Give every layer this attention, in the modules and in the configuration."""
-    config = cast("MaclaurinConfig", model.config)
-    config.attention = attention[0] if len(set(attention)) == 1 else list(attention)
-    for block, layer in zip(model.model.layers, config.layer_attention(), strict=True):
-        module: Any = block.self_attn
-        module.groups = layer.groups
-
-
-def windows_alone(attention: Sequence[str]) -> list[str] | None:
+def without_tails(attention: Sequence[str]) -> list[str] | None:
     """The same with every tail and every kept key switched off; None if there is neither."""
     beyond = (s for text in attention for s in specs_in(text) if s.window and (s.orders or s.window.kept))
     return [with_each_spec(text, _alone) for text in attention] if any(beyond) else None

@@ -1,4 +1,4 @@
-"""Bytes that a text may take (`25%` of the original's, `64MB`, a size that never grows), and does take."""
+"""Memory budgets (`25%` of the original's bytes, `64MB`, a size that never grows), and the bytes used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {
 @final
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes that a text of `at` tokens may take, and whether longer ones may take no more."""
+    """Bytes that a text of `at` tokens may take; if constant, longer texts may not take more."""
 
     bytes: int
     at: int
@@ -69,7 +69,7 @@ def _bytes(text: str, original: int, option: str) -> int:
 @final
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the cache for one text.
+    """Bytes of the cache for one text, counted in bf16 like a budget; a model in fp32 takes twice that.
 
     state_bytes            of all layers with a state of fixed size
     bytes_per_token        that the other layers add with every token
@@ -88,15 +88,15 @@ class Memory:
         config = cast("MaclaurinConfig", model.config)
         before = copy.deepcopy(config)
         before.attention = list(original)
-        return Memory(*_sizes(config, model.dtype), *_sizes(before, model.dtype))
+        return Memory(*_sizes(config), *_sizes(before))
 
     @property
-    def even_at(self) -> int | None:
+    def break_even_tokens(self) -> int | None:
         """The length of text from which the converted model takes less; None if it never does."""
         saved = self.original - self.bytes_per_token
         return None if saved <= 0 else max(0, -(-(self.state_bytes - self.original_state_bytes) // saved))
 
 
-def _sizes(config: MaclaurinConfig, dtype: torch.dtype) -> tuple[int, int]:
+def _sizes(config: MaclaurinConfig) -> tuple[int, int]:
     """Bytes of fixed size, and bytes per token."""
-    return state_bytes(config, 1, dtype), growing_bytes(config, 1, 1, dtype)
+    return state_bytes(config, 1, COUNTED_IN), growing_bytes(config, 1, 1, COUNTED_IN)

@@ -1,7 +1,6 @@
-"""The page of a memory: bytes against perplexity and recall for every measured way, and the heads.
+"""The page of a memory: bytes against perplexity and recall for every measured plan, and the heads.
 
-It is made from plain data: the conversion.json of `maclaurin convert --memory`, or the memory.json of
-benchmarks/memory.py with the results of benchmarks/kvpress_comparison.py.
+It is made from plain data, such as the conversion.json of `maclaurin convert --memory`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ HEADS = (
 @final
 @dataclass(frozen=True)
 class Point:
-    """One way to spend memory, and what it buys.
+    """One use of memory, with its perplexity and recall.
 
     recall      share of right answers, or log-odds if answers were not counted
     low, high   the interval of the share
@@ -151,80 +150,7 @@ def page_of_conversion(written: Mapping[str, Any]) -> MemoryPage:
         recall_title="log-odds of the right answer",
         source="conversion.json",
         scores=chosen["heads"]["score"],
-        memories=_memories(written["attention"], len(chosen["heads"]["score"][0])),
-    )
-
-
-def page_of_bench(
-    found: Mapping[str, Any],
-    goal: str,
-    *,
-    distance: int = 4096,
-    length: int = 8192,
-    source: str = "memory.json",
-) -> MemoryPage:
-    """One goal of benchmarks/memory.py: every arm with its bytes, at one distance and one length."""
-    chosen = found["chosen"][goal]
-    budget = chosen["budget"]
-    points = []
-    for name, arm in found["arms"].items():
-        of_goal = (
-            name == "original" or name == goal or name.startswith(f"{goal}:") or name == f"{goal}, trained"
-        )
-        if not of_goal:
-            continue
-        recall = arm.get(f"recall {distance}", {})
-        size = budget["original"] if name == "original" else arm.get("bytes", chosen["plan"]["bytes"])
-        label = chosen["plan"]["name"] if name == goal else name.removeprefix(f"{goal}: ")
-        points.append(
-            Point(
-                "full softmax" if name == "original" else method_of(label),
-                label,
-                size,
-                arm.get(f"perplexity {length}"),
-                recall.get("accuracy"),
-                recall.get("low"),
-                recall.get("high"),
-            )
-        )
-    findings = tuple(line for line in found.get("summary", ()) if line.startswith((goal, "original")))
-    return MemoryPage(
-        title=f"SmolLM2-135M, {goal}",
-        facts=f"{budget['bytes']:,} bytes at {budget['at']:,} tokens; recall at {distance:,}, perplexity at "
-        f"{length:,} tokens, on text and questions not used for calibration.",
-        findings=findings,
-        points=tuple(points),
-        recall_title=f"recall from {distance:,} tokens ago",
-        source=source,
-        scores=chosen["heads"]["score"],
-        memories=_memories(chosen["attention"], len(chosen["heads"]["score"][0])),
-    )
-
-
-def page_of_presses(written: Mapping[str, Any], source: str = "kvpress.json") -> MemoryPage:
-    """The results of benchmarks/kvpress_comparison.py: methods of kvpress and ours at the same bytes."""
-    whole = written["bytes"]
-    points = [
-        Point(
-            row["kind"],
-            name,
-            round(row["share"] * whole),
-            row["perplexity"],
-            row["accuracy"],
-            row["low"],
-            row["high"],
-        )
-        for name, row in written["methods"].items()
-    ]
-    best = max((p for p in points if p.method == "kvpress"), key=lambda p: p.recall or 0.0)
-    return MemoryPage(
-        title="SmolLM2-135M beside kvpress",
-        facts=f"{written['questions']} questions after {written['tokens']:,} tokens, and perplexity of "
-        "what follows so much of a novel.",
-        findings=(f"The best method of kvpress in recall is {best.name}: {best.recall:.3f}.",),
-        points=tuple(points),
-        recall_title=f"recall from {written['distance']:,} tokens ago",
-        source=source,
+        memories=memories_of(written["attention"], len(chosen["heads"]["score"][0])),
     )
 
 
@@ -239,7 +165,8 @@ def method_of(name: str) -> str:
     return "window + kept" if "kept" in name or "exact keys" in name else "window"
 
 
-def _memories(attention: Sequence[str], heads: int) -> list[list[str]]:
+def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
+    """The notation of every head, by layer."""
     from maclaurin.spec.head_groups import LayerAttention
 
     found = []

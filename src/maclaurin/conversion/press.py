@@ -4,7 +4,8 @@
         model.generate(prompt, …)
 
 That is easier than reading in small memory, as a converted model does: every token of the prompt still saw
-all earlier ones. It saves no memory while the prompt is read, only afterwards.
+all earlier ones, and the keys to keep are chosen when the whole prompt is known (forms/prompt_keys.py). It
+saves no memory while the prompt is read, only afterwards.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from maclaurin.conversion.measure import having
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.models.swap_attention import with_attention
 from maclaurin.spec.head_groups import specs_in
 
 
@@ -38,7 +39,7 @@ def press(model: MaclaurinForCausalLM, attention: str | Sequence[str]) -> Iterat
             raise InputError(
                 f"{spec} has gates, but this model has no weights for them: use one without gates."
             )
-    with having(model, each):
+    with with_attention(model, each):
         config.prompt_attention = str(own.pop())
         try:
             yield model

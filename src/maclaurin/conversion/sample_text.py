@@ -1,11 +1,11 @@
 """Text for a conversion: sample text as tokens, and training text with recall and copying in it.
 
 Sample text is a file, or the part of the standard library that runs use only for testing. Plain text rarely
-needs what is far back, so training text is mixed:
+depends on distant tokens, so training text is mixed:
 
     recall    four facts inside running text and a question for each, with its answer
               (evaluation/needles.py, from a seed that nothing else uses)
-    copying   the beginning of the document before, twice
+    copying   the beginning of the previous document, twice
 
 Both are added in turn until they make up the given share of the characters.
 """
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.corpus import Corpus, StandardLibrary
-from maclaurin.data.data_config import DataConfig, is_task, open_corpus
-from maclaurin.data.splits import hash_share
+from maclaurin.data.corpus import Corpus
+from maclaurin.data.data_config import is_task, open_corpus, stdlib_test_documents
 from maclaurin.errors import InputError
 from maclaurin.evaluation.needles import MultiQuery
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose
@@ -48,11 +47,10 @@ def rows_of(tokens: Tensor, length: int, rows: int) -> Tensor:
 def _held_out(needed: int) -> str:
     """Documents that no run with data=stdlib trains on, enough for `needed` tokens."""
     pieces: list[str] = []
-    for document in StandardLibrary().documents():
-        if hash_share(document.text) < DataConfig.test_fraction:
-            pieces.append(document.text)
-            if sum(map(len, pieces)) > 8 * needed:  # a token is rarely longer than eight characters
-                break
+    for text in stdlib_test_documents():
+        pieces.append(text)
+        if sum(map(len, pieces)) > 8 * needed:  # a token is rarely longer than eight characters
+            break
     return "\n".join(pieces)
 
 

@@ -11,15 +11,14 @@ used to share bytes among heads, and the plans are then measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from maclaurin.conversion.measure import MeasureFile
-from maclaurin.layers.layout import Layout
+from maclaurin.layers.watch_attention import AttentionCall, watch_attention
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.programs.dispatch import attention
 from maclaurin.training.losses import summed_cross_entropy
@@ -92,7 +91,12 @@ class _Call:
 def _calls(model: MaclaurinForCausalLM, tokens: Tensor) -> list[_Call]:
     """Every layer's attention over a text, with the gradient of the summed loss of drawn next tokens."""
     generator = torch.Generator(device=tokens.device).manual_seed(0)
-    with _watched(model) as calls, torch.enable_grad():
+    calls: list[_Call] = []
+
+    def watch(call: AttentionCall) -> None:
+        calls.append(_Call(call.q.detach(), call.k.detach(), call.v.detach(), call.y))
+
+    with watch_attention(model, watch), torch.enable_grad():
         hidden = model.model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
         weight = model.lm_head.weight.detach()
         with torch.no_grad():
@@ -105,26 +109,3 @@ def _calls(model: MaclaurinForCausalLM, tokens: Tensor) -> list[_Call]:
     for call, slope in zip(calls, slopes, strict=True):
         call.slope = slope
     return calls
-
-
-@contextmanager
-def _watched(model: MaclaurinForCausalLM) -> Iterator[list[_Call]]:
-    """Record the attention calls of every layer, in order."""
-    calls: list[_Call] = []
-    layers: list[Any] = [block.self_attn for block in model.model.layers]
-
-    def watch(own: Any) -> Any:
-        def attend(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-            y = own(q, k, v, gates, layout)
-            calls.append(_Call(q.detach(), k.detach(), v.detach(), y))
-            return y
-
-        return attend
-
-    try:
-        for layer in layers:
-            layer.attend = watch(layer.attend)
-        yield calls
-    finally:
-        for layer in layers:
-            vars(layer).pop("attend", None)

@@ -1,4 +1,4 @@
-"""How well a model answers: our own tasks, which need no network, and those of lm-evaluation-harness.
+"""Evaluate models: our own tasks, which need no network, and those of lm-evaluation-harness.
 
 Your own task is a subclass of TextTask with the decorator `register`.
 """

@@ -3,7 +3,7 @@
     item = a context that is read once, and queries about it
     query = a prompt after the context, choices for what follows it, and which of them are right
 
-A task is asked in one of four ways: by the likelihood of the choices, by the likelihood of one ending after
+A task is scored in one of four ways: by the likelihood of the choices, by the likelihood of one ending after
 each of the choices, by what the model writes after the prompt, or by the likelihood of the context itself.
 """
 
@@ -92,7 +92,7 @@ class TextTask(ABC):
     @property
     @abstractmethod
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
 
     @property
     @abstractmethod
@@ -141,7 +141,7 @@ class AskedTask:
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return self.task.measures + (", written" if self.way == "written" else "")
 
     @property

@@ -25,9 +25,9 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 
 from maclaurin.errors import InputError, did_you_mean
-from maclaurin.evaluation.asking import Asked, Report, written_score
 from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
+from maclaurin.evaluation.scoring import Asked, Report, written_score
 
 #: data set types that are files, not names on the hub
 _FILES = ("json", "csv", "parquet", "text", "arrow", "pandas")
@@ -70,7 +70,7 @@ def local_tasks(include: Sequence[Path]) -> list[str]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence all but errors of the harness and its data libraries; restored afterwards."""
+    """Silence the harness and its data libraries except for errors; restored afterwards."""
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     bars = not datasets.are_progress_bars_disabled()

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from maclaurin.data.cache_folder import Cache
-from maclaurin.data.data_config import DataConfig, is_task, open_corpus
-from maclaurin.data.splits import CorpusSplitter, Fractions
+from maclaurin.data.data_config import is_task, open_corpus
+from maclaurin.data.splits import USUAL_FRACTION, CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import DataError, InputError
 from maclaurin.models.model_folder import as_fast_tokenizer, named_tokenizer
@@ -45,7 +45,7 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
         )
     kind, _, rest = written.partition(":")
     if kind == "bpe":
-        tested = config.get("test_fraction", DataConfig.test_fraction)
+        tested = config.get("test_fraction", USUAL_FRACTION)
         fractions = Fractions(config.get("validation_fraction", 0.0), tested)  # older runs had no validation
         return _learned(int(rest), data, config.get("limit_documents"), fractions), written
     return named_tokenizer(rest if kind == "hf" else written), written

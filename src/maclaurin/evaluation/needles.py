@@ -76,7 +76,7 @@ class Recall(TextTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"one of four facts from {self.size} tokens ago"
 
     @property
@@ -126,7 +126,7 @@ class SingleNeedle(NeedleTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"the only fact in {self.size} tokens"
 
     @property
@@ -180,7 +180,7 @@ class MultiKey(_SeveralKeys):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"one of four facts in {self.size} tokens"
 
 
@@ -194,7 +194,7 @@ class MultiQuery(_SeveralKeys):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"all of four facts in {self.size} tokens, one after the other"
 
 
@@ -208,7 +208,7 @@ class MultiValue(NeedleTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"the three values of one of two keys in {self.size} tokens"
 
     @property

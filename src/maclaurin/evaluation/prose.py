@@ -11,10 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import final
 
-from maclaurin.data.corpus import StandardLibrary
-from maclaurin.data.data_config import DataConfig
+from maclaurin.data.data_config import stdlib_test_documents
 from maclaurin.data.random_order import Draws
-from maclaurin.data.splits import hash_share
 from maclaurin.errors import InputError
 from maclaurin.files import read_text
 
@@ -110,9 +108,8 @@ def take(sentences: Iterator[str], characters: int) -> list[str]:
 
 
 def held_out_sources() -> list[str]:
-    """Files of the standard library that runs on `stdlib` only test on, at the default test_fraction."""
-    sources = (document.text for document in StandardLibrary().documents())
-    return [source for source in sources if hash_share(source) < DataConfig.test_fraction]
+    """Files of the standard library that runs on `stdlib` only test on, at the usual fractions."""
+    return list(stdlib_test_documents())
 
 
 def draws_for(task: str, seed: int, index: int) -> Draws:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from maclaurin.errors import InputError
-from maclaurin.files import write_file
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import read_record, write_record
 
 SCHEMA = 2
 #: quantile of the standard normal distribution for 95 % intervals
@@ -130,28 +128,19 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        data = {"schema": SCHEMA, **to_plain(self)}
-        write_file(path, json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        write_record(path, self, SCHEMA, indent=1)
 
 
 def read_results(path: Path) -> Results:
     """Read the file that `Results.write` wrote."""
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as problem:
-        raise InputError(f"--out: {path} exists but is not JSON ({problem}): choose another.") from None
-    found = data.pop("schema", None) if isinstance(data, dict) else None
-    if found != SCHEMA:
-        raise InputError(
-            f"--out: {path} has schema {found}; this version of maclaurin writes schema {SCHEMA}. Choose "
-            "another, or --again to replace it."
-        )
-    try:
-        return from_plain(Results, data)
-    except (TypeError, KeyError) as problem:
-        raise InputError(
-            f"--out: {path} holds no complete results ({problem}): choose another, or --again to replace it."
-        ) from None
+    return read_record(
+        Results,
+        path,
+        SCHEMA,
+        "a file of results",
+        missing=f"--out: there is no file {path}.",
+        advice=" Choose another --out, or --again to replace it.",
+    )
 
 
 def finished_tasks(path: Path, identity: Identity) -> dict[str, TaskResult]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import ClassVar, NamedTuple, final
 
 from maclaurin.data.random_order import Draws
@@ -30,7 +30,7 @@ class VariableTracking(NeedleTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"the value of a variable after {self.hops} assignments in {self.size} tokens"
 
     @property
@@ -91,7 +91,7 @@ class CommonWords(TextTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"the four most common words in a list of {self.size} tokens"
 
     @property
@@ -135,7 +135,7 @@ class Induction(TextTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"the next word when {self.size} random words are repeated"
 
     @property
@@ -192,7 +192,7 @@ class Cloze(TextTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return "a word left out of a passage that has it before, among four of its words"
 
     @property
@@ -269,10 +269,12 @@ class Lines(TextTask):
     shortest: ClassVar[int] = 7
     longest: ClassVar[int] = 32
     class_width: ClassVar[int] = 6
+    #: items of one file, so that no file is more than a few hundredths of the answers
+    most_of_a_file: ClassVar[int] = 8
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return f"to which of four beginnings of {self.size} tokens the end of a line of source belongs"
 
     @property
@@ -285,7 +287,9 @@ class Lines(TextTask):
         fours = [
             four
             for number, source in enumerate(held_out_sources())
-            for four in self._fours(source, draws_for("lines of a file", seed, number))
+            for four in islice(
+                self._fours(source, draws_for("lines of a file", seed, number)), self.most_of_a_file
+            )
         ]
         if not fours:
             return
@@ -344,7 +348,7 @@ class HeldOutText(TextTask):
 
     @property
     def measures(self) -> str:
-        """One line for people."""
+        """Short description for listings."""
         return "source text of the standard library that runs of ours test on"
 
     @property

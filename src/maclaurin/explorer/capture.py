@@ -12,8 +12,8 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.inspection.contexts import Contexts
-from maclaurin.inspection.trials import attention_layers, check_layers, watched
-from maclaurin.layers.attention import AttentionLayer
+from maclaurin.inspection.trials import check_layers
+from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
 from maclaurin.models import MaclaurinForCausalLM
 
 #: kind and version of a file that the page accepts
@@ -116,15 +116,15 @@ def read_heads(model: MaclaurinForCausalLM, tokens: Tensor, device: str) -> list
     """Every head of every layer while the model reads the tokens [T]."""
     found: list[HeadScores] = []
 
-    def watch(number: int, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
-        scale = layer.spec.kernel.default_scale(q.shape[-1])
-        q, k, v = (u[0].double().transpose(0, 1).cpu() for u in (q, k, v))
+    def watch(call: AttentionCall) -> None:
+        scale = call.layer.spec.kernel.default_scale(call.q.shape[-1])
+        q, k, v = (u[0].double().transpose(0, 1).cpu() for u in (call.q, call.k, call.v))
         group = q.shape[0] // k.shape[0]
         for head in range(q.shape[0]):
             of_keys = head // group
-            found.append(HeadScores(number, head, scale * (q[head] @ k[of_keys].mT), v[of_keys]))
+            found.append(HeadScores(call.number, head, scale * (q[head] @ k[of_keys].mT), v[of_keys]))
 
-    with watched(model, watch), torch.inference_mode():
+    with watch_attention(model, watch), torch.inference_mode():
         model.to(device).model(input_ids=tokens[None].to(device), use_cache=False)  # type: ignore[arg-type]
     return found
 

@@ -5,7 +5,6 @@ An interrupted inspection continues where it stopped.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 from collections.abc import Callable
@@ -21,16 +20,18 @@ from maclaurin.inspection.contexts import Contexts
 from maclaurin.inspection.heads import Tally, state_ranks, tally_heads
 from maclaurin.inspection.inspection_folder import InspectionFolder
 from maclaurin.inspection.inspection_record import Inspection, ModelRecord, PerplexityRecord, TextRecord
-from maclaurin.inspection.trials import Trial, attention_layers, check_layers, exchanged, trials, watched
-from maclaurin.layers.attention import AttentionLayer
+from maclaurin.inspection.trials import Trial, check_layers, trials
+from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
+from maclaurin.models.swap_attention import with_attention
+from maclaurin.plain_data import to_plain
 from maclaurin.spec.polynomials import HIGHEST_ORDER
 from maclaurin.training.run_folder import machine_facts
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 WINDOWS = (32, 64, 128)
-#: highest order of tails beside a window: states of higher orders are too large to be useful
+#: highest order of tails used with a window: states of higher orders are too large to be useful
 HIGHEST_TAIL = 4
 LONGEST_CONTEXT = 1024
 #: time for the heads of a layer, relative to a forward pass through it
@@ -49,7 +50,7 @@ class Settings:
     context     tokens read at a time; None: the model's length, at most LONGEST_CONTEXT
     orders      tried on the whole model; heads are measured up to the highest of them
     windows     tried on the whole model, alone and with tails
-    sinks       first tokens that stay exact beside a window
+    sinks       first tokens that stay exact with a window
     tolerance   error of a head's output that counts as small
     weights     precision the weights are rounded to first
     chunk       queries in memory at a time
@@ -83,7 +84,7 @@ class Settings:
 
     @property
     def tail_orders(self) -> tuple[int, ...]:
-        """Orders of the tails beside a window."""
+        """Orders of the tails used with a window."""
         return tuple(order for order in self.orders if 0 < order <= HIGHEST_TAIL)
 
 
@@ -173,13 +174,14 @@ class _Work:
         ranks: list[Tensor] = []
         highest, sinks, chunk = max(self.settings.orders), self.settings.sinks, self.settings.chunk
 
-        def watch(number: int, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> None:
-            tally = tally_heads(layer.spec, q[0], k[0], v[0], highest=highest, sinks=sinks, chunk=chunk)
+        def watch(call: AttentionCall) -> None:
+            q, k, v = call.q[0], call.k[0], call.v[0]
+            tally = tally_heads(call.layer.spec, q, k, v, highest=highest, sinks=sinks, chunk=chunk)
             tallies.append(tally.cpu())
-            ranks.append(state_ranks(k[0], v[0], chunk).cpu())
-            self._advance(HEADS_COST / len(self.layers), f"{what}, layer {number + 1}")
+            ranks.append(state_ranks(k, v, chunk).cpu())
+            self._advance(HEADS_COST / len(self.layers), f"{what}, layer {call.number + 1}")
 
-        with watched(self.model, watch), torch.inference_mode():
+        with watch_attention(self.model, watch), torch.inference_mode():
             self.model.model(input_ids=context[None].to(self.settings.device), use_cache=False)
         return tallies, torch.stack(ranks)
 
@@ -190,7 +192,7 @@ class _Work:
             for number, context in enumerate(self.contexts):
                 if number < read:
                     continue
-                with exchanged(self.layers, trial.specs or ()):
+                with with_attention(self.model, [str(spec) for spec in trial.specs or ()]):
                     loss += summed_loss(self.model, context.to(self.settings.device))
                 losses[_key(trial)] = (number + 1, loss)
                 self.folder.save_losses(losses)
@@ -198,7 +200,7 @@ class _Work:
 
     def _plan(self) -> dict[str, Any]:
         """What must be equal for an interrupted inspection to continue."""
-        chosen = dataclasses.asdict(self.settings)
+        chosen = to_plain(self.settings)
         for free in ("device", "chunk"):
             chosen.pop(free)
         plan = {

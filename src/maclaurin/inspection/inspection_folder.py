@@ -15,7 +15,7 @@ from torch import Tensor
 from maclaurin.errors import InputError
 from maclaurin.files import require_writable_folder, write_file
 from maclaurin.inspection.heads import Tally
-from maclaurin.inspection.inspection_record import FILE_NAME, Inspection, read_inspection, to_json
+from maclaurin.inspection.inspection_record import FILE_NAME, Inspection, read_inspection, write_inspection
 
 UNFINISHED = "unfinished"
 PAGE = "index.html"
@@ -96,7 +96,7 @@ class InspectionFolder:
 
     def write(self, inspection: Inspection, pages: Mapping[str, str]) -> Path:
         """Write the records and the pages by name, then remove unfinished files; returns the page's path."""
-        write_file(self.path / FILE_NAME, to_json(inspection))
+        write_inspection(inspection, self.path / FILE_NAME)
         for name, text in pages.items():
             write_file(self.path / name, text)
         shutil.rmtree(self._unfinished, ignore_errors=True)

@@ -5,14 +5,12 @@ A conversion reads it to keep sharp heads exact. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import finite, read_record, to_plain, write_record
 
 SCHEMA = 1
 FILE_NAME = "inspection.json"
@@ -188,42 +186,22 @@ class Inspection:
         return None
 
 
-def to_json(inspection: Inspection) -> str:
-    """The text of inspection.json."""
-    data = {"schema": SCHEMA, **rounded(to_plain(inspection))}
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+def write_inspection(inspection: Inspection, path: Path) -> None:
+    """Write inspection.json atomically."""
+    write_record(path, rounded(to_plain(inspection)), SCHEMA)
 
 
 def read_inspection(path: str | Path) -> Inspection:
     """Read a folder that `maclaurin inspect` wrote, or its inspection.json."""
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(
-            f"there is no inspection at {path}: make one with maclaurin inspect MODEL --out {path}."
-        )
-    try:
-        data = json.loads(file.read_text("utf-8"))
-        schema = data.pop("schema")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise InputError(f"{file} is not an inspection.") from None
-    if schema != SCHEMA:
-        raise InputError(f"{file} has schema {schema}; this version of maclaurin reads schema {SCHEMA}.")
-    try:
-        return from_plain(Inspection, data)
-    except (TypeError, KeyError) as problem:
-        raise InputError(f"{file} is not a complete inspection: {problem}.") from None
+    missing = f"there is no inspection at {path}: make one with maclaurin inspect MODEL --out {path}."
+    return read_record(Inspection, file, SCHEMA, "an inspection", missing=missing)
 
 
 def rounded(data: Any) -> Any:
     """Plain data with DIGITS significant digits, and None for non-finite numbers."""
-    if isinstance(data, float):
-        return float(f"{data:.{DIGITS}g}") if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {key: rounded(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [rounded(value) for value in data]
-    return data
+    return finite(data, DIGITS)
 
 
 #: a head that needs a higher order is called sharp

@@ -1,61 +1,15 @@
-"""The attention layers of a model: watch them run, or run them temporarily with another attention."""
+"""The attentions that an inspection tries in the layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
-
-from torch import Tensor, nn
+from typing import final
 
 from maclaurin.errors import InputError, SpecError
 from maclaurin.inspection.inspection_record import About, Kind
 from maclaurin.layers.attention import AttentionLayer
-from maclaurin.layers.layout import Layout
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
-
-#: (number of the layer, the layer, q [B, T, H, d], k [B, T, Hkv, d], v [B, T, Hkv, e])
-Watcher = Callable[[int, AttentionLayer, Tensor, Tensor, Tensor], None]
-
-
-def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """All attention layers, first to last."""
-    return [module for module in model.modules() if isinstance(module, AttentionLayer)]
-
-
-@contextmanager
-def watched(model: nn.Module, watch: Watcher) -> Iterator[None]:
-    """Call `watch` with the queries, keys and values of every layer; the model's output does not change."""
-    layers = attention_layers(model)
-    for number, layer in enumerate(layers):
-        layer.attend = _watching(number, layer, layer.attend, watch)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.attend
-
-
-def _watching(number: int, layer: AttentionLayer, attend: Callable[..., Tensor], watch: Watcher) -> Any:
-    def watch_and_attend(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        watch(number, layer, q, k, v)
-        return attend(q, k, v, gates, layout)
-
-    return watch_and_attend
-
-
-@contextmanager
-def exchanged(layers: list[AttentionLayer], specs: tuple[AttentionSpec, ...]) -> Iterator[None]:
-    """Run the layers with other specs; their own are put back at the end."""
-    own = [layer.groups for layer in layers]
-    try:
-        for layer, spec in zip(layers, specs, strict=True):
-            layer.spec = spec
-        yield
-    finally:
-        for layer, groups in zip(layers, own, strict=True):
-            layer.groups = groups
+from maclaurin.wording import first_line
 
 
 @final
@@ -123,7 +77,7 @@ def _trial(
     about: About | None,
     window: Window | None = None,
 ) -> Trial:
-    """taylor(order) in every layer that supports it, alone or beside a window; order None: a window alone."""
+    """taylor(order) in every layer that supports it, alone or with a window; order None: a window alone."""
     kernel: Kernel = Poly((0.0,)) if order is None else Taylor(order, about=about or "zero")
     size, sinks = (None, None) if window is None else (window.size, window.sinks)
     try:
@@ -132,7 +86,7 @@ def _trial(
         )
     except SpecError as problem:
         beside = f"+{window}" if window else ""
-        reason = str(problem).splitlines()[0]
+        reason = first_line(problem)
         return Trial(kind, f"{kernel}{beside}", None, order, about, size, sinks, reason)
     return Trial(kind, _name(changed), changed, order, about, size, sinks)
 

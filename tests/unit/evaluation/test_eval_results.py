@@ -49,7 +49,7 @@ def test_what_was_written_is_read_again(tmp_path):
     assert read_results(path).groups == {}
 
 
-def test_results_of_another_evaluation_are_not_gone_on_from(tmp_path):
+def test_different_evaluation_is_not_resumed(tmp_path):
     path = tmp_path / "r.json"
     Results(IDENTITY, {}, {"t": RESULT}).write(path)
     other = Identity(**{**vars(IDENTITY), "attention": ("poly(0)+window(8)/sum",)})

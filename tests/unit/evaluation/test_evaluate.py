@@ -100,7 +100,7 @@ def test_a_text_that_gives_no_items_is_an_error(model, tmp_path):
         request(model, text=novel, tasks=("maclaurin_cloze",)).run()
 
 
-def test_what_cannot_be_is_known_before_the_model_is_loaded(model, tmp_path, monkeypatch):
+def test_invalid_requests_fail_before_loading(model, tmp_path, monkeypatch):
     monkeypatch.setattr("maclaurin.models.model_folder.load_model", None)
     with pytest.raises(InputError, match="--out: /proc cannot be written"):
         request(model, out=Path("/proc/x.json")).run()

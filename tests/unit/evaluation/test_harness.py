@@ -13,7 +13,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from maclaurin.errors import InputError
-from maclaurin.evaluation.asking import Asker, ask
 from maclaurin.evaluation.eval_task import asked_task
 from maclaurin.evaluation.harness import (
     AnsweringModel,
@@ -26,6 +25,7 @@ from maclaurin.evaluation.harness import (
 )
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import Metric
+from maclaurin.evaluation.scoring import Scorer, ask
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
@@ -96,7 +96,7 @@ def test_texts_that_do_not_fit_are_counted(model):
     assert asked.cut == 1
 
 
-def test_output_that_is_no_number_is_counted(model):
+def test_non_finite_output_is_counted(model):
     asked = ours(model, 2)
     with torch.no_grad():
         kept = model.lm_head.weight[5, 0].clone()
@@ -125,7 +125,7 @@ def test_our_tasks_give_the_same_scores_with_and_without_the_harness(model, name
     task = asked_task(name)
     items = list(islice(task.task.items(Prose.embedded(), 0), 4))
     tokenizer = as_fast_tokenizer(byte_tokenizer())
-    alone = ask(Asker(model, tokenizer, 4000), items, task.way)
+    alone = ask(Scorer(model, tokenizer, 4000), items, task.way)
     asked = AnsweringModel(model, tokenizer, 2, 4000)
     harness = ask_harness_task(asked, harness_task(task, items), limit=None, seed=0)
     (metric,) = harness.metrics
@@ -141,7 +141,7 @@ def test_perplexity_is_the_same_with_and_without_the_harness(model):
     items = [Item("def f(x):\n    return x\n"), Item("y = 1\nz = 2\n")]
     task = AskedTask(HeldOutText(), "text")
     tokenizer = as_fast_tokenizer(byte_tokenizer())
-    alone = ask(Asker(model, tokenizer, 4000), items, "text").metrics
+    alone = ask(Scorer(model, tokenizer, 4000), items, "text").metrics
     asked = AnsweringModel(model, tokenizer, 2, 4000)
     harness = ask_harness_task(asked, harness_task(task, items), limit=None, seed=0).metrics
     assert {n: m.value for n, m in harness.items()} == pytest.approx(

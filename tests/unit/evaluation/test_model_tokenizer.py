@@ -53,7 +53,7 @@ def test_no_tokenizer_is_an_error_that_says_what_would_do(tmp_path, config, word
         tokenizer_for(run_folder(tmp_path, **config), 257, None, None)
 
 
-def test_a_tokenizer_of_another_model_is_told(tmp_path):
+def test_mismatched_tokenizer_is_rejected(tmp_path):
     with pytest.raises(InputError, match="do not belong together"):
         tokenizer_for(str(tmp_path), 100, None, "bytes")
     with pytest.raises(InputError, match="cannot be opened"):

@@ -3,7 +3,7 @@
 import pytest
 
 from maclaurin import InputError
-from maclaurin.evaluation.run_tasks import items_fingerprint, longest_text, numbers_of, run_task, task_items
+from maclaurin.evaluation.evaluate import items_fingerprint, longest_text, numbers_of, run_task, task_items
 
 
 def test_tasks_are_named_without_the_first_word():
@@ -19,7 +19,7 @@ def test_tasks_are_named_without_the_first_word():
         ("hellaswag", "there is no task"),
     ],
 )
-def test_names_that_are_none_are_one_error(name, words):
+def test_unknown_task_names_are_one_error(name, words):
     with pytest.raises(InputError, match=words):
         run_task(name)
 

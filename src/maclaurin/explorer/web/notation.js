@@ -3,7 +3,7 @@
 
 export const HIGHEST_ORDER = 170;
 export const ORDER_OF_PARTS =
-  "a spec reads: kernel + window * in * forget / denominator * out / norm * out, all but the kernel optional";
+  "a spec reads: kernel + window * in * forget / denominator * out / norm * out; everything except the kernel is optional";
 
 /** Parts that cannot be built or mean nothing together; `place` is a part, or the text of an argument. */
 export class SpecError extends Error {
@@ -171,7 +171,7 @@ export const PARTS = {
           `${name} drops the factor e^x̄ of its row, but /${print(spec.denominator)} depends on it.\n` +
             `Use a plain row sum: ${name}/sum.`, spec.denominator);
       throw new SpecError(
-        `${name} drops the factor e^x̄ of its row, so it needs a row sum or a norm, which cancel it.\n` +
+        `${name} drops the factor e^x̄ of its row, so it needs a row sum or a norm per head, which cancel it.\n` +
           `Use ${name}/sum or ${name}/l2.`);
     },
   },

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from maclaurin.evaluation.asking import Answer, Asker, answer_metrics, ask, written_score
 from maclaurin.evaluation.eval_task import Item, Query
 from maclaurin.evaluation.likelihood import (
     TextReader,
@@ -14,6 +13,7 @@ from maclaurin.evaluation.likelihood import (
     summed_loss,
     windowed_loss,
 )
+from maclaurin.evaluation.scoring import Answer, Scorer, answer_metrics, ask, written_score
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 
@@ -68,9 +68,9 @@ ITEM = Item(
 def test_likelihoods_are_those_of_whole_rows(attention, tokenizer):
     """Also where choices begin alike and one is the beginning of another, and with a constant-size state."""
     model = make(attention)
-    asker = Asker(model, tokenizer, 1000)
+    scorer = Scorer(model, tokenizer, 1000)
     for context in (ITEM.context, ITEM.without):
-        for query, found in zip(ITEM.queries, asker._likelihoods(context, ITEM.queries), strict=True):
+        for query, found in zip(ITEM.queries, scorer._likelihoods(context, ITEM.queries), strict=True):
             expected = [by_hand(model, context + query.prompt, f" {choice}") for choice in query.choices]
             shifted = [a - b for a, b in zip(found, expected, strict=True)]
             assert shifted == pytest.approx([shifted[0]] * len(shifted), abs=1e-4)
@@ -83,17 +83,17 @@ ENDS = Item(
 
 
 def test_an_ending_is_scored_after_each_beginning(model, tokenizer):
-    asker = Asker(model, tokenizer, 1000)
+    scorer = Scorer(model, tokenizer, 1000)
     expected = [
         [by_hand(model, f"before\n{choice}", f" {query.prompt}") for choice in BEGINNINGS]
         for query in ENDS.queries
     ]
-    for found, each in zip(asker._ending_likelihoods(ENDS), expected, strict=True):
+    for found, each in zip(scorer._ending_likelihoods(ENDS), expected, strict=True):
         assert found == pytest.approx(each, abs=1e-4)
-    for answer, query, each in zip(asker.answers(ENDS, "endings"), ENDS.queries, expected, strict=True):
+    for answer, query, each in zip(scorer.answers(ENDS, "endings"), ENDS.queries, expected, strict=True):
         assert answer.score == float(each.index(max(each)) == query.right[0])
         assert answer.prior is None
-    found = ask(asker, [ENDS], "endings")
+    found = ask(scorer, [ENDS], "endings")
     assert (found.questions, found.cut, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
 
 
@@ -107,12 +107,12 @@ def test_texts_of_different_lengths_are_read_together(attention, tokenizer):
 
 
 def test_beginnings_that_are_too_long_lose_their_start_and_are_counted(model, tokenizer):
-    assert ask(Asker(model, tokenizer, 24), [ENDS, ENDS], "endings").cut == 2
-    short, whole = (Asker(model, tokenizer, most)._ending_likelihoods(ENDS) for most in (24, 1000))
+    assert ask(Scorer(model, tokenizer, 24), [ENDS, ENDS], "endings").cut == 2
+    short, whole = (Scorer(model, tokenizer, most)._ending_likelihoods(ENDS) for most in (24, 1000))
     assert short != whole
     broken = make()
     broken.lm_head.weight.data[5, 0] = torch.nan
-    assert ask(Asker(broken, tokenizer, 1000), [ENDS], "endings").broken == 2
+    assert ask(Scorer(broken, tokenizer, 1000), [ENDS], "endings").broken == 2
 
 
 def test_the_context_is_read_once(model, tokenizer, monkeypatch):
@@ -124,19 +124,19 @@ def test_the_context_is_read_once(model, tokenizer, monkeypatch):
         return forward(self, *arguments, input_ids=input_ids, **options)
 
     monkeypatch.setattr(type(model), "forward", counted)
-    asker = Asker(model, tokenizer, 1000)
-    asker._likelihoods(ITEM.context, ITEM.queries)
+    scorer = Scorer(model, tokenizer, 1000)
+    scorer._likelihoods(ITEM.context, ITEM.queries)
     assert sum(size >= len(ITEM.context) for size in read) == 1
 
 
 def test_answers_are_scored_by_rank_and_by_odds(model, tokenizer):
-    asker = Asker(model, tokenizer, 1000)
-    answers = asker.answers(ITEM, "choices")
+    scorer = Scorer(model, tokenizer, 1000)
+    answers = scorer.answers(ITEM, "choices")
     for query, answer, given, prior in zip(
         ITEM.queries,
         answers,
-        asker._likelihoods(ITEM.context, ITEM.queries),
-        asker._likelihoods(ITEM.without, ITEM.queries),
+        scorer._likelihoods(ITEM.context, ITEM.queries),
+        scorer._likelihoods(ITEM.without, ITEM.queries),
         strict=True,
     ):
         assert answer.score == float(given.index(max(given)) == query.right[0])
@@ -148,47 +148,47 @@ def test_answers_are_scored_by_rank_and_by_odds(model, tokenizer):
         assert answer.log_odds == pytest.approx(odds(given))
         assert answer.prior == pytest.approx(odds(prior))
     several = Item("text ", (Query("and", ("a", "b", "c", "d"), (0, 2)),), without=None)
-    (answer,) = asker.answers(several, "choices")
+    (answer,) = scorer.answers(several, "choices")
     assert answer.score in (0, 0.5, 1)
     assert answer.prior is None
 
 
 def test_long_texts_lose_their_beginning_and_are_counted(model, tokenizer):
-    asker = Asker(model, tokenizer, 40)
+    scorer = Scorer(model, tokenizer, 40)
     long = Item("x" * 60 + "\n", ITEM.queries[:1], without=None)
-    found = ask(asker, [long, Item("x\n", ITEM.queries[:1], without=None)], "choices")
+    found = ask(scorer, [long, Item("x\n", ITEM.queries[:1], without=None)], "choices")
     assert (found.cut, found.questions) == (1, 2)
-    (short,) = asker._likelihoods("x" * 10 + "\n", ITEM.queries[:1])
-    uncut = Asker(model, tokenizer, 1000)
+    (short,) = scorer._likelihoods("x" * 10 + "\n", ITEM.queries[:1])
+    uncut = Scorer(model, tokenizer, 1000)
     assert short == pytest.approx(uncut._likelihoods("x" * 10 + "\n", ITEM.queries[:1])[0])
-    assert ask(asker, [long], "written").cut == 1
+    assert ask(scorer, [long], "written").cut == 1
 
 
 def test_output_that_is_not_a_number_counts_as_wrong(tokenizer):
     model = make()
     model.lm_head.weight.data[5, 0] = torch.nan
-    asker = Asker(model, tokenizer, 1000)
+    scorer = Scorer(model, tokenizer, 1000)
     for way, metric in (("choices", "acc"), ("written", "exact_match")):
-        found = ask(asker, [ITEM], way)
+        found = ask(scorer, [ITEM], way)
         assert found.broken == 2
         assert found.metrics[metric].value == 0
         assert set(found.metrics) == {metric}
 
 
 def test_the_distance_is_that_of_this_tokenizer(model, tokenizer):
-    found = ask(Asker(model, tokenizer, 1000), [ITEM], "choices")
+    found = ask(Scorer(model, tokenizer, 1000), [ITEM], "choices")
     lengths = [1 + len(ITEM.context[q.known_until :] + q.prompt) for q in ITEM.queries]
     assert (found.distance[0], found.distance[2]) == (min(lengths), max(lengths))
-    assert ask(Asker(model, tokenizer, 1000), [Item("some text")], "text").distance is None
+    assert ask(Scorer(model, tokenizer, 1000), [Item("some text")], "text").distance is None
 
 
 def test_written_answers_come_from_greedy_decoding(model, tokenizer):
     """What generate() writes, up to the end of a line."""
-    asker = Asker(model, tokenizer, 1000)
+    scorer = Scorer(model, tokenizer, 1000)
     prompt = ITEM.context + ITEM.queries[0].prompt
-    reader = asker._read([asker.tokens(prompt)], 0)[0]
-    found = asker._continuation(reader, 6)
-    tokens = torch.tensor([asker.tokens(prompt)])
+    reader = scorer._read([scorer.tokens(prompt)], 0)[0]
+    found = scorer._continuation(reader, 6)
+    tokens = torch.tensor([scorer.tokens(prompt)])
     expected = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6, do_sample=False
     )
@@ -228,10 +228,10 @@ def test_questions_about_one_text_are_averaged_first():
 
 def test_the_loss_of_a_text_is_the_sum_over_its_tokens(model, tokenizer):
     text = "a text that is longer than one window of the model"
-    asker = Asker(model, tokenizer, 1000)
-    assert asker.text_loss(text) == pytest.approx(-by_hand(model, "", text), rel=1e-5)
-    found = ask(asker, [Item(text), Item(text)], "text").metrics
-    loss = asker.text_loss(text) / len(text)
+    scorer = Scorer(model, tokenizer, 1000)
+    assert scorer.text_loss(text) == pytest.approx(-by_hand(model, "", text), rel=1e-5)
+    found = ask(scorer, [Item(text), Item(text)], "text").metrics
+    loss = scorer.text_loss(text) / len(text)
     assert found["byte_perplexity"].value == pytest.approx(math.exp(loss))
     assert found["bits_per_byte"].value == pytest.approx(loss / math.log(2))
     assert found["word_perplexity"].value == pytest.approx(math.exp(loss * len(text) / len(text.split())))

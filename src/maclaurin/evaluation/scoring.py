@@ -38,7 +38,7 @@ class Answer:
 
 
 @final
-class Asker:
+class Scorer:
     """A model with its tokenizer.
 
     max_length   most tokens the model reads; longer texts lose their beginning
@@ -200,20 +200,20 @@ class Asked:
     distance: tuple[int, int, int] | None
 
 
-def ask(asker: Asker, items: Sequence[Item], way: Way, report: Report = lambda share, what: None) -> Asked:
+def ask(scorer: Scorer, items: Sequence[Item], way: Way, report: Report = lambda share, what: None) -> Asked:
     """Ask every item."""
-    before = asker.cut
+    before = scorer.cut
     if way == "text":
-        metrics, broken, questions = _text_metrics(asker, items, report), 0, 0
+        metrics, broken, questions = _text_metrics(scorer, items, report), 0, 0
     else:
         answers = []
         for number, item in enumerate(items, start=1):
-            answers.append(asker.answers(item, way))
+            answers.append(scorer.answers(item, way))
             report(number / len(items), f"{number} of {len(items)}")
         metrics = answer_metrics(answers, way)
         broken = sum(answer.broken for each in answers for answer in each)
         questions = sum(map(len, answers))
-    return Asked(metrics, questions, asker.cut - before, broken, _distance(asker, items))
+    return Asked(metrics, questions, scorer.cut - before, broken, _distance(scorer, items))
 
 
 def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, Metric]:
@@ -231,10 +231,10 @@ def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, M
     return metrics
 
 
-def _text_metrics(asker: Asker, items: Sequence[Item], report: Report) -> dict[str, Metric]:
+def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Report) -> dict[str, Metric]:
     losses = []
     for number, item in enumerate(items, start=1):
-        losses.append(asker.text_loss(item.context))
+        losses.append(scorer.text_loss(item.context))
         report(number / len(items), f"{number} of {len(items)}")
     size = sum(len(item.context.encode()) for item in items)
     words = sum(len(re.split(r"\s+", item.context)) for item in items)
@@ -249,7 +249,7 @@ def _text_metrics(asker: Asker, items: Sequence[Item], report: Report) -> dict[s
     }
 
 
-def _distance(asker: Asker, items: Sequence[Item], most: int = 50) -> tuple[int, int, int] | None:
+def _distance(scorer: Scorer, items: Sequence[Item], most: int = 50) -> tuple[int, int, int] | None:
     """Tokens from the needed fact to the question: least, median, most."""
     texts = [
         item.context[query.known_until :] + query.prompt
@@ -259,5 +259,5 @@ def _distance(asker: Asker, items: Sequence[Item], most: int = 50) -> tuple[int,
     ]
     if not texts:
         return None
-    tokens = [len(asker.tokens(text)) for text in texts]
+    tokens = [len(scorer.tokens(text)) for text in texts]
     return min(tokens), round(statistics.median(tokens)), max(tokens)

@@ -1,0 +1,54 @@
+"""Pages of the memory benchmarks (benchmarks/memory_pages.py)."""
+
+import importlib.util
+from pathlib import Path
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "memory_pages.py"
+SPEC = importlib.util.spec_from_file_location("benchmarks_memory_pages", FILE)
+pages = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(pages)
+
+
+def bench_results():
+    """What benchmarks/memory.py writes, for a model of one layer with two heads."""
+    recall = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "log_odds_less_prior": 1.0}
+    return {
+        "chosen": {
+            "30% at 4k": {
+                "attention": ["0: exp/sum; 1: poly(0)+window(16,sinks=4,kept=48)/sum"],
+                "budget": {"bytes": 300, "at": 4096, "constant": False, "original": 1000},
+                "plan": {"name": "1 heads exp/sum, others 68 exact keys", "bytes": 299, "cost": 0.1},
+                "heads": {"score": [[0.9, 0.1]]},
+            }
+        },
+        "arms": {
+            "original": {"recall 4096": recall, "perplexity 8192": 50.0},
+            "30% at 4k": {"recall 4096": recall, "perplexity 8192": 51.0},
+            "30% at 4k: window": {"bytes": 298, "perplexity 8192": 80.0},
+            "10% at 8k, trained": {"perplexity 8192": 49.0},
+        },
+        "summary": ["original  4096: 0.5", "10% at 8k, trained"],
+    }
+
+
+def test_a_bench_is_drawn_by_the_same_page():
+    page = pages.page_of_bench(bench_results(), "30% at 4k")
+    assert {(p.method, p.bytes) for p in page.points} == {
+        ("full softmax", 1000), ("whole heads", 299), ("window", 298)
+    }  # fmt: skip
+    assert page.findings == ("original  4096: 0.5",)
+    assert page.memories == [["exp/sum", "poly(0)+window(16,sinks=4,kept=48)/sum"]]
+    html = page.html()
+    assert "after the whole prompt was read" not in html
+    assert "<svg" in html
+
+
+def test_presses_are_drawn_at_their_bytes():
+    row = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0, "share": 0.25}
+    methods = {"KeyDiffPress": {**row, "kind": "kvpress"}, "ours, pressed": {**row, "kind": "whole heads"}}
+    page = pages.page_of_presses(
+        {"bytes": 1000, "questions": 60, "tokens": 1280, "distance": 1024, "methods": methods}
+    )
+    assert [p.bytes for p in page.points] == [250, 250]
+    assert "KeyDiffPress: 0.400" in page.findings[0]
+    assert "after the whole prompt was read" in page.html()
