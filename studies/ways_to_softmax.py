@@ -53,6 +53,8 @@ FROM_LINEAR = way("From linear attention to softmax", (ROW_SUM,), (*CHAIN, MEAN)
 HIGHER = (ORDER_2, ORDERS_3_4, ALL_ORDERS)
 TO_SOFTMAX = way("From order 1 under 1/t to softmax", (NO_MAP,), (*HIGHER, ROW_SUM))
 TO_NORM = way("From order 1 under 1/t to the L2 norm", (NO_MAP,), (*HIGHER, L2))
+TO_GATED_SOFTMAX = way("From order 1 under 1/t to softmax with a gate", (NO_MAP,), (*HIGHER, ROW_SUM, GATE))
+TO_GATED_NORM = way("From order 1 under 1/t to the L2 norm with a gate", (NO_MAP,), (*HIGHER, L2, GATE))
 
 
 def cells(*ways: Waterfall) -> tuple[Cell, ...]:

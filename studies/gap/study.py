@@ -9,11 +9,12 @@ runs.
 import dataclasses
 
 from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
-from ways_to_softmax import FROM_LINEAR, TO_NORM, TO_SOFTMAX, cells
+from ways_to_softmax import FROM_LINEAR, TO_GATED_NORM, TO_GATED_SOFTMAX, TO_NORM, TO_SOFTMAX, cells
 
 from maclaurin.study import Experiment, Study, Tasks
 
-WAYS = (FROM_LINEAR, TO_SOFTMAX, TO_NORM)
+#: switches: feature map, orders, about the mean, denominator (row sum or L2 norm), output gate
+WAYS = (FROM_LINEAR, TO_SOFTMAX, TO_NORM, TO_GATED_SOFTMAX, TO_GATED_NORM)
 LANGUAGE = Experiment(
     name="language",
     title=f"{PICO_TEXT_TITLE}, equal start",
@@ -34,7 +35,7 @@ study = Study(
         "From linear attention to softmax in single parts: what does each contribute, averaged over the "
         "orders in which the parts can be added, and which of them need each other?"
     ),
-    budget="about 50 minutes on 2 CPU cores with the search for learning rates (estimated)",
+    budget="about 2 hours on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(
         LANGUAGE,
         dataclasses.replace(

@@ -6,7 +6,7 @@ from maclaurin.study import Experiment, Study, grid
 
 AXES = {
     "kernel": {"exp": "exp", "order 4": "taylor(4)", "order 2": "taylor(2)", "order 1": "taylor(1)"},
-    "denominator": {"row sum": "/sum", "1/t": "/len"},
+    "denominator": {"row sum": "/sum", "1/t": "/len", "L2 norm": "/l2"},
     "gate": {"no gate": "", "gate": "*out"},
 }
 
@@ -21,10 +21,11 @@ study = Study(
     name="interactions",
     title="How the parts of attention interact",
     question=(
-        "Kernel, denominator and gate in all 16 combinations, each layer with softmax's output scale at the "
-        "start: how much of the loss does each explain, and where does the effect of one depend on another?"
+        "Kernel, denominator or norm, and gate in all 24 combinations, each layer with softmax's output size "
+        "at the start: how much of the loss does each explain, and where does the effect of one depend on "
+        "another?"
     ),
-    budget="about 40 minutes on 2 CPU cores with the search for learning rates; shares runs with gap",
+    budget="about 90 minutes on 2 CPU cores with the search for learning rates; few if gap was run before",
     experiments=(
         Experiment(
             name="language",

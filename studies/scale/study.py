@@ -2,13 +2,20 @@
 
 RMS norm is exactly √e times L2 norm; weights over 1/t grow with the scores. Here output projections are
 scaled so that each attention starts with the same output scale as softmax (`equal_start`), and each variant
-trains at its own learning rate.
+trains at its own learning rate. Where the output projection starts √e smaller, Adam, which moves each weight
+by about the learning rate, changes it √e times as fast relative to its size: two cells give that projection a
+rate √e smaller (`output_lr`).
 """
+
+import math
 
 from paper_claims import MARGIN, MARGIN_REASON, which_norm_hardly_matters
 from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, RATES
 
 from maclaurin.study import Alike, Experiment, Study, cells_of
+
+#: channels of a head at pico size
+E = 32
 
 study = Study(
     name="scale",
@@ -21,20 +28,26 @@ study = Study(
     experiments=(
         Experiment(
             name="equal",
-            title=f"{PICO_TEXT_TITLE}, all layers as loud as softmax's at the start",
+            title=f"{PICO_TEXT_TITLE}, equal start",
             metric="loss",
             common={**PICO_TEXT, "equal_start": True},
-            cells=cells_of(
-                {
-                    "softmax": "exp/sum",
-                    "norm l2": "exp/l2",
-                    "norm rms": "exp/rms",
-                    "norm layer": "exp/layer",
-                    "gate": "exp/len*out",
-                    "1/t": "exp/len",
-                    "order 1": "taylor(1)/l2",
-                    "linear elu": "linear-elu",
-                }
+            cells=(
+                *cells_of(
+                    {
+                        "softmax": "exp/sum",
+                        "norm l2": "exp/l2",
+                        "norm rms": "exp/rms",
+                        "norm layer": "exp/layer",
+                        "gate": "exp/len*out",
+                        "1/t": "exp/len",
+                        "order 1": "taylor(1)/l2",
+                        "linear elu": "linear-elu",
+                    }
+                ),
+                *cells_of(
+                    {"norm rms, output rate / √e": "exp/rms", "norm layer, output rate / √e": "exp/layer"},
+                    output_lr=1 / math.sqrt(E),
+                ),
             ),
             seeds=(0, 1, 2),
             baseline="softmax",
@@ -48,6 +61,14 @@ study = Study(
             note="RMS(y) = √e L2(y)",
             experiment="equal",
             cells=("norm l2", "norm rms"),
+            within=MARGIN,
+            because=MARGIN_REASON,
+        ),
+        Alike(
+            says="With a rate √e smaller for its output projection, RMS is as good as L2.",
+            note="what Adam's step does to a projection that is √e smaller",
+            experiment="equal",
+            cells=("norm l2", "norm rms, output rate / √e"),
             within=MARGIN,
             because=MARGIN_REASON,
         ),

@@ -1,17 +1,19 @@
-"""The cache folder (tokens, trained tokenizers, notes about corpora), and the fingerprints for its keys."""
+"""The cache folder (tokens, tokenizers, notes about corpora): filled once, with fingerprints as keys."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from maclaurin.errors import DataError
-from maclaurin.files import write_file
+from maclaurin.errors import DataError, MaclaurinError
+from maclaurin.files import locked, new_folder, remove_leftovers, write_file
 from maclaurin.progress_bar import report_progress
 
 VARIABLE = "MACLAURIN_CACHE"
@@ -55,14 +57,61 @@ class Cache:
         return self.root / "corpora"
 
 
-REMEMBERED_FROM = 16 << 20
+class StorageError(MaclaurinError):
+    """A folder of the cache that could not be written."""
+
+
+def complete_folder(
+    folder: Path,
+    fill: Callable[[Path], None],
+    is_complete: Callable[[Path], bool],
+    *,
+    what: str,
+    progress: bool = True,
+    advice: str = "Free some space.",
+) -> None:
+    """Make sure that `folder` is complete: if it is not, fill a temporary folder and rename it to `folder`.
+
+    A lock avoids filling it twice. Correctness does not depend on the lock: the first process to rename
+    wins, and the others discard theirs. `advice` ends the error message for a full disk.
+    """
+    if is_complete(folder):
+        return
+    with preparing(folder, what, progress=progress) as held:
+        if is_complete(folder):
+            return
+        if held:
+            remove_leftovers(folder)
+        try:
+            with new_folder(folder, keep=is_complete) as temporary:
+                fill(temporary)
+        except OSError as problem:
+            raise _explained(problem, folder, advice) from problem
+
+
+@contextmanager
+def preparing(path: Path, what: str, *, progress: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file or folder of the cache, and report while another process prepares it.
+
+    Yields False, without waiting, if the file system has no locks.
+    """
+    with ExitStack() as stack:
+        with report_progress(f"waiting for the process that prepares {what}", progress) as report:
+            lock = locked(path.with_name(f".{path.name}.lock"), required=False, on_wait=lambda: report(None))
+            held = stack.enter_context(lock)
+        yield held
+
+
+def _explained(problem: OSError, folder: Path, advice: str) -> StorageError:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"the disk of {folder.parent} is full; nothing incomplete was left there. {advice}"
+        )
+    return StorageError(f"{folder} could not be written: {problem}.")
+
+
+HASH_CACHE_MIN_BYTES = 16 << 20
 """Files of at least this many bytes are not hashed again while size, time and inode stay the same."""
-
-
-def digest(plain: Any) -> str:
-    """sha256 of plain data (numbers, strings, lists, dicts) in its canonical spelling, in hex."""
-    spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(spelling.encode()).hexdigest()
 
 
 def file_hashes(paths: Sequence[Path], notes: Path, *, progress: bool = True) -> list[str]:
@@ -79,7 +128,7 @@ def file_hashes(paths: Sequence[Path], notes: Path, *, progress: bool = True) ->
 
 def _file_hash(path: Path, notes: Path) -> str:
     status = path.stat()
-    if status.st_size < REMEMBERED_FROM:
+    if status.st_size < HASH_CACHE_MIN_BYTES:
         return _sha256(path)
     stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
     note = notes / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"

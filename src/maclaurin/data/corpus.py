@@ -16,9 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from maclaurin.data.cache_folder import digest
 from maclaurin.data.splits import document_hash
 from maclaurin.errors import DataError
+from maclaurin.plain_data import digest
 
 
 class Document(NamedTuple):
@@ -54,6 +54,11 @@ class Corpus(ABC):
     def documents(self) -> Iterator[Document]:
         """All documents that are not empty, in the corpus's order."""
 
+    @property
+    def longest_held_out(self) -> int | None:
+        """Characters from which a document is trained on whatever its hash; None: there is no limit."""
+        return None
+
 
 @final
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class FirstDocuments(Corpus):
     def _identity(self) -> dict[str, Any]:
         return {"kind": "first documents", "of": self.corpus.fingerprint, "limit": self.limit}
 
+    @property
+    def longest_held_out(self) -> int | None:
+        """As in the full corpus."""
+        return self.corpus.longest_held_out
+
     def documents(self) -> Iterator[Document]:
         """The first ones."""
         for count, document in enumerate(islice(self.corpus.documents(), self.limit), start=1):
@@ -79,6 +89,15 @@ class FirstDocuments(Corpus):
 
 FOREIGN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 TESTS = frozenset({"test", "tests", "idle_test"})
+#: generated code pages, and codecs that differ from each other in one word
+CODECS = frozenset({"encodings"})
+#: first characters of a line of a table, after brackets: it begins with a string or a number
+_LITERALS = frozenset("'\"0123456789")
+_DOCSTRINGS = ("'''", '"""')
+#: share of the characters in lines of a table from which a file is one
+TABLE_SHARE = 0.5
+#: raised when other files, or other splits of them, are chosen from the same library
+STDLIB_VERSION = 2
 
 
 @final
@@ -86,7 +105,11 @@ TESTS = frozenset({"test", "tests", "idle_test"})
 class StandardLibrary(Corpus):
     """One document per .py file, sorted by path, each text once; about 10 MB without its tests, 31 with.
 
-    Files that are not text in the encoding they declare (some tests are invalid on purpose) are left out.
+    Left out are files that are not text in the encoding they declare (some tests are invalid on purpose), the
+    folder encodings, and every file with at least half of its characters in lines of a table (topics of the
+    help, HTML entities, locale names). Tables are easy or impossible to predict, and one of them can be a
+    large part of a small test set. Files longer than 60,000 characters are trained on whatever their hash, so
+    that no file is more than about a tenth of the test or the validation data.
     """
 
     with_tests: bool = False
@@ -100,7 +123,13 @@ class StandardLibrary(Corpus):
     def _identity(self) -> dict[str, Any]:
         """The Python version and the hashes of all documents."""
         hashes = [document_hash(document.text).hex() for document in self.documents()]
-        return {"kind": "stdlib", "python": platform.python_version(), "documents": hashes}
+        version = {"python": platform.python_version(), "version": STDLIB_VERSION}
+        return {"kind": "stdlib", **version, "documents": hashes}
+
+    @property
+    def longest_held_out(self) -> int | None:
+        """About a hundredth of the library, which is a tenth of what a split holds out."""
+        return 60_000
 
     def documents(self) -> Iterator[Document]:
         """The files' texts."""
@@ -108,14 +137,14 @@ class StandardLibrary(Corpus):
         seen: set[bytes] = set()
         for count, path in enumerate(paths, start=1):
             text = _source_text(path)
-            if not text.strip() or (key := document_hash(text)) in seen:
+            if not text.strip() or is_table(text) or (key := document_hash(text)) in seen:
                 continue
             seen.add(key)
             yield Document.of(text, count / len(paths))
 
     def _paths(self) -> list[Path]:
         folder = self.folder or Path(sysconfig.get_path("stdlib"))
-        left_out = FOREIGN if self.with_tests else FOREIGN | TESTS
+        left_out = FOREIGN | CODECS if self.with_tests else FOREIGN | CODECS | TESTS
         paths = [
             path for path in folder.rglob("*.py") if left_out.isdisjoint(path.relative_to(folder).parts[:-1])
         ]
@@ -125,6 +154,16 @@ class StandardLibrary(Corpus):
                 "Use your own text: data=/path/to/files."
             )
         return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def is_table(text: str) -> bool:
+    """Whether at least half of the characters are in lines that begin with a string or a number."""
+    found = 0
+    for line in text.splitlines():
+        begun = line.lstrip(" \t([{")
+        if begun[:1] in _LITERALS and not begun.startswith(_DOCSTRINGS):
+            found += len(line)
+    return found >= TABLE_SHARE * len(text)
 
 
 def _source_text(path: Path) -> str:

@@ -8,7 +8,7 @@ bytes | bpe:N | hf:NAME_OR_PATH
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, final, get_type_hints
@@ -17,7 +17,14 @@ from maclaurin.data.cache_folder import Cache
 from maclaurin.data.corpus import Corpus, FirstDocuments, StandardLibrary
 from maclaurin.data.hub_dataset import HubDataset
 from maclaurin.data.source import Source
-from maclaurin.data.splits import CorpusSplitter, Fractions, Splitter
+from maclaurin.data.splits import (
+    TEST,
+    CorpusSplitter,
+    DocumentSplitter,
+    Fractions,
+    Splitter,
+    usual_fraction,
+)
 from maclaurin.data.tasks import Induction, Recall, SelectiveCopy, StateTracking, Task, TaskSource
 from maclaurin.data.text_files import Files
 from maclaurin.data.text_source import LAYOUTS, TextSource
@@ -39,8 +46,9 @@ class DataConfig:
     rows                 packed: documents one after the other, cut to length;
                          documents: one document per row, cut at length and padded (as in the paper)
     cross_documents      whether attention may cross documents of a row; False fills Batch.documents
-    validation_fraction  share of documents, by their hash, for evaluation during training and for choices
-    test_fraction        share of documents, by their hash, for the final evaluation only
+    validation_fraction  share of documents, by their hash, for evaluation during training and for choices;
+                         None: 0.1 of stdlib, which has few documents, and 0.02 of anything else
+    test_fraction        share of documents, by their hash, for the final evaluation only; None: the same
     seed                 order of the training rows, content of tasks
     limit_documents      use only this many first documents of the corpus
     cache                folder for tokens and tokenizers; None: $MACLAURIN_CACHE or ~/.cache/maclaurin
@@ -51,8 +59,8 @@ class DataConfig:
     length: int = 256
     rows: str = "packed"
     cross_documents: bool = True
-    validation_fraction: float = 0.02
-    test_fraction: float = 0.02
+    validation_fraction: float | None = None
+    test_fraction: float | None = None
     seed: int = 0
     limit_documents: int | None = None
     cache: str | None = None
@@ -67,12 +75,12 @@ class DataConfig:
                 f"rows={self.rows!r} is not a layout of rows; layouts are {' and '.join(LAYOUTS)}."
                 f"{did_you_mean(self.rows, LAYOUTS)}"
             )
-        if not self.validation_fraction > 0:
+        fractions = self.fractions  # checks both
+        if not fractions.validation > 0:
             raise DataError(
-                f"validation_fraction={self.validation_fraction:g} leaves nothing to evaluate on during "
-                "training; 0.02 is usual."
+                f"validation_fraction={fractions.validation:g} leaves nothing to evaluate on during "
+                f"training; {usual_fraction(self.data):g} is usual."
             )
-        _ = self.fractions  # checks both
         if self.limit_documents is not None and self.limit_documents < 1:
             raise DataError(
                 f"limit_documents={self.limit_documents} leaves no document. Use 1 or more, or None for all."
@@ -81,7 +89,9 @@ class DataConfig:
     @property
     def fractions(self) -> Fractions:
         """The shares of documents that are held out."""
-        return Fractions(self.validation_fraction, self.test_fraction)
+        usual = usual_fraction(self.data)
+        given = (self.validation_fraction, self.test_fraction)
+        return Fractions(*(usual if fraction is None else fraction for fraction in given))
 
 
 def open_source(config: DataConfig, *, progress: bool = True) -> Source:
@@ -114,6 +124,13 @@ def _open_text(config: DataConfig, progress: bool) -> TextSource:
     )
 
 
+def stdlib_test_documents() -> Iterator[str]:
+    """The files of the standard library that a run on `stdlib` with the usual fractions only tests on."""
+    library = StandardLibrary()
+    splitter = DocumentSplitter(DataConfig().fractions, library.longest_held_out)
+    return (d.text for d in library.documents() if splitter.split_of(d.text) == TEST)
+
+
 Options = TypeVar("Options")
 
 PRESETS: dict[str, str] = {
@@ -123,7 +140,7 @@ PRESETS: dict[str, str] = {
     # the Pile without its copyrighted parts; hf:EleutherAI/the_pile_deduplicated is the other choice
     "pile": "hf:monology/pile-uncopyrighted",
 }
-"""Data sets the paper used. They are large: `limit_documents` says how many documents to take."""
+"""Short names of large public data sets: `limit_documents` says how many documents to take."""
 
 TASKS: dict[str, type[Task]] = {
     task.notation: task for task in (Recall, Induction, SelectiveCopy, StateTracking)

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.cache_folder import digest, file_hashes
+from maclaurin.data.cache_folder import file_hashes
 from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.text_files import text_or_error
 from maclaurin.errors import DataError, load_extra
 from maclaurin.files import write_json
+from maclaurin.plain_data import digest
+from maclaurin.wording import first_line
 
 FIELD = "text"
 
@@ -117,14 +119,10 @@ class HubDataset(Corpus):
     def _unreachable(self, problem: Exception) -> DataError:
         return DataError(
             f"{self.name} could not be read from the Hugging Face hub "
-            f"({type(problem).__name__}: {_first_line(problem)}). "
+            f"({type(problem).__name__}: {first_line(problem)}). "
             "Check the network, or give a folder with its files: data=hf:/path/to/folder. "
             "data=stdlib needs no network."
         )
 
 
 _INSTEAD = "download its files and give their folder: data=/path/to/folder"
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).splitlines() or [""])[0][:200]

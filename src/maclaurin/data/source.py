@@ -9,7 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -99,14 +99,9 @@ class Source(ABC):
         return dataclasses.replace(self, seed=0).fingerprint  # type: ignore[type-var]
 
     @property
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What a record of a run says about its data."""
         return {"data": self.name, "content": self.content}
-
-    @property
-    @abstractmethod
-    def scores_accuracy(self) -> bool:
-        """Whether accuracy, rather than the loss, is the metric of this data."""
 
     @property
     @abstractmethod

@@ -3,6 +3,7 @@
     u = hash(text) / 2⁶⁴;   test if u < test_fraction, validation if u < test_fraction + validation_fraction
 
 So copies of a text are always in the same split, and no document changes its split when others are added.
+A corpus can have a limit on the length of a held-out document; longer ones are trained on.
 A corpus with too few documents for that is split within its documents: see `BlockSplitter`.
 """
 
@@ -25,6 +26,11 @@ TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
 HELD_OUT = (VALIDATION, TEST)
 
+#: share of the documents in the validation and in the test split
+USUAL_FRACTION = 0.02
+#: the same for the standard library: 0.02 of its 600 files would be ten
+STDLIB_FRACTION = 0.1
+
 _FEWEST_DOCUMENTS = 10  # with fewer, documents are cut into blocks
 _BLOCKS = 100
 _SHORTEST_BLOCK, _LONGEST_BLOCK = 64, 1 << 14  # characters
@@ -38,6 +44,11 @@ def document_hash(text: str) -> bytes:
 def hash_share(text: str) -> float:
     """A number in [0, 1) that depends on the text alone and is uniform over texts."""
     return int.from_bytes(document_hash(text)[:8], "big") / 2**64
+
+
+def usual_fraction(data: str) -> float:
+    """The share of the documents that each held-out split gets by default."""
+    return STDLIB_FRACTION if data.partition(":")[0] == "stdlib" else USUAL_FRACTION
 
 
 @final
@@ -90,13 +101,20 @@ class Splitter(ABC):
 @final
 @dataclass(frozen=True)
 class DocumentSplitter(Splitter):
-    """Each document belongs to one split as a whole."""
+    """Each document belongs to one split as a whole; one longer than `longest` characters is trained on."""
 
     fractions: Fractions
+    longest: int | None = None
 
     def parts(self, text: str) -> Iterator[tuple[str, str]]:
         """The document itself."""
-        yield self.fractions.split_of(text), text
+        yield self.split_of(text), text
+
+    def split_of(self, text: str) -> str:
+        """The split of a document."""
+        if self.longest is not None and len(text) > self.longest:
+            return TRAIN
+        return self.fractions.split_of(text)
 
 
 @final
@@ -155,6 +173,13 @@ class CorpusSplitter(Splitter):
         """The parts by the chosen splitter."""
         return self._chosen.parts(text)
 
+    @property
+    def identity(self) -> dict[str, float]:
+        """The fractions, and the limit on the length of a held-out document if the corpus has one."""
+        longest = self.corpus.longest_held_out
+        limit = {} if longest is None else {"longest": longest}
+        return {"validation": self.fractions.validation, "test": self.fractions.test, **limit}
+
     @cached_property
     def _chosen(self) -> Splitter:
         return split_corpus(self.corpus, self.fractions)
@@ -164,10 +189,11 @@ def split_corpus(corpus: Corpus, fractions: Fractions) -> Splitter:
     """By document if that fills every split, else by block; reads no more documents than needed."""
     found: set[str] = set()
     documents = characters = longest = 0
+    by_document = DocumentSplitter(fractions, corpus.longest_held_out)
     for document in corpus.documents():
-        found.add(fractions.split_of(document.text))
+        found.add(by_document.split_of(document.text))
         if fractions.used <= found:
-            return DocumentSplitter(fractions)
+            return by_document
         documents += 1
         characters += len(document.text)
         longest = max(longest, len(document.text))

@@ -19,11 +19,11 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from maclaurin.data.cache_folder import digest
 from maclaurin.data.random_order import Draws
 from maclaurin.data.source import NOT_SCORED, Row, Source
 from maclaurin.data.splits import TEST, TRAIN, VALIDATION
 from maclaurin.errors import DataError
+from maclaurin.plain_data import digest
 
 
 @dataclass(frozen=True)
@@ -286,11 +286,6 @@ class TaskSource(Source):
     def fingerprint(self) -> str:
         """Digest of the task, its options and the seed."""
         return digest({"kind": "task", "row": self._key, "test_rows": HELD_OUT_ROWS, "version": 1})
-
-    @property
-    def scores_accuracy(self) -> bool:
-        """Tasks are judged by accuracy."""
-        return True
 
     @property
     def tokens_per_epoch(self) -> None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from maclaurin.data.cache_folder import digest
 from maclaurin.data.random_order import Permutation
 from maclaurin.data.source import NOT_SCORED, Row, Source
-from maclaurin.data.splits import SPLITS, TRAIN
+from maclaurin.data.splits import SPLITS, TEST, TRAIN, VALIDATION
 from maclaurin.data.text_tokenizers import Tokenizer
 from maclaurin.data.token_shards import Documents, PreparedTokens
+from maclaurin.plain_data import digest
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,16 @@ class TextSource(Source):
         )
 
     @property
-    def scores_accuracy(self) -> bool:
-        """Text is judged by its loss."""
-        return False
+    def facts(self) -> dict[str, Any]:
+        """Also the held-out documents: their number, their tokens, and the share of the largest one."""
+        return {**super().facts, "held_out": {split: self._size_of(split) for split in (VALIDATION, TEST)}}
+
+    def _size_of(self, split: str) -> dict[str, float]:
+        documents = self.prepared.documents(split)
+        lengths = np.diff(documents.starts)
+        whole = int(lengths.sum())
+        largest = round(float(lengths.max()) / whole, 4) if whole else 0.0
+        return {"documents": len(documents), "tokens": whole, "largest": largest}
 
     @property
     def tokens_per_epoch(self) -> int:

@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.data.cache_folder import digest
+from maclaurin.data.cache_folder import preparing
 from maclaurin.data.corpus import Corpus
 from maclaurin.data.splits import Splitter
 from maclaurin.errors import DataError, load_extra
-from maclaurin.files import locked, write_json
+from maclaurin.files import write_json
+from maclaurin.plain_data import digest
 from maclaurin.progress_bar import Report, report_progress
+from maclaurin.wording import first_line
 
 SEPARATOR = "<|separator|>"
 SMALLEST = 257
 TRAINED_ON = 256_000_000
-"""At most this many characters of training text are used: more hardly changes the result."""
+"""At most this many characters of training text are used: more text changes the result little."""
 
 _LIBRARY = ("tokenizers", "a bpe tokenizer", "use tokenizer=bytes")
 
@@ -160,7 +162,7 @@ def open_byte_pairs(
 
 def _train_once(path: Path, size: int, corpus: Corpus, splitter: Splitter, progress: bool) -> str:
     """Train the tokenizer, unless another process did so while this one waited."""
-    with locked(path.with_name(f".{path.name}.lock"), f"bpe:{size}", progress=progress):
+    with preparing(path, f"bpe:{size}", progress=progress):
         serialized = _read(path)
         if serialized is None:
             with report_progress(f"training bpe:{size} on {corpus.name}", progress) as report:
@@ -289,7 +291,7 @@ def open_hub_tokenizer(written: str) -> HubTokenizer:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path) if path.is_dir() else written)
     except Exception as problem:  # the Rust library has no error class of its own
         raise DataError(
-            f"the tokenizer hf:{written} cannot be opened ({_first_line(problem)}). "
+            f"the tokenizer hf:{written} cannot be opened ({first_line(problem)}). "
             "Give the name of one on the hub that can be reached, a folder made by save_pretrained, "
             "or a tokenizer.json file; tokenizer=bytes needs none."
         ) from problem
@@ -309,7 +311,3 @@ def _separator(written: str, tokenizer: Any) -> int:
             "Give a folder whose tokenizer_config.json names an eos_token."
         )
     return vocabulary[found]
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).splitlines() or [type(problem).__name__])[0][:200]

@@ -15,18 +15,19 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from maclaurin.data.cache_folder import Cache, digest, file_hashes
+from maclaurin.data.cache_folder import Cache, complete_folder, file_hashes
 from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.splits import SPLITS, Splitter
 from maclaurin.data.text_tokenizers import Tokenizer
 from maclaurin.errors import DataError
-from maclaurin.files import complete_folder, write_json
+from maclaurin.files import write_json
+from maclaurin.plain_data import digest, from_plain, to_plain
 from maclaurin.progress_bar import report_progress
 
 MANIFEST = "manifest.json"
@@ -86,7 +87,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write it as the last file, so that a folder with a manifest is complete."""
-        plain = {"version": VERSION, **asdict(self)}
+        plain = {"version": VERSION, **to_plain(self)}
         write_json(folder / MANIFEST, {**plain, "digest": digest(plain)})
 
     @classmethod
@@ -94,10 +95,9 @@ class Manifest:
         """The manifest; None if it is missing, damaged or of another version."""
         try:
             plain = json.loads((folder / MANIFEST).read_bytes())
-            if plain.pop("digest") != digest(plain) or plain["version"] != VERSION:
+            if plain.pop("digest") != digest(plain) or plain.pop("version") != VERSION:
                 return None
-            arrays = {name: ArrayFile(**entry) for name, entry in plain["arrays"].items()}
-            return cls(plain["made_from"], plain["vocab_size"], arrays)
+            return from_plain(cls, plain)
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return None
 

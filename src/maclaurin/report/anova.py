@@ -187,7 +187,9 @@ class Factorial:
         weights = self._marginal_weights(axis, level) - self._marginal_weights(axis, other)
         return self._contrast(self._fit(*((a,) for a in self.axes)), weights)
 
-    def twist(self, term: Term, rows: tuple[str, str], columns: tuple[str, str]) -> Difference | None:
+    def interaction_contrast(
+        self, term: Term, rows: tuple[str, str], columns: tuple[str, str]
+    ) -> Difference | None:
         """(row₁ − row₀ at column₁) − (row₁ − row₀ at column₀)."""
         weights = sum(
             sign * self._pair_weights(term, row, column)

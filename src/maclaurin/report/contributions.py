@@ -1,4 +1,4 @@
-"""What each part of a waterfall contributes, with its interval, and which parts need each other.
+"""The contribution of each part of a waterfall, with its interval, and which parts need each other.
 
 A contribution is a weighted sum over cells (study/shapley.py). It is computed once per seed, from that seed's
 runs in all of these cells, and its interval is Student's t over the seeds. A bootstrap does not work here:
@@ -37,12 +37,12 @@ class Contribution:
 @final
 @dataclass(frozen=True)
 class PairEffect:
-    """How much more the second switch contributes beside the first than alone; p is corrected (Holm)."""
+    """How much more the second switch contributes with the first than alone; p is corrected (Holm)."""
 
     pair: Interaction
     alone: Difference
     beside: Difference
-    twist: Difference
+    interaction_contrast: Difference
     p: float | None
 
     @property
@@ -108,12 +108,12 @@ class Contributions:
     def interactions(self) -> tuple[PairEffect, ...]:
         """The largest first."""
         pairs = self.waterfall.interactions
-        twists = [self._mean(pair.twist) for pair in pairs]
+        contrasts = [self._mean(pair.interaction_contrast) for pair in pairs]
         found = [
-            PairEffect(pair, self._mean(pair.alone), self._mean(pair.beside), twist, p)
-            for pair, twist, p in zip(pairs, twists, _corrected(twists), strict=True)
+            PairEffect(pair, self._mean(pair.alone), self._mean(pair.beside), contrast, p)
+            for pair, contrast, p in zip(pairs, contrasts, _corrected(contrasts), strict=True)
         ]
-        return tuple(sorted(found, key=lambda effect: -abs(effect.twist.value)))
+        return tuple(sorted(found, key=lambda effect: -abs(effect.interaction_contrast.value)))
 
     def _mean(self, weights: Mapping[str, float]) -> Difference:
         scaled = {cell: self.outcome.cells[cell].scaled for cell in weights}

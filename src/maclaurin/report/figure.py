@@ -84,7 +84,7 @@ class Figure:
 
 @final
 class Sheet:
-    """The rows of a figure, by name. They are stored beside the chart, so altair does not check each one."""
+    """The rows of a figure, by name. They are stored outside the chart, so altair does not check each one."""
 
     def __init__(self) -> None:
         self._datasets: dict[str, list[Row]] = {}

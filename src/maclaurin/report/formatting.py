@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from maclaurin.errors import in_list
+
 NOTHING = "–"
 
 
@@ -81,18 +83,6 @@ def many(count: float | None) -> str:
     return f"{count:,.0f}"
 
 
-def duration(seconds: float | None) -> str:
-    """41 s, 3 min 20 s, 2 h 05 min."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def in_one_line(value: Any) -> str:
     """Any value as one line of text."""
     if value is None or value == "":
@@ -107,6 +97,11 @@ def in_one_line(value: Any) -> str:
 def listed(names: list[str]) -> str:
     """a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def listed_cells(names: Iterable[str]) -> str:
+    """a, b and c, with quotes where a name contains a comma."""
+    return listed([in_list(name) for name in names])
 
 
 def counted(number: int, word: str) -> str:
@@ -124,7 +119,7 @@ Tone = Literal["good", "bad", "unsure", "muted", ""]
 class Column:
     """A heading and the style of the entries below it.
 
-    Numbers are right-aligned, code is in a monospace font, prose may wrap. A named entry has code beside its
+    Numbers are right-aligned, code is in a monospace font, prose may wrap. A named entry has code next to its
     text, and a folded entry shows only its aside until it is opened.
     """
 

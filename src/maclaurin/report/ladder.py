@@ -1,16 +1,16 @@
-"""A ladder: the same cells at three sizes or more. Where does the gap to the baseline go, do ranks hold?
+"""A ladder: the same cells at three sizes or more. How does the gap to the baseline change, do ranks hold?
 
     difference to the baseline = a + b · log₂(parameters) + noise
     ln value                   = c + e · ln(parameters)  + noise
 
 Both lines are ordinary least squares over all sizes and seeds. A point of the first is the difference of one
-seed at one size, so what a seed does to all cells alike cancels. b is the change of the gap per doubling of
+seed at one size, so effects of a seed common to all cells cancel. b is the change of the gap per doubling of
 the parameters, and e the exponent of a power law without a floor.
 
-Spreads differ between sizes, so errors are of the kind that allows for it (HC3), with Student's t. With three
+Spreads differ between sizes, so errors are heteroscedasticity-robust (HC3), with Student's t. With three
 seeds at three sizes whose spreads are as 3 : 1 : 1, a 95 % interval from pooled noise contains the true slope
-in 89 % of cases, one from HC3 in 94 %. `by_seed` does without noise shared by sizes: one slope per seed and
-Student's t over the seeds. Its intervals are right, and with three seeds very wide. The p of the slopes is
+in 89 % of cases, one from HC3 in 94 %. `by_seed` assumes nothing about the spreads: one slope per seed and
+Student's t over the seeds. Its intervals are correct, and with three seeds very wide. The p of the slopes is
 corrected for the number of cells (Holm).
 """
 
@@ -29,11 +29,10 @@ from statsmodels.regression.linear_model import OLS
 
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import CONFIDENCE, Difference, holm, mean_of, paired, to_scale, two_sided
+from maclaurin.study.design import MIN_LADDER_SIZES
 
 GROWS, SHRINKS, TURNS, UNDECIDED = "the gap grows", "the gap shrinks", "the gap changes sign", "undecided"
 Direction = Literal["the gap grows", "the gap shrinks", "the gap changes sign", "undecided"]
-#: a line through fewer sizes fits always
-FEWEST_SIZES = 3
 
 
 @final
@@ -89,7 +88,7 @@ class Rung:
 @final
 @dataclass(frozen=True, eq=False)
 class Trend:
-    """Where the gap of a cell to the baseline goes, per doubling of the parameters.
+    """The change of the gap between a cell and the baseline, per doubling of the parameters.
 
     line      through the differences of all seeds; None with fewer than three sizes, or if a run diverged
     by_seed   mean of the slopes of single seeds
@@ -159,7 +158,7 @@ class Ladder:
     @property
     def has_lines(self) -> bool:
         """Whether there are enough sizes for a line."""
-        return len({rung.parameters for rung in self.rungs}) >= FEWEST_SIZES
+        return len({rung.parameters for rung in self.rungs}) >= MIN_LADDER_SIZES
 
     @property
     def first(self) -> Outcome:
@@ -189,7 +188,7 @@ class Ladder:
 
     @functools.cached_property
     def trends(self) -> dict[str, Trend]:
-        """Cell → where its gap goes."""
+        """Cell → how its gap changes."""
         lines = {cell: self._gap_line(cell) for cell in self.others}
         slopes = {cell: line.slope for cell, line in lines.items() if line and line.slope.is_tested}
         ps = dict(zip(slopes, holm([two_sided(slope) for slope in slopes.values()]), strict=True))
@@ -297,7 +296,7 @@ def _means(rung: Rung) -> dict[str, float]:
 def _line(points: Sequence[tuple[float, float]]) -> Line | None:
     """The line through points of three sizes or more. Seeds are counted where there are fewest."""
     x = [point[0] for point in points]
-    if len(set(x)) < FEWEST_SIZES:
+    if len(set(x)) < MIN_LADDER_SIZES:
         return None
     return Line(x, [point[1] for point in points], min(x.count(size) for size in set(x)))
 
@@ -307,5 +306,5 @@ def _side(outcome: Outcome, a: str, b: str) -> tuple[int, bool]:
     difference = outcome.compare(a, b)
     if difference is None or difference.value == 0:
         return 0, False
-    worse = outcome.harm(difference).value > 0
+    worse = outcome.worsening(difference).value > 0
     return (1 if worse else -1), outcome.standing_of(difference) in ("ahead", "behind")

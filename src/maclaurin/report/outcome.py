@@ -57,6 +57,13 @@ class CellOutcome:
         return self.first.state_bytes if self.first else None
 
     @property
+    def memory_bytes(self) -> int | None:
+        """Bytes kept after a row of the trained length: the state, or keys and values; None if unknown."""
+        if self.first is None:
+            return None
+        return self.first.state_bytes if self.first.memory_bytes is None else self.first.memory_bytes
+
+    @property
     def has_result(self) -> bool:
         """Whether any run came to an end that says something about the cell."""
         return bool(self.values or self.diverged)
@@ -132,7 +139,7 @@ class Outcome:
             return Difference(side * math.inf, None, 0, pairs, side)
         return Difference(known.value, known.error, known.df, known.n, side)
 
-    def harm(self, difference: Difference) -> Difference:
+    def worsening(self, difference: Difference) -> Difference:
         """The same difference, with the sign chosen so that more is worse."""
         return -difference if self.higher_is_better else difference
 
@@ -153,7 +160,7 @@ class Outcome:
         """The standing that follows from the 95 % interval of a difference."""
         if difference is None:
             return "undecided"
-        bounds = self.harm(difference).bounds
+        bounds = self.worsening(difference).bounds
         if bounds is None:
             return "one seed" if difference.n < 2 else "undecided"
         if bounds[0] > 0:

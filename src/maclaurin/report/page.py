@@ -1,7 +1,7 @@
 """Pages in one file: the content of a page is data, and one template turns it into HTML.
 
 A page is a list of articles; an article has sections, and a section blocks: text, tables, figures. Style,
-scripts and data are inlined, so that a page loads nothing.
+scripts and data are inlined, so that a page makes no requests.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Drawn(Block):
     """A figure with its caption.
 
     anchor   its id in the page
-    file     its SVG file beside the page, for readers without scripts; if empty, the page contains the SVG
+    file     its SVG file next to the page, for readers without scripts; if empty, the page contains the SVG
     """
 
     kind = "figure"
@@ -200,7 +200,7 @@ class Numbering:
 
 
 def render(title: str, articles: Sequence[Article], foot: str, files: Sequence[str]) -> str:
-    """The page as HTML; `files` are the files beside it with its numbers."""
+    """The page as HTML; `files` are the files next to it with its numbers."""
     has_figures = next(figures_of(articles), None) is not None
     return _environment().get_template("page.html").render(
         title=title,

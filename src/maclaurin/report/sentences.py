@@ -12,6 +12,7 @@ from maclaurin.report.formatting import (
     counted,
     interval,
     listed,
+    listed_cells,
     many,
     plain,
     power,
@@ -50,7 +51,7 @@ def trouble(study: StudyRecord) -> list[str]:
     """One line for each run that did not finish and each planned run that has no record."""
     found = list(study.labelled())
     lines = [
-        f"{label}: {_became(record)}" + (f" ({_first_line(record.message)})" if record.message else "")
+        f"{label}: {_became(record)}" + (f" ({_error_line(record.message)})" if record.message else "")
         for label, record in found
         if record.status != "finished"
     ]
@@ -76,7 +77,7 @@ def _became(record: RunRecord) -> str:
     return "waiting"
 
 
-def _first_line(message: str) -> str:
+def _error_line(message: str) -> str:
     """The most useful line: an error of ours if there is one, else the first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
@@ -133,7 +134,7 @@ def experiment_finding(outcome: Outcome) -> str:
     sd = "" if spread.deviation is None else f" ± {plain(spread.deviation)}"
     text = head + f"{experiment.baseline} has {_a(outcome.metric)} of {plain(spread.mean)}{sd}"
     parts = [
-        f"{listed(_some(names))} {_is(names)} {word}" + _range(outcome, names, standing)
+        f"{listed_cells(_some(names))} {_is(names)} {word}" + _range(outcome, names, standing)
         for standing, word in (("ahead", "better"), ("undecided", "undecided"), ("behind", "behind"))
         if (names := groups[standing])
     ]
@@ -173,7 +174,7 @@ def tuning_finding(outcome: Outcome) -> str:
 
 
 def _rule_text(tuning: Tuning, sign: float) -> str:
-    """The rule, and what the rates tried beside its own say about it."""
+    """The rule, and how it compares with the other rates tried."""
     rates = sorted({cell.rate for cell in tuning.cells.values()})
     text = f"learning rates ({' to '.join(f'{rate:g}' for rate in rates[:: len(rates) - 1 or 1])}) "
     text += f"come from a rule: {tuning.rule}."
@@ -272,13 +273,14 @@ def interaction_sentences(found: Contributions, most: int = 4) -> list[str]:
 
 def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
     first, second = effect.pair.first, effect.pair.second
-    better = effect.twist.value * (1 if found.outcome.higher_is_better else -1) > 0
+    contrast = effect.interaction_contrast
+    better = contrast.value * (1 if found.outcome.higher_is_better else -1) > 0
     word = "help each other" if better else "stand in for each other"
     p = "" if effect.p is None else f", {chance(effect.p)}"
     return (
         f"{first[0].upper()}{first[1:]} and {second} {word}: {second} contributes "
         f"{signed(effect.alone.value)} without {first} and {signed(effect.beside.value)} with it "
-        f"(a difference of {signed(effect.twist.value)} {interval(effect.twist.bounds)}{p})."
+        f"(a difference of {signed(contrast.value)} {interval(contrast.bounds)}{p})."
     )
 
 
@@ -286,7 +288,7 @@ def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
 
 
 def ladder_findings(found: Ladder) -> list[str]:
-    """How the metric changes with size, where gaps go, and whether ranks hold."""
+    """How the metric and the gaps change with size, and whether ranks hold."""
     if not found.has_lines:
         names = [rung.name for rung in found.rungs]
         return [f"The ladder has results of {listed(names)}; a line needs three sizes."]
@@ -294,7 +296,7 @@ def ladder_findings(found: Ladder) -> list[str]:
 
 
 def ladder_limits(found: Ladder) -> str:
-    """What the lines of a ladder can say, and what they cannot."""
+    """The limits of the lines of a ladder."""
     text = (
         f"The lines describe these {len(found.rungs)} sizes. {_points_of(found)} do not show whether a line "
         "bends, so nothing here says what happens at other sizes. The exponent is that of a power law "
@@ -307,7 +309,7 @@ def ladder_limits(found: Ladder) -> str:
             f" All runs have {many(tokens.pop())} training tokens, so larger models see fewer tokens per "
             f"parameter ({' → '.join(shares)}), and the effect of size cannot be separated from that."
         )
-    return text + " Intervals are over seeds; they know nothing of learning rates that suit one size better."
+    return text + " Intervals are over seeds; they ignore that a learning rate may suit one size better."
 
 
 def _points_of(found: Ladder) -> str:
@@ -427,7 +429,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
         name
         for name, difference in apart.items()
         if difference is not None
-        and (bounds := outcome.harm(difference).interval(level)) is not None
+        and (bounds := outcome.worsening(difference).interval(level)) is not None
         and bounds[0] > 0
     }
     head = f"{axis} makes a difference ({numbers})"
@@ -438,9 +440,9 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     if not with_best:
         lead = f"{best} is best"
     elif len(with_best) == 1:
-        lead = f"{listed([best, *with_best])} lead, and which of them is better is undecided"
+        lead = f"{listed_cells([best, *with_best])} lead, and which of them is better is undecided"
     else:
-        lead = f"{best} leads, its distance to {listed(with_best)} is undecided"
+        lead = f"{best} leads, its distance to {listed_cells(with_best)} is undecided"
     unit = outcome.metric + (f" ({outcome.difference_unit})" if outcome.difference_unit else "")
     return (
         f"{head}: averaged over the other parts {lead}; {worst} is last, "
@@ -456,16 +458,16 @@ def _interaction(factorial: Factorial, effect: Effect, numbers: str) -> str:
     level = 1 - (1 - CONFIDENCE) / (len(rows) * len(columns))
     found = []
     for row, column in itertools.product(rows, columns):
-        twist = factorial.twist(effect.term, row, column)
-        bounds = None if twist is None else twist.interval(level)
+        contrast = factorial.interaction_contrast(effect.term, row, column)
+        bounds = None if contrast is None else contrast.interval(level)
         steps = [factorial.step(effect.term, row, name) for name in column]
-        if twist is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
-            found.append((twist, bounds, row, column, [step or 0.0 for step in steps]))
+        if contrast is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
+            found.append((contrast, bounds, row, column, [step or 0.0 for step in steps]))
     if not found:
         return f"{head}, though no single pair of levels shows it significantly."
-    twist, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
+    contrast, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
     return (
         f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "
         f"{signed(steps[0])} under {column[0]} but by {signed(steps[1])} under {column[1]} "
-        f"(a difference of {signed(twist.value)} {interval(bounds)})."
+        f"(a difference of {signed(contrast.value)} {interval(bounds)})."
     )

@@ -32,7 +32,7 @@ ASSUMED_ANSWERS = 1000
 def to_scale(value: float, scale: str, answers: float | None = None) -> float:
     """A metric on its scale of comparison.
 
-    A share of 0 or 1 is moved inwards by half an answer, as its log-odds would be infinite.
+    A share of 0 or 1 is clipped by half an answer, as its log-odds would be infinite.
     """
     if scale == "logit":
         half = 0.5 / (answers or ASSUMED_ANSWERS)

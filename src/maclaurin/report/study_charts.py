@@ -32,6 +32,8 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 EARLY = 0.2
 #: a point further away than this many times the width of most others is drawn at the edge of the axis
 FAR = 3.0
+#: how far the axis of a share goes beyond 0 and 1, so that points there are not cut
+EDGE = 0.02
 #: largest number of drawn points of a training curve
 MOST_POINTS = 80
 
@@ -113,6 +115,17 @@ def _padded(low: float, high: float, share: float = 0.06) -> list[float]:
     return [low - pad, high + pad]
 
 
+def _is_share(outcome: Outcome) -> bool:
+    """Whether the metric lies between 0 and 1."""
+    return outcome.experiment.scale == "logit"
+
+
+def _value_domain(outcome: Outcome, values: Sequence[float]) -> list[float]:
+    """The axis for values of the metric; that of a share ends just beyond 0 and 1."""
+    low, high = _padded(*_range(values))
+    return [max(low, -EDGE), min(high, 1 + EDGE)] if _is_share(outcome) else [low, high]
+
+
 # ------------------------------------------------------------------------------------- the cells
 
 
@@ -133,6 +146,8 @@ def _means(sheet: Sheet, outcome: Outcome, names: list[str]) -> View:
         {"name": name, "value": value} for name, _ in spreads for value in outcome.cells[name].values.values()
     ]
     domain = _padded(*_core([row["value"] for row in seeds]))
+    if _is_share(outcome):
+        domain = [max(domain[0], -EDGE), min(domain[1], 1 + EDGE)]
     means = [
         {
             "name": name,
@@ -354,6 +369,8 @@ def _lines(
             single += [{"name": name, "seed": s, "x": a, "y": b} for s, _, line in lines for a, b in line]
     finite = [(row["x"], row["y"]) for row in means if math.isfinite(row["y"])]
     domain = _late_domain(finite) if late else _padded(*_range([value for _, value in finite]))
+    if "accuracy" in y:
+        domain = [max(domain[0], -EDGE), min(domain[1], 1 + EDGE)]
     look, (pick, when) = look_of(outcome), _picked()
     up = alt.Y("y:Q", title=y, scale=alt.Scale(domain=domain, zero=False, nice=False))
     base = sheet.add(means)
@@ -435,41 +452,85 @@ def orders(outcome: Outcome) -> Figure | None:
             "order": cell.order,
             "state": cell.state_bytes if cell.state_bytes else None,
             "y": cell.spread.mean,
-            **_spread_bar(cell.spread),
         }
         for group in groups
         for cell in group.cells
         if cell.spread is not None
     ]
+    seeds = [{**row, "y": value} for row in rows for value in outcome.cells[row["cell"]].values.values()]
     sheet, look = Sheet(), Look(tuple(group.name for group in groups))
     baseline = outcome.baseline
     full = baseline.spread.mean if baseline.order is None and baseline.spread is not None else None
-    values = [*_extent(rows), *([full] if full is not None else [])]
-    up = alt.Scale(domain=_padded(*_range(values)), zero=False, nice=False)
+    values = [*(row["y"] for row in seeds), *([full] if full is not None else [])]
+    up = alt.Scale(domain=_value_domain(outcome, values), zero=False, nice=False)
     linear, log = alt.Scale(padding=8, nice=False), alt.Scale(type="log", padding=8, nice=False)
     axes = {
         "order": alt.X("order:Q", title="order", scale=linear, axis=alt.Axis(tickMinStep=1)),
-        "state": alt.X("state:Q", title="bytes of state", scale=log, axis=alt.Axis(format="~s", tickCount=5)),
+        "state": alt.X(
+            "state:Q",
+            title="bytes of state; softmax: keys and values at the trained length",
+            scale=log,
+            axis=alt.Axis(format="~s", tickCount=5),
+        ),
     }
     panels = []
     for field, x in axes.items():
-        panel = _order_panel(
-            sheet.add(row for row in rows if row[field] is not None), look, outcome, field, x, up
-        )
+        base, points = (sheet.add(row for row in group if row[field] is not None) for group in (rows, seeds))
+        panel = _order_panel(base, points, look, outcome, field, x, up)
         if full is not None:
             panel = alt.layer(panel, *_named_rule(sheet, full, outcome.experiment.baseline, up))
+            if field == "state" and baseline.memory_bytes:
+                point = sheet.add([{"state": baseline.memory_bytes, "y": full}])
+                mark = point.mark_point(size=80, shape="diamond", filled=True, color=alt.ExprRef("ink"))
+                panel = alt.layer(panel, mark.encode(x, alt.Y("y:Q", scale=up)))
         panels.append(panel.properties(width=PANEL - 10, height=HEIGHT))
     shared = alt.hconcat(*panels, spacing=24).resolve_scale(color="shared", strokeDash="shared")
     return sheet.figure(shared)
 
 
-def _order_panel(base: alt.Chart, look: Look, outcome: Outcome, field: str, x: alt.X, up: alt.Scale) -> View:
+def memory(outcome: Outcome) -> Figure | None:
+    """The metric against the bytes kept at the trained length: states, and keys and values of softmax."""
+    cells = [cell for cell in outcome.cells.values() if cell.memory_bytes and cell.spread is not None]
+    if len({cell.memory_bytes for cell in cells}) < 3:
+        return None
+    rows = [
+        {"name": cell.name, "x": cell.memory_bytes, "y": cell.spread.mean if cell.spread else math.nan}
+        for cell in cells
+    ]
+    seeds = [
+        {"name": cell.name, "x": cell.memory_bytes, "y": value}
+        for cell in cells
+        for value in cell.values.values()
+    ]
+    sheet, look, (pick, when) = Sheet(), look_of(outcome), _picked()
+    x = alt.X(
+        "x:Q",
+        title="bytes kept at the trained length",
+        scale=alt.Scale(type="log", padding=12, nice=False),
+        axis=alt.Axis(format="~s", tickCount=6),
+    )
+    scale = alt.Scale(domain=_value_domain(outcome, [row["y"] for row in seeds]), zero=False, nice=False)
+    y = alt.Y("y:Q", title=outcome.metric, scale=scale)
+    seen = when.then(alt.value(1)).otherwise(alt.value(0.08))
+    tooltip = ["name:N", alt.Tooltip("x:Q", format=","), alt.Tooltip("y:Q", format=".4f")]
+    view = alt.layer(
+        sheet.add(seeds).mark_point(size=16).encode(x, y, look.colour(), opacity=seen),
+        sheet.add(rows)
+        .mark_circle(size=70)
+        .encode(x, y, look.colour(), tooltip=tooltip, opacity=seen)
+        .add_params(pick),
+    )
+    return sheet.figure(view.properties(width=2 * PANEL, height=HEIGHT + 20))
+
+
+def _order_panel(
+    base: alt.Chart, seeds: alt.Chart, look: Look, outcome: Outcome, field: str, x: alt.X, up: alt.Scale
+) -> View:
     y, colour = alt.Y("y:Q", title=outcome.metric, scale=up), look.colour()
-    low = alt.Y("low:Q", scale=up, title="")
     tooltip = ["cell:N", alt.Tooltip(f"{field}:Q", format=","), alt.Tooltip("y:Q", format=".4f")]
     return alt.layer(
         base.mark_line(strokeWidth=1.8).encode(x, y, colour, look.dash()),
-        base.mark_rule(strokeWidth=1.5).encode(x, low, alt.Y2("high:Q"), colour),
+        seeds.mark_point(size=16, opacity=0.6).encode(x, y, colour),
         base.mark_circle(size=55, opacity=1).encode(x, y, colour, tooltip=tooltip),
     )
 
@@ -667,7 +728,7 @@ def ladder(found: Ladder) -> Figure:
 
 
 def _beside(size: float, name: str, names: Sequence[str], distance: float) -> float:
-    """The size, moved so that cells at one size stand side by side."""
+    """The size, shifted so that cells at one size do not overlap."""
     return size * 2 ** (distance * (names.index(name) - (len(names) - 1) / 2))
 
 

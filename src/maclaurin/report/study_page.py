@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
-from maclaurin.errors import MaclaurinError
+from maclaurin.errors import MaclaurinError, listed_names
 from maclaurin.report import study_charts as charts
 from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import Figure
-from maclaurin.report.formatting import Table, counted, duration, listed
+from maclaurin.report.formatting import Table, counted, listed, listed_cells
 from maclaurin.report.ladder import Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import (
@@ -64,6 +64,7 @@ from maclaurin.report.study_tables import (
     parts_table,
     planned_runs,
     published_text,
+    rules_of_comparison,
     runs_table,
     settings_table,
     tuning_table,
@@ -71,8 +72,9 @@ from maclaurin.report.study_tables import (
 from maclaurin.report.verdict import Judgement
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.run_record import RunRecord
+from maclaurin.wording import duration
 
-#: the folder beside the page with its figures as files
+#: the folder next to the page with its figures as files
 FIGURES = "figures"
 FOOT = (
     "Means come with the standard deviation over seeds. Differences are taken seed by seed and come with "
@@ -249,12 +251,13 @@ class Composer:
         metric = outcome.metric.capitalize()
         formulas = _formulas(outcome)
         rows = tuple(
-            (", ".join(c.name for c in outcome.cells.values() if text in c.attention), text, formula)
+            (listed_names(c.name for c in outcome.cells.values() if text in c.attention), text, formula)
             for text, formula in formulas.items()
         )
         return [
             self._heading(outcome, "parts"),
             Text(words),
+            *(Text(rule, "note") for rule in rules_of_comparison(outcome)),
             *(Text(f"Note. {note}", "note") for note in mixtures(outcome)),
             self._table(
                 parts_table(outcome), f"{metric} and difference to {experiment.baseline}", records, formulas
@@ -302,7 +305,7 @@ class Composer:
     def _waterfall(self, found: Contributions) -> list[Block]:
         title, records = found.waterfall.title, self._records_of(found)
         left_out = [
-            f"Seed {seed} is left out: it has no result for {listed(cells)}."
+            f"Seed {seed} is left out: it has no result for {listed_cells(cells)}."
             for seed, cells in found.incomplete.items()
         ]
         pairs = pairs_table(found)
@@ -363,7 +366,7 @@ class Composer:
         title = f"{outcome.metric.capitalize()} against Taylor order and size of the state"
         ordered = [r for r in outcome.records if r.order is not None]
         note = (
-            "Bars are standard deviations over seeds. Read upwards to compare cells at equal bytes of state."
+            "Large points are means, small ones seeds. Read upwards to compare cells at equal bytes of state."
         )
         found = self._figure(
             f"{outcome.experiment.name} orders", title, charts.orders(outcome), ordered, note
@@ -439,7 +442,17 @@ class Composer:
         if not table.rows:
             return []
         title = f"Cost by cell, means over finished runs: {outcome.experiment.title}"
-        return [self._table(table, title, outcome.records)]
+        return [
+            self._table(table, title, outcome.records),
+            *self._figure(
+                f"{outcome.experiment.name} memory",
+                f"{outcome.metric.capitalize()} against the bytes kept at the trained length",
+                charts.memory(outcome),
+                outcome.records,
+                "A state has its size whatever the length; softmax keeps keys and values, counted here at "
+                "the trained length. Large points are means, small ones seeds.",
+            ),
+        ]
 
     def _positions(self, outcome: Outcome) -> list[Block]:
         title = f"Test loss by position in the text: {outcome.experiment.title}"
@@ -491,7 +504,7 @@ def _cautions(factorial: Factorial) -> Iterator[str]:
         text = "Not every combination has every seed, so shares need not add up to 100 %"
         if lost:
             text += (
-                f"; effects are about the finished runs only: {', '.join(lost)} diverged or did not finish"
+                f"; effects are about the finished runs only: {listed_cells(lost)} diverged or did not finish"
             )
         yield text + "."
     if factorial.spreads_differ:

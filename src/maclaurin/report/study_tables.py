@@ -18,7 +18,6 @@ from maclaurin.report.formatting import (
     Tone,
     chance,
     counted,
-    duration,
     in_one_line,
     interval,
     many,
@@ -35,9 +34,12 @@ from maclaurin.report.statistics import Difference
 from maclaurin.report.verdict import Judgement
 from maclaurin.study.claims import Alike, Published
 from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord
+from maclaurin.wording import duration
 
 #: a rate is good if its value is within this share of the best
 GOOD = 0.01
+#: data whose rows are generated: they have no documents to hold out
+_GENERATED = ("mqar", "induction", "copy", "state", "parity")
 TONES: dict[str, Tone] = {"agrees": "good", "disagrees": "bad", "undecided": "unsure", "not run": "muted"}
 
 
@@ -142,7 +144,47 @@ def common_settings(outcome: Outcome) -> list[tuple[str, str]]:
         found.append(("training tokens", f"{tokens.pop():,}"))
     prints = {cell.first.run.data[:12] for cell in outcome.cells.values() if cell.first}
     found.append(("data fingerprint", ", ".join(sorted(prints))))
+    return [*found, *_held_out(outcome)]
+
+
+def rules_of_comparison(outcome: Outcome) -> list[str]:
+    """What was made equal between the cells, and by which rule."""
+    records = [record for cell in outcome.cells.values() for record in cell.records.values()]
+    equal, baseline = outcome.experiment.equal, outcome.experiment.baseline
+    found = []
+    if any(record.run.config.get("equal_start") for record in records):
+        found.append(
+            "Equal start: before training, the output projection of each layer is multiplied by one number, "
+            "so that its attention adds as much to the residual stream (rms) as softmax does with the same "
+            "settings and seed. The number is measured on 4 rows of training text, layer by layer."
+        )
+    if equal == "flops":
+        found.append(f"Equal compute: the steps of each cell are those that cost the FLOPs of {baseline}.")
+    if equal == "state":
+        found.append(
+            f"Equal memory: after a row of the trained length, every cell keeps as many bytes as {baseline} "
+            "(within 2 %), states and the keys and values of windows counted in fp32."
+        )
     return found
+
+
+def _held_out(outcome: Outcome) -> list[tuple[str, str]]:
+    """The size of the test data; a task such as recall has no documents."""
+    records = [record for cell in outcome.cells.values() for record in cell.records.values()]
+    first = next(iter(records), None)
+    fraction = None if first is None else first.run.config.get("test_fraction")
+    if first is None or fraction is None or first.run.config["data"].partition(":")[0] in _GENERATED:
+        return []
+    share = f"{fraction:g} of the documents"
+    scored = next((n for record in records if (n := record.value("scored_tokens")) is not None), None)
+    words = [share] if scored is None else [share, f"{scored:,.0f} tokens scored"]
+    held_out = first.provenance.get("held_out")
+    if held_out is None:
+        words.append("the number of documents was not recorded then")
+    else:
+        test = held_out["test"]
+        words.insert(1, f"{test['documents']:,} documents, the largest {test['largest']:.0%} of them")
+    return [("test data", "; ".join(words))]
 
 
 def settings_table(outcome: Outcome) -> Table:
@@ -291,9 +333,12 @@ def cost_table(outcome: Outcome) -> Table:
         Column("cell"),
         Column("tokens/s", "number", "of runs that did not share the machine"),
         Column("state", "number", "recurrent state of all layers in fp32"),
+        Column(
+            "kept", "number", "at the trained length, in fp32: the state, or keys and values where it grows"
+        ),
         Column("parameters", "number"),
         Column("training FLOPs", "number"),
-        Column("time of a run", "number", "with evaluation, while other runs share the machine"),
+        Column("time", "number", "with evaluation, while other runs share the machine"),
         Column("peak GPU memory", "number"),
     )
     rows = []
@@ -307,18 +352,19 @@ def cost_table(outcome: Outcome) -> Table:
         speed = sum(known) / len(known) if known else None
         memory, seconds = cell.average("peak_gpu_bytes"), cell.average("seconds")
         parameters, flops = cell.average("parameters"), cell.average("training_flops")
-        state = cell.state_bytes
+        state, kept = cell.state_bytes, cell.memory_bytes
         rows.append(
             (
                 Entry(cell.name, cell.name),
                 Entry(many(speed), speed),
                 Entry(
-                    "grows with the text" if state is None else size(state),
+                    "grows" if state is None else size(state),
                     math.inf if state is None else state,
                 ),
+                Entry(NOTHING if kept is None else size(kept), kept),
                 Entry(many(parameters), parameters),
                 Entry(NOTHING if flops is None else f"{flops:.2e}", flops),
-                Entry(duration(seconds), seconds),
+                Entry(NOTHING if seconds is None else duration(seconds), seconds),
                 Entry(size(memory), memory),
             )
         )
@@ -400,7 +446,7 @@ def pairs_table(found: Contributions) -> Table:
             Entry(effect.pair.first, effect.pair.first),
             Entry(signed(effect.alone.value, decimals), effect.alone.value),
             Entry(signed(effect.beside.value, decimals), effect.beside.value),
-            difference_entry(effect.twist, decimals),
+            difference_entry(effect.interaction_contrast, decimals),
             Entry(NOTHING if effect.p is None else _p(effect.p), effect.p),
         )
         for effect in found.interactions
@@ -497,7 +543,7 @@ def _p(p: float) -> str:
 
 
 def claims_table(judgements: list[Judgement]) -> Table:
-    """Each claim beside our numbers."""
+    """Each claim with our numbers."""
     columns = (
         Column("claim", "prose"),
         Column("experiment"),

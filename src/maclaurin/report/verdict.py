@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from maclaurin.report.formatting import counted, interval, listed, plain, signed
+from maclaurin.errors import in_list
+from maclaurin.report.formatting import counted, interval, listed_cells, plain, signed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE, Difference, holm
 from maclaurin.study.claims import Alike, AnyClaim, Ordered
@@ -51,7 +52,7 @@ class Pair:
 @final
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, our numbers beside it, the verdict, and what a reader should know about it.
+    """A claim, our numbers for it, the verdict, and notes for the reader.
 
     p   two-sided, after Holm's correction; None if the claim was not run
     """
@@ -134,8 +135,8 @@ def _behind(outcome: Outcome, cell: str, first: str) -> Pair:
     difference = outcome.compare(cell, first)
     if difference is None:
         return Pair(cell, first, None, 1.0, 1.0)
-    harm = outcome.harm(difference)
-    return Pair(cell, first, difference, harm.p_above(0.0), harm.p_below(0.0))
+    worsening = outcome.worsening(difference)
+    return Pair(cell, first, difference, worsening.p_above(0.0), worsening.p_below(0.0))
 
 
 def _ordered(outcome: Outcome, cell: str, before: str) -> Pair:
@@ -161,7 +162,7 @@ def _judgement(test: _Test, p: float, claims: int) -> Judgement:
         notes += _what_is_undecided(test, claims)
     if verdict == DISAGREES:
         wrong = [_named(claim, pair) for pair in test.pairs if 2 * pair.p_contradicted < LIMIT]
-        notes.append(f"contradicted by {listed(wrong)}")
+        notes.append(f"contradicted by {listed_cells(wrong)}")
     return Judgement(
         claim, verdict, None if verdict == NOT_RUN else p, _ours(claim, outcome, test), tuple(notes)
     )
@@ -175,7 +176,7 @@ def _what_is_undecided(test: _Test, claims: int) -> list[str]:
             if len(open_ones) == len(test.pairs)
             else f" ({len(open_ones)} of {len(test.pairs)} comparisons)"
         )
-        return [f"undecided: {listed([_named(test.claim, pair) for pair in open_ones])}{some}"]
+        return [f"undecided: {listed_cells([_named(test.claim, pair) for pair in open_ones])}{some}"]
     if all(pair.difference is not None for pair in test.pairs):
         return [f"every comparison is decided alone, but not after correction for {counted(claims, 'claim')}"]
     return []
@@ -187,7 +188,7 @@ def _named(claim: AnyClaim, pair: Pair) -> str:
 
 def _one_seed(pairs: Sequence[Pair]) -> list[str]:
     alone = [pair.cell for pair in pairs if pair.difference is not None and pair.difference.n < 2]
-    return [f"one seed for {listed(alone)}: no interval, so no conclusion"] if alone else []
+    return [f"one seed for {listed_cells(alone)}: no interval, so no conclusion"] if alone else []
 
 
 def _failures(outcome: Outcome, names: Sequence[str]) -> list[str]:
@@ -210,7 +211,7 @@ def _ours(claim: AnyClaim, outcome: Outcome, test: _Test) -> str:
         return " → ".join(mean_text(outcome, name) for name in names) or "–"
     if not names:
         return "–"
-    differences = ", ".join(f"{pair.cell} {difference_text(pair.difference)}" for pair in test.pairs)
+    differences = ", ".join(f"{in_list(pair.cell)} {difference_text(pair.difference)}" for pair in test.pairs)
     unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
     return mean_text(outcome, names[0]) + (f"; difference to it{unit}: {differences}" if differences else "")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from maclaurin.errors import InputError
+from maclaurin.files import write_file
 from maclaurin.report.analysis import Analysis, analyse
 from maclaurin.report.formatting import markdown
 from maclaurin.report.outcome import Outcome
@@ -52,18 +51,22 @@ class Report:
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, *, pdf: bool = True) -> Report:
-    """Read studies, write the page, tables and figures into a folder (beside the first study's records)."""
+    """Read studies, write the page, tables and figures into a folder (next to the first study's records)."""
     studies = read_studies(paths)
     analyses = analyse([with_present_claims(study, path) for path, study in studies])
     articles = study_articles(analyses)
     first = Path(paths[0])
     folder = out or (first if first.is_dir() else first.parent) / "report"
-    with _replaced(folder) as partial:
-        (partial / "runs.csv").write_text(runs_csv(analyses), encoding="utf-8")
-        (partial / "summary.csv").write_text(summary_csv(analyses), encoding="utf-8")
-        (partial / "tables.md").write_text(tables_md(analyses), encoding="utf-8")
-        write_figures(articles, partial, pdf=pdf)
-        (partial / "index.html").write_text(study_page(articles), encoding="utf-8")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"a report is a folder, but {folder} is a file: choose another --out.")
+    files = {
+        "runs.csv": runs_csv(analyses),
+        "summary.csv": summary_csv(analyses),
+        "tables.md": tables_md(analyses),
+        **figure_files(articles, pdf=pdf),
+        "index.html": study_page(articles),  # last, as it refers to the others
+    }
+    _write_files(folder, files)
     return Report(folder / "index.html", tuple(analysis.headline for analysis in analyses))
 
 
@@ -99,7 +102,7 @@ def _read(path: Path) -> StudyRecord:
 def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
     """The study with the claims, waterfalls and ladder of its current study.py, and the name of that file.
 
-    This is the file beside the records, else the one the study was run from. Records without either, or whose
+    It is the file next to the records, else the one the study was run from. Records without either, or whose
     file now defines another study, keep the claims they were written with.
     """
     beside = (path if path.is_dir() else path.parent) / "study.py"
@@ -309,46 +312,23 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
         yield "## The claims\n\n" + markdown(claims_table(analysis.judgements))
 
 
-def write_figures(articles: Sequence[Article], folder: Path, *, pdf: bool) -> None:
-    """Every figure of a page, in the file that the page names."""
+def figure_files(articles: Sequence[Article], *, pdf: bool) -> dict[str, str | bytes]:
+    """File name → content for every figure of a page, under the names that the page uses."""
+    files: dict[str, str | bytes] = {}
     for drawn in figures_of(articles):
-        file = folder / drawn.file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(drawn.figure.svg, encoding="utf-8")
+        files[drawn.file] = drawn.figure.svg
         if pdf:
-            file.with_suffix(".pdf").write_bytes(drawn.figure.pdf)
+            files[str(Path(drawn.file).with_suffix(".pdf"))] = drawn.figure.pdf
+    return files
 
 
-@final
-class _replaced:
-    """A temporary folder; at the end its files replace the report's, the page last, and old figures go."""
-
-    def __init__(self, folder: Path) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"a report is a folder, but {folder} is a file: choose another --out.")
-        self._folder = folder
-
-    def __enter__(self) -> Path:
-        try:
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
-            self._partial = Path(tempfile.mkdtemp(prefix=".report-", dir=self._folder.parent))
-        except OSError as problem:
-            raise InputError(f"{self._folder} cannot be written: {problem.strerror}.") from None
-        return self._partial
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self._move()
-        finally:
-            shutil.rmtree(self._partial, ignore_errors=True)
-
-    def _move(self) -> None:
-        new = [file.relative_to(self._partial) for file in self._partial.rglob("*") if file.is_file()]
-        for name in sorted(new, key=lambda name: name.name == "index.html"):
-            target = self._folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (self._partial / name).replace(target)
-        for file in (self._folder / FIGURES).glob("*"):
-            if file.suffix in (".svg", ".pdf", ".png") and file.relative_to(self._folder) not in new:
-                file.unlink()
+def _write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write the files one after the other, then delete figures of an earlier report."""
+    try:
+        for name, content in files.items():
+            write_file(folder / name, content)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be written: {problem.strerror}.") from None
+    for file in (folder / FIGURES).glob("*"):
+        if file.suffix in (".svg", ".pdf", ".png") and str(file.relative_to(folder)) not in files:
+            file.unlink()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError, did_you_mean, listed_names
 
 #: unit → (its metric, how to convert a value to that metric)
 UNITS: dict[str, tuple[str, Callable[[float], float]]] = {
@@ -78,7 +78,7 @@ class Claim:
                 f"the claim {self.says!r} needs at least two cells to compare, got cells={self.cells!r}."
             )
         if len(set(self.cells)) < len(self.cells):
-            raise InputError(f"the claim {self.says!r} names a cell twice: {', '.join(self.cells)}.")
+            raise InputError(f"the claim {self.says!r} names a cell twice: {listed_names(self.cells)}.")
 
 
 @final
@@ -108,7 +108,7 @@ class Alike(Claim):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Behind(Claim):
-    """Every cell but the first is worse than the first."""
+    """Every other cell is worse than the first."""
 
     kind = "behind"
 

@@ -1,4 +1,4 @@
-"""Compare runs and studies: what a folder holds, what differs, what takes space. Needs no torch."""
+"""Compare runs and studies: their contents, differences and disk use. Needs no torch."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class PoolUse:
 
 
 def pool_use(pool: Pool, studies: Path) -> list[PoolUse]:
-    """Every run of a pool; studies are the folders beside it that hold records."""
+    """Every run of a pool; studies are the folders next to it that hold records."""
     users: dict[str, list[str]] = {}
     for file in sorted(studies.glob(f"*/{FILE}")):
         try:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, listed_names
 from maclaurin.study.claims import AnyClaim
-from maclaurin.study.metrics import TASK, Metric, metric_named, task_of
+from maclaurin.study.metrics import METRICS_OF_TEST_DATA, TASK, Metric, metric_named, task_of
 from maclaurin.study.shapley import Waterfall
 
 Settings = Mapping[str, Any]
 
 #: cells of one experiment are compared, so these keys must be the same for all of them
-KEYS_OF_A_TASK = ("data", "tokenizer", "limit_documents", "test_fraction", "validation_fraction")
+DATA_KEYS = ("data", "tokenizer", "limit_documents", "test_fraction", "validation_fraction")
 #: seeds of tuning runs; no final run has one of them
 TUNING_SEED = 1000
 PACKAGE = str(Path(__file__).parent)
@@ -70,6 +70,11 @@ class Tune:
             raise InputError(
                 f"tune cannot choose by {self.metric!r}: learning rates are chosen on validation data, and "
                 "only the final runs have tasks. Use validation_loss."
+            )
+        if self.metric in METRICS_OF_TEST_DATA:
+            raise InputError(
+                f"tune cannot choose by {self.metric!r}: tuning runs do not use the test data. Use "
+                f"validation_{self.metric}."
             )
         _check_seeds(self.seeds + self.confirm, "tune")
         if len(self.rates) < 2:
@@ -127,8 +132,9 @@ class Experiment:
     baseline   the cell that others are compared with
     axes       names of the factors of a factorial design, in order; empty if cells are a plain list
     tune       how each cell gets its own learning rate; None: lr of the config
-    equal      what is the same for all cells: optimizer steps, or training FLOPs (which determine the steps)
-    waterfalls ways from one cell to another, part by part; the page draws what each part contributes
+    equal      what is the same for all cells: steps; flops: training FLOPs, which determine the steps; state:
+               the bytes kept at the trained length, which is checked (choose windows so that they are equal)
+    waterfalls decompositions of the gap between two cells; the page draws the contribution of each part
     tasks      what the trained models are tested on; the metric task:lines_32 is the accuracy of one
     """
 
@@ -141,7 +147,7 @@ class Experiment:
     baseline: str
     axes: tuple[str, ...] = ()
     tune: Tune | None = None
-    equal: Literal["steps", "flops"] = "steps"
+    equal: Literal["steps", "flops", "state"] = "steps"
     waterfalls: tuple[Waterfall, ...] = ()
     tasks: Tasks | None = None
     where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
@@ -152,8 +158,8 @@ class Experiment:
         self._check_task()
         self._check_cells()
         _check_seeds(self.seeds, f"experiment {self.name!r}")
-        if self.equal not in ("steps", "flops"):
-            raise InputError(f"experiment {self.name!r}: equal is steps or flops, got {self.equal!r}.")
+        if self.equal not in ("steps", "flops", "state"):
+            raise InputError(f"experiment {self.name!r}: equal is steps, flops or state, got {self.equal!r}.")
         if self.tune is not None:
             self._check_tuning(self.tune)
 
@@ -191,11 +197,11 @@ class Experiment:
         names = [cell.name for cell in self.cells]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InputError(f"experiment {self.name!r} has two cells called {', '.join(twice)}.")
+            raise InputError(f"experiment {self.name!r} has two cells called {listed_names(twice)}.")
         if self.baseline not in names:
             raise InputError(
                 f"experiment {self.name!r} compares with {self.baseline!r}, which is not one of its cells: "
-                f"{', '.join(names)}."
+                f"{listed_names(names)}."
             )
         for cell in self.cells:
             missing = [axis for axis in self.axes if axis not in cell.levels]
@@ -205,10 +211,10 @@ class Experiment:
             unknown = sorted(set(way.cells) - set(names))
             if unknown:
                 raise InputError(
-                    f"waterfall {way.title!r} uses {', '.join(unknown)}, but experiment {self.name!r} "
-                    f"has no such cell; it has {', '.join(names)}."
+                    f"waterfall {way.title!r} uses {listed_names(unknown)}, but experiment {self.name!r} "
+                    f"has no such cell; it has {listed_names(names)}."
                 )
-        for key in KEYS_OF_A_TASK:
+        for key in DATA_KEYS:
             found = {str(self.settings(cell).get(key)) for cell in self.cells}
             if len(found) > 1:
                 raise InputError(
@@ -236,9 +242,9 @@ class Experiment:
 class Study:
     """A question and the runs that answer it.
 
-    budget    what it takes, in words, as in its README
-    claims    what the paper (or you) expect; the report tests each on the runs
-    imports   modules, or files beside study.py, that define your own parts; every worker loads them
+    budget    its cost, in words, as in its README
+    claims    expected results, the paper's or your own; the report tests each on the runs
+    imports   modules, or files next to study.py, that define your own parts; every worker loads them
     ladder    names of experiments with the same cells at three sizes or more: the page fits lines over size
     file      the file that defines it
     """
@@ -271,9 +277,9 @@ class Study:
             unknown = sorted(set(claim.cells) - cells[claim.experiment])
             if unknown:
                 raise InputError(
-                    f"the claim {claim.says!r} is about {', '.join(unknown)}, but experiment "
+                    f"the claim {claim.says!r} is about {listed_names(unknown)}, but experiment "
                     f"{claim.experiment!r} has no such cell; it has "
-                    f"{', '.join(sorted(cells[claim.experiment]))}."
+                    f"{listed_names(sorted(cells[claim.experiment]))}."
                 )
         if self.ladder:
             self._check_ladder()
@@ -289,9 +295,9 @@ class Study:
                 f"the ladder of study {self.name!r} names {', '.join(unknown)}, but the study has no such "
                 f"experiment; it has {', '.join(known)}."
             )
-        if len(set(self.ladder)) < max(len(self.ladder), FEWEST_RUNGS):
+        if len(set(self.ladder)) < max(len(self.ladder), MIN_LADDER_SIZES):
             raise InputError(
-                f"a ladder needs {FEWEST_RUNGS} different experiments or more, got "
+                f"a ladder needs {MIN_LADDER_SIZES} different experiments or more, got "
                 f"{', '.join(self.ladder)}: a line through two sizes fits whatever they are."
             )
         first, *others = (known[name] for name in self.ladder)
@@ -316,8 +322,8 @@ class Study:
         )
 
 
-#: a line through fewer sizes fits always
-FEWEST_RUNGS = 3
+#: two points always fit a line
+MIN_LADDER_SIZES = 3
 #: what all experiments of a ladder share
 SAME_ON_A_LADDER: dict[str, Callable[[Experiment], object]] = {
     "cells": lambda e: {cell.name: e.settings(cell).get("attention") for cell in e.cells},

@@ -267,7 +267,7 @@ class TorchrunExecutor:
         return 0 if self._running else 1
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
-        """Start torchrun in a session of its own, with its output in the run's log."""
+        """Start torchrun in its own session, with its output in the run's log."""
         entry = Pool(Path(place.pool)).entry(record.key)
         entry.path.mkdir(parents=True, exist_ok=True)
         file = self._out / "jobs" / f"{record.key}.json"

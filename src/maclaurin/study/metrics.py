@@ -42,10 +42,12 @@ METRICS = {
         Metric("peak_gpu_bytes", "peak GPU memory", scale="log"),
         Metric("training_flops", "training FLOPs", scale="log"),
         Metric("state_bytes", "bytes of state", scale="log"),
+        Metric("memory_bytes", "bytes kept at the trained length", scale="log"),
         Metric("parameters", "parameters", scale="log"),
     )
 }
-
+#: numbers of the final evaluation on test data, which tuning runs do not have
+METRICS_OF_TEST_DATA = ("loss", "accuracy", "perplexity")
 
 #: prefix of the metrics of a task of `maclaurin eval`: task:NAME, or task:NAME:NUMBER for another number
 TASK = "task:"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,8 +17,9 @@ from maclaurin.data.data_config import DataConfig, is_task, open_source, open_ta
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import Bytes
-from maclaurin.errors import InputError, MaclaurinError, did_you_mean
-from maclaurin.evaluation.run_tasks import items_fingerprint, longest_text, numbers_of
+from maclaurin.device import resolve_device
+from maclaurin.errors import InputError, MaclaurinError, did_you_mean, listed_names
+from maclaurin.evaluation.evaluate import items_fingerprint, longest_text, numbers_of
 from maclaurin.extensions import source_digest
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
 from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
@@ -51,11 +53,14 @@ def plan_study(
     plan: Plan = {}
     for experiment in study.experiments:
         steps, tasks = _equal_steps(experiment), _tasks_of(experiment)
+        metric = experiment.measure.name
+        _require_equal_state(experiment)
         for cell, seed in experiment.points():
             keys = {**experiment.settings(cell), **steps.get(cell.name, {}), "seed": seed}
             with _at(cell, experiment):
                 config = adapt(resolved(keys, scale=scale, device=device))
                 _require_text(config, tasks)
+                _require_recorded(metric, config)
                 plan[Label(experiment.name, cell.name, seed)] = waiting(config, tasks)
     return plan
 
@@ -85,7 +90,13 @@ def waiting(config: TrainConfig, tasks: tuple[TaskItems, ...] = ()) -> RunRecord
         config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts, tasks=tasks
     )
     order, state_bytes = attention_facts(config)
-    return RunRecord(run=run, status="waiting", order=order, state_bytes=state_bytes)
+    return RunRecord(
+        run=run,
+        status="waiting",
+        order=order,
+        state_bytes=state_bytes,
+        memory_bytes=memory_at_length(config),
+    )
 
 
 # ------------------------------------------------------------------------------ resolved configs
@@ -95,7 +106,7 @@ def resolved(keys: Mapping[str, Any], *, scale: float = 1.0, device: str | None 
     """A checked config in which defaults that depend on other settings are filled in."""
     config = scaled(config_from(keys), scale)
     attention = tuple(canonical_attention(text) for text in config.attention)
-    length, place = row_length(config), device_of(device or config.device)
+    length, place = row_length(config), resolve_device(device or config.device)
     return config.replace(
         attention=attention[:1] if len(set(attention)) == 1 else attention,
         length=open_task(config.data, length).length if is_task(config.data) else length,
@@ -123,11 +134,6 @@ def canonical_attention(text: str, *, strict: bool = True) -> str:
         if strict:
             raise
         return name
-
-
-def device_of(wanted: str) -> str:
-    """cpu or cuda."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
 def read_scale(text: str) -> float:
@@ -158,7 +164,7 @@ def scaled(config: TrainConfig, scale: float) -> TrainConfig:
 
 def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
     """With equal="flops": the steps of each cell that cost the FLOPs of the baseline."""
-    if experiment.equal == "steps":
+    if experiment.equal != "flops":
         return {}
     configs, costs = {}, {}
     for cell in experiment.cells:
@@ -212,6 +218,20 @@ def _require_text(config: TrainConfig, tasks: tuple[TaskItems, ...]) -> None:
         )
 
 
+def _require_recorded(metric: str, config: TrainConfig) -> None:
+    """Raise if a run with this config cannot have the metric."""
+    if metric == "peak_gpu_bytes" and config.device != "cuda":
+        raise InputError(
+            f"peak_gpu_bytes is the memory of a GPU, and this run is on {config.device}: use another metric, "
+            "or --device cuda."
+        )
+    if metric == "state_bytes" and attention_facts(config)[1] is None:
+        raise InputError(
+            "state_bytes is not recorded where the state grows with the text: use memory_bytes, which counts "
+            "keys and values at the trained length."
+        )
+
+
 def require_fit(run: Run, source: Source) -> None:
     """Raise unless every text of the tasks fits the length of the model."""
     length = run.config["length"]
@@ -253,7 +273,7 @@ def select(study: Study, only: Sequence[str]) -> Study:
 
 
 def with_seeds(study: Study, count: int) -> Study:
-    """The study with `count` seeds in each experiment: its own, then the next integers."""
+    """The study with `count` seeds in each experiment: its own, then the next that no tuning run has."""
     experiments = []
     for experiment in study.experiments:
         seeds = list(experiment.seeds)
@@ -262,7 +282,9 @@ def with_seeds(study: Study, count: int) -> Study:
                 f"--seeds {count} is fewer than the {len(seeds)} of experiment {experiment.name!r}: seeds "
                 "can be added, not removed."
             )
-        new = (seed for seed in range(10**6) if seed not in experiment.seeds)
+        tune = experiment.tune
+        taken = {*experiment.seeds, *(tune.seeds + tune.confirm if tune is not None else ())}
+        new = (seed for seed in range(10**6) if seed not in taken)
         seeds += [next(new) for _ in range(count - len(seeds))]
         experiments.append(dataclasses.replace(experiment, seeds=tuple(seeds)))
     return dataclasses.replace(study, experiments=tuple(experiments))
@@ -300,7 +322,7 @@ def _refuse_unmatched(study: Study, only: Sequence[str]) -> None:
             names = dict.fromkeys(cell.name for cell, _ in pairs)
             known = [*names, *dict.fromkeys(text for cell, e in pairs for text in _attention(cell, e))]
             raise InputError(
-                f"--only {wanted}: study {study.name!r} has no such cell; it has {', '.join(names)}."
+                f"--only {wanted}: study {study.name!r} has no such cell; it has {listed_names(names)}."
                 f"{did_you_mean(wanted, known)} (The name of the study goes before --only.)"
             )
 
@@ -356,10 +378,67 @@ def attention_facts(config: TrainConfig) -> tuple[int | None, int | None]:
     return max(spec.highest_order for spec in specs), state
 
 
+def memory_at_length(config: TrainConfig) -> int:
+    """Bytes that a decoder keeps after a row of the trained length, in fp32, over all layers.
+
+    A finite state counts as a whole, an attention without one with its keys and values.
+    """
+    model = _model_config(config.attention, config.size, config.kv_heads, 2)
+    size, length = model.head_size, row_length(config)
+    shared = (model.num_key_value_heads or model.num_attention_heads) / model.num_attention_heads
+    found = 0.0
+    for layer in model.layer_attention():
+        key_size = layer.extras.feature_size or size
+        for group in layer.groups:
+            heads = len(group.heads)
+            if group.spec.has_finite_state:
+                found += 4 * heads * group.spec.state_size(key_size, size)
+            else:
+                found += 4 * heads * shared * length * (key_size + size)
+    return round(found)
+
+
+#: largest relative difference of the bytes that cells with equal="state" keep
+STATE_TOLERANCE = 0.02
+
+
+def _require_equal_state(experiment: Experiment) -> None:
+    """With equal="state": raise unless every cell keeps the bytes of the baseline, and say what would."""
+    if experiment.equal != "state":
+        return
+    sizes = {cell.name: memory_at_length(resolved(experiment.settings(cell))) for cell in experiment.cells}
+    wanted = sizes[experiment.baseline]
+    for cell in experiment.cells:
+        with _at(cell, experiment):
+            found = sizes[cell.name]
+            if abs(found - wanted) > STATE_TOLERANCE * wanted:
+                raise InputError(
+                    f"it keeps {found:,} bytes at the trained length, but {experiment.baseline!r} keeps "
+                    f"{wanted:,}, and equal='state' allows a difference of {STATE_TOLERANCE:.0%}."
+                    f"{_fitting_window(experiment.settings(cell), wanted)}"
+                )
+
+
+def _fitting_window(settings: Mapping[str, Any], wanted: int) -> str:
+    """Which window would make the state that large, in words; empty if none does."""
+    given = settings.get("attention", ())
+    texts = [given] if isinstance(given, str) else list(given)
+    if len(texts) != 1 or not re.search(r"window\(\d+", texts[0]):
+        return " A window beside the state, +window(N), can make up a difference."
+
+    def size_with(window: int) -> int:
+        text = re.sub(r"window\(\d+", f"window({window}", texts[0])
+        return memory_at_length(resolved({**settings, "attention": (text,)}))
+
+    one, many = size_with(1), size_with(101)
+    window = 1 + round((wanted - one) / ((many - one) / 100 or 1))
+    return f" window({window}) would fit." if window >= 1 else " No window fits: its state alone is larger."
+
+
 @final
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes: exact counts, and the time one device of this machine would need."""
+    """The cost of a run: exact counts, and the time one device of this machine would need."""
 
     parameters: int
     tokens: int

@@ -14,33 +14,20 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from filelock import FileLock, Timeout
-
 from maclaurin.errors import InputError
 from maclaurin.extensions import Extension
-from maclaurin.files import write_file
+from maclaurin.files import LockedError, is_locked, locked, write_file
 from maclaurin.study.run_record import RunRecord, read_run, write_run
 
 MARKER = ".marker"
 LOG_LINES = 12
 SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_SAVE = 60.0
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds this lock now. The system releases it however the process ends."""
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path).acquire(blocking=False):
-            return False
-    except Timeout:
-        return True
 
 
 @final
@@ -66,7 +53,7 @@ class PoolEntry:
     def locked(self) -> Iterator[None]:
         """Hold the lock of this run; waits for a process that trains it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.lock):
+        with locked(self.lock):
             yield
 
     def is_busy(self) -> bool:
@@ -157,21 +144,20 @@ class Workplace:
 
 
 @contextmanager
-def living_study(path: Path) -> Iterator[None]:
+def study_lock(path: Path) -> Iterator[None]:
     """Hold the study's lock; raises if another study is running in the same folder."""
+    lock = ExitStack()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
         # workers of a killed study hold the lock briefly each second to test it, so one failure is not enough
-        lock.acquire(timeout=5 * SECONDS_BETWEEN_CHECKS)
-    except Timeout:
+        lock.enter_context(locked(path, timeout=5 * SECONDS_BETWEEN_CHECKS))
+    except LockedError:
         raise InputError(
             f"another study is running in {path.parent}: wait for it, or choose another --out."
         ) from None
     except OSError as problem:
         raise InputError(f"{path.parent} cannot be written: {problem.strerror}.") from None
     with lock:
-        lock.release()  # `with` holds it a second time
         yield
 
 

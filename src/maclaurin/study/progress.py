@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import time
@@ -13,6 +12,9 @@ from types import TracebackType
 from typing import Self, final
 
 from maclaurin.errors import MaclaurinError
+from maclaurin.files import write_file
+from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.progress_bar import Display
 
 SECONDS_BETWEEN_REPORTS = 1.0
 #: a run is stopped when its loss stays this far above its start for this many reports in a row
@@ -20,7 +22,7 @@ NATS_ABOVE_START = 1.0
 REPORTS_ABOVE_START = 10
 
 
-class GivenUp(MaclaurinError):
+class StoppedEarly(MaclaurinError):
     """The loss stayed far above its start: the run counts as diverged."""
 
     def __init__(self, step: int, loss: float, start: float) -> None:
@@ -44,7 +46,7 @@ class RunProgress:
 
 
 @final
-class RunReporter:
+class RunReporter(Display):
     """The trainer's display in a study: reports progress at most once a second, prints lines to the log.
 
     It also stops a run that has diverged below the trainer's bound on the loss.
@@ -85,7 +87,7 @@ class RunReporter:
         if now - self._reported >= SECONDS_BETWEEN_REPORTS:
             self._pass_on()
         if self._count_high_losses(loss) >= REPORTS_ABOVE_START:
-            raise GivenUp(done, loss, statistics.median(self._starts))
+            raise StoppedEarly(done, loss, statistics.median(self._starts))
 
     def say(self, text: str) -> None:
         """One line of the log."""
@@ -119,14 +121,12 @@ class RunReporter:
 
 def write_progress(path: Path, progress: RunProgress) -> None:
     """Write atomically, but without a flush to the disk: losing a report does no harm."""
-    partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(dataclasses.asdict(progress)))
-    partial.replace(path)
+    write_file(path, json.dumps(to_plain(progress)), flush=False)
 
 
 def read_progress(path: Path) -> RunProgress | None:
     """The last report, if there is any."""
     try:
-        return RunProgress(**json.loads(path.read_text(encoding="utf-8")))
+        return from_plain(RunProgress, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None

@@ -148,7 +148,7 @@ def _refuse_unreachable(address: str | None) -> None:
 
 
 class Board:
-    """An actor beside the study that keeps the last report of each run."""
+    """An actor on the study's node that keeps the last report of each run."""
 
     def __init__(self) -> None:
         self._reports: dict[str, dict[str, Any]] = {}
@@ -171,7 +171,7 @@ def train_task(values: dict[str, Any], board: Any) -> dict[str, Any]:
 
     def report(progress: RunProgress) -> None:
         with contextlib.suppress(Exception):  # a lost report must not end the run
-            board.report.remote(job.record.key, dataclasses.asdict(progress))
+            board.report.remote(job.record.key, to_plain(progress))
 
     try:
         record = work(job, report)

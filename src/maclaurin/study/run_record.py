@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
-from maclaurin.errors import InputError
-from maclaurin.files import write_file
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.code_version import FREE_KEYS
+from maclaurin.plain_data import digest, from_plain, read_record, write_record
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.shapley import Waterfall
 
 SCHEMA = 2
 FILE = "records.json"
-
-#: keys of a training config that change no number
-FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
 
 Status = Literal["waiting", "running", "stopped", "finished", "diverged", "crashed"]
 #: statuses that are results: such a run is not trained again unless --retry is given
@@ -86,12 +81,12 @@ class Run:
     def key(self) -> str:
         """The name of the run; runs with the same numbers have the same key."""
         decisive = {
-            name: value for name, value in as_first_named(self.config).items() if name not in FREE_KEYS
+            name: value for name, value in without_default_keys(self.config).items() if name not in FREE_KEYS
         }
         rest = {"data": self.data, "torch": self.torch, "numerics": self.numerics, "parts": self.parts}
         if self.tasks:
             rest["tasks"] = sorted([task.name, task.fingerprint] for task in self.tasks)
-        return digest({"config": decisive, **rest})
+        return digest({"config": decisive, **rest})[:32]
 
     @property
     def attention(self) -> tuple[str, ...]:
@@ -123,6 +118,8 @@ class RunRecord:
     step               steps taken
     order              highest power of the score in the kernel; None if it has all powers (exp)
     state_bytes        size of the recurrent state of all layers in fp32; None if it grows with the text
+    memory_bytes       what a decoder keeps after a row of the trained length, in fp32: the state, or keys and
+                       values where it grows; None in records of earlier versions
     metrics            every number recorded at the end, by name (metrics.METRICS); loss is the test loss
     curves             name → (step, value): train_loss, and every number recorded at evaluations
     loss_by_position   (first position, mean loss) of ranges of positions; None where nothing is scored
@@ -137,6 +134,7 @@ class RunRecord:
     step: int = 0
     order: int | None = None
     state_bytes: int | None = None
+    memory_bytes: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     loss_by_position: tuple[tuple[int, float | None], ...] = ()
@@ -160,7 +158,11 @@ class RunRecord:
 
     def value(self, metric: str) -> float | None:
         """The metric of this name; None if the run did not record it."""
-        own = {"seconds": self.seconds, "state_bytes": self.state_bytes}
+        own = {
+            "seconds": self.seconds,
+            "state_bytes": self.state_bytes,
+            "memory_bytes": self.memory_bytes,
+        }
         found = self.metrics.get(metric, own.get(metric))
         return None if found is None else float(found)
 
@@ -296,20 +298,14 @@ class StudyRecord:
 
 
 #: keys added to the training config later, and the values under which a run is unchanged
-LATER_KEYS = {"equal_start": False}
+LATER_KEYS: dict[str, Any] = {"equal_start": False, "test": True, "output_lr": 1.0}
 
 
-def as_first_named(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_default_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without later keys that change nothing, so that runs keep their earlier keys."""
     return {
         name: value for name, value in config.items() if name not in LATER_KEYS or value != LATER_KEYS[name]
     }
-
-
-def digest(plain: Any) -> str:
-    """A name for plain data: 32 hex digits of the SHA-256 of its canonical spelling."""
-    spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(spelling.encode()).hexdigest()[:32]
 
 
 # ------------------------------------------------------------------------------------------ files
@@ -317,45 +313,28 @@ def digest(plain: Any) -> str:
 
 def write_study(record: StudyRecord, path: Path) -> None:
     """Write records.json atomically."""
-    data = {"schema": SCHEMA, **to_plain(record)}
-    write_file(path, json.dumps(data, separators=(",", ":")).encode())
+    write_record(path, record, SCHEMA, allow_nan=True)
 
 
 def read_study(path: Path) -> StudyRecord:
     """The study in a file, or in the records.json of a folder."""
     file = path / FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
+    return read_record(
+        StudyRecord,
+        file,
+        SCHEMA,
+        "the records.json of a study",
+        missing=(
             f"{path} holds no records of a study: run one with 'maclaurin study mini --out {path}', or give "
             "the folder of one."
-        ) from None
-    except ValueError as problem:
-        raise InputError(
-            f"{file} is not JSON ({problem}), so it is not the records.json of a study."
-        ) from None
-    except OSError as problem:
-        raise InputError(f"{file} cannot be read: {problem.strerror}.") from None
-    found = data.pop("schema", None) if isinstance(data, dict) else None
-    if found != SCHEMA:
-        older = " Convert it with studies/migrate_schema_1.py." if found == 1 else ""
-        raise InputError(
-            f"{file} has schema {found}, but this version of maclaurin reads schema {SCHEMA}: it is not the "
-            f"records.json of a study, or it was written by another version.{older}"
-        )
-    try:
-        return from_plain(StudyRecord, data)
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        raise InputError(
-            f"{file} does not have the form of a study's records ({problem!r}): it was changed by hand or "
-            "written by another version."
-        ) from None
+        ),
+        older={1: " Convert it with studies/migrate_schema_1.py."},
+    )
 
 
 def write_run(record: RunRecord, path: Path) -> None:
     """Write the record of one run atomically."""
-    write_file(path, json.dumps(to_plain(record), separators=(",", ":")).encode())
+    write_record(path, record, allow_nan=True)
 
 
 def read_run(path: Path) -> RunRecord | None:

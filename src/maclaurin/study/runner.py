@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, MaclaurinError, listed_names
 from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
+from maclaurin.plain_data import digest
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
+from maclaurin.study.metrics import METRICS, task_of
 from maclaurin.study.plan_runs import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
-from maclaurin.study.pool import Pool, Workplace, living_study
+from maclaurin.study.pool import Pool, Workplace, study_lock
 from maclaurin.study.run_record import (
     FILE,
     CellRecord,
@@ -29,14 +32,13 @@ from maclaurin.study.run_record import (
     RunRecord,
     StudyRecord,
     Tuning,
-    digest,
     read_study,
     write_study,
 )
 from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.tune import known_rates, learning_rates
-from maclaurin.study.view import Silent, View
+from maclaurin.study.view import View
 
 SECONDS_FOR_FORMS = 120.0
 
@@ -76,10 +78,10 @@ def run(
     study        a Study, the name of one, or the path of a study.py
     out          folder of the study; runs/NAME by default, another for a part of a study
     pool         folder of runs shared between studies; OUT/../pool by default
-    only         cells by name or notation; their baselines come along
+    only         cells by name or notation; their baselines are included
     scale        factor on the steps of every run
     seeds        number of seeds per cell: the study's own, then more
-    tune         choose the learning rates again, and store them beside study.py
+    tune         choose the learning rates again, and store them next to study.py
     smoke        train every run for 5 steps at tiny width, in OUT/smoke
     executor     local, ray or slurm
     torchrun     arguments of torchrun, such as "--nproc-per-node 8": each run over several processes
@@ -103,7 +105,7 @@ def run(
         torchrun=torchrun,
     )
     folder = prepared.out
-    with living_study(folder / "lock"):
+    with _leaving_nothing(folder, prepared.pool), study_lock(folder / "lock"):
         if executor == "local" and torchrun is None:
             warm_up()
         trainer = choose_executor(
@@ -126,8 +128,24 @@ def run(
             code=prepared.planner.code,
             keep_models=keep_models,
         )
-        with Session(trainer, place, view or Silent(), retry=retry) as session:
+        with Session(trainer, place, view or View(), retry=retry) as session:
             return _Running(prepared, session).run(retune=tune)
+
+
+@contextlib.contextmanager
+def _leaving_nothing(out: Path, pool: Path) -> Iterator[None]:
+    """After an error, remove empty folders that this study made."""
+    made = [path for folder in (out, pool) for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except MaclaurinError:
+        for folder in (out, pool):
+            if folder in made and {path.name for path in folder.glob("*")} <= {"lock"}:
+                (folder / "lock").unlink(missing_ok=True)
+        for path in sorted(set(made), key=lambda path: -len(path.parts)):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
 
 
 @final
@@ -257,8 +275,9 @@ def _refuse_to_replace(whole: Study, chosen: Study, scale: float, folder: Path) 
     lost = sorted((there & defined) - now)
     if lost:
         raise InputError(
-            f"{folder} also holds {', '.join(cell for _, cell in lost[:3])}{' …' if len(lost) > 3 else ''}, "
-            "which --only leaves out and would delete: choose another --out."
+            f"{folder} also holds {listed_names(cell for _, cell in lost[:3])}"
+            f"{' …' if len(lost) > 3 else ''}, which --only leaves out and would delete: choose another "
+            "--out."
         )
 
 
@@ -340,7 +359,7 @@ class _Running:
             )
             plan = self._planner.with_keys(self._planner.plan(study))
             metrics = {e.name: e.measure.name for e in study.experiments}
-            runs = self._session.train(plan, metrics, lambda runs: self._save(plan, runs))
+            runs = self._session.train(plan, metrics, lambda runs: self._save_and_check(plan, runs, metrics))
             if not self._session.interrupted:
                 self._forms.wait(SECONDS_FOR_FORMS)
             record = self._save(plan, runs)
@@ -356,6 +375,21 @@ class _Running:
         if self._session.interrupted:
             raise Interrupted
         return found
+
+    def _save_and_check(
+        self, plan: Plan, runs: Mapping[str, RunRecord], metrics: Mapping[str, str]
+    ) -> StudyRecord:
+        """Save; raise once a finished run shows that runs do not record a user-defined metric."""
+        record = self._save(plan, runs)
+        for label, planned in plan.items():
+            metric, found = metrics[label.experiment], runs.get(planned.key)
+            is_own = metric not in METRICS and task_of(metric) is None
+            if is_own and found is not None and found.status == "finished" and found.value(metric) is None:
+                raise InputError(
+                    f"experiment {label.experiment!r} compares {metric!r}, which no run records: a run has "
+                    f"{', '.join(sorted(found.metrics))}."
+                )
+        return record
 
     def _save(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
         record = self._record(plan, runs)

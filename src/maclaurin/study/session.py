@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import final
 
+from maclaurin.stop_request import StopRequest
 from maclaurin.study.executors import Executor, Result
 from maclaurin.study.metrics import task_of
-from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.pool import SECONDS_TO_SAVE, Pool, Workplace
 from maclaurin.study.progress import RunProgress, read_progress
 from maclaurin.study.run_record import SETTLED, Label, RunRecord, Status
 from maclaurin.study.view import Overview, Row, State, View
 from maclaurin.study.worker import from_folder
 
-SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_SAVE = 60.0
+POLL_SECONDS = 0.5
 
 Plan = Mapping[Label, RunRecord]
 Changed = Callable[[dict[str, RunRecord]], object]
@@ -39,21 +35,22 @@ class Session:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
-        self._signals: list[int] = []
+        self._stop_request = StopRequest(
+            "SIGINT", "SIGTERM", "SIGHUP"
+        )  # a second Ctrl-C does not wait for runs to save
 
     def __enter__(self) -> Session:
-        self._handlers = _send_signals_to(self._signals)
-        self._handlers.__enter__()
+        self._stop_request.__enter__()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._handlers.__exit__(None, None, None)
+        self._stop_request.__exit__()
         self._executor.close()
 
     @property
     def interrupted(self) -> bool:
         """Whether a signal came."""
-        return bool(self._signals)
+        return self._stop_request.is_set
 
     def train(self, plan: Plan, metrics: Mapping[str, str], changed: Changed) -> dict[str, RunRecord]:
         """Key → final record; `changed` is called with the current records whenever a run begins or ends.
@@ -68,7 +65,7 @@ class Session:
         with self._view:
             while state.has_work and not self.interrupted:
                 begun = self._submit(state)
-                results = self._executor.poll(SECONDS_BETWEEN_LOOKS)
+                results = self._executor.poll(POLL_SECONDS)
                 ended = state.settle(results, stopping=self.interrupted)
                 state.progress |= self._executor.progress()
                 if begun or ended:
@@ -215,23 +212,3 @@ def _result_text(record: RunRecord, metric: str) -> str:
     value = record.value(metric)
     name = metric if task_of(metric) else metric.replace("_", " ")
     return "" if value is None else f"{name} {value:.4g}"
-
-
-@contextmanager
-def _send_signals_to(came: list[int]) -> Iterator[None]:
-    """Collect signals that ask to stop; a second Ctrl-C does not wait for runs to save."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if came and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    in_main = threading.current_thread() is threading.main_thread()  # only it can set handlers
-    names = ("SIGINT", "SIGTERM", "SIGHUP") if in_main else ()
-    wanted = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, note) for number in wanted}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

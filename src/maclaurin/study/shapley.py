@@ -1,13 +1,13 @@
-"""What each part contributes to the gap between two cells.
+"""The contribution of each part to the gap between two cells.
 
     φ_i = mean over admissible orders of  v(S + i) − v(S)        S the parts added before i
 
 Parts are switches, and a combination of switches has a meaning if it names a cell. An order of adding the
-switches is admissible if every combination on its way has a meaning; all admissible orders have equal weight.
+switches is admissible if every combination along it has a meaning; all admissible orders have equal weight.
 If all combinations have a meaning, φ is the Shapley value. The contributions add up to v(all) − v(none), and
 each is a weighted sum of the values of cells, so it can be computed seed by seed.
 
-Two switches interact if one contributes more beside the other than alone:
+Two switches interact if one contributes more together with the other than alone:
 
     I_ij = mean over squares of  v(S + i + j) − v(S + i) − v(S + j) + v(S)
 
@@ -45,14 +45,14 @@ class Combination:
 class Interaction:
     """The interaction of two switches.
 
-    twist    what both contribute together beyond what each contributes alone
-    alone    what the second contributes without the first
-    beside   what the second contributes with the first; twist = beside − alone
+    interaction_contrast   what both contribute together beyond each alone: beside − alone
+    alone                  what the second contributes without the first
+    beside                 what the second contributes with the first
     """
 
     first: str
     second: str
-    twist: Weights
+    interaction_contrast: Weights
     alone: Weights
     beside: Weights
 
@@ -60,7 +60,7 @@ class Interaction:
 @final
 @dataclass(frozen=True)
 class Waterfall:
-    """The way from one cell to another, part by part.
+    """A decomposition of the gap between two cells, part by part.
 
     title          one line for the page
     switches       the parts, in the order in which they are drawn
@@ -116,7 +116,7 @@ class Waterfall:
 
     @functools.cached_property
     def interactions(self) -> tuple[Interaction, ...]:
-        """Every pair that can be added in either order somewhere on an admissible way."""
+        """Every pair that can be added in either order somewhere in an admissible order."""
         pairs = itertools.combinations(self.switches, 2)
         return tuple(found for pair in pairs if (found := self._interaction(*pair)) is not None)
 
@@ -167,13 +167,13 @@ class Waterfall:
             _add(alone, self._cells[on], -share)
             _add(beside, self._cells[on | {first, second}], share)
             _add(beside, self._cells[on | {first}], -share)
-        twist = dict(beside)
+        contrast = dict(beside)
         for cell, weight in alone.items():
-            _add(twist, cell, -weight)
-        if not _without_zeros(twist):  # one of them changes nothing wherever they meet
+            _add(contrast, cell, -weight)
+        if not _without_zeros(contrast):  # one of them changes nothing wherever both can be added
             return None
         return Interaction(
-            first, second, _without_zeros(twist), _without_zeros(alone), _without_zeros(beside)
+            first, second, _without_zeros(contrast), _without_zeros(alone), _without_zeros(beside)
         )
 
     def _squares(self, first: str, second: str) -> Iterator[tuple[On, int]]:

@@ -10,12 +10,13 @@ from typing import Any
 
 from maclaurin.data.data_config import PRESETS, is_task
 from maclaurin.errors import load_extra
+from maclaurin.files import new_file
 from maclaurin.models.configuration import size_named
 from maclaurin.training.config import TrainConfig
 
 STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300
 
-#: columns beside `text`, as in the data sets of the paper
+#: columns in addition to `text`, as in the data sets of the paper
 COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
     "HuggingFaceFW/fineweb": lambda n: {
         "id": f"<urn:uuid:{n}>",
@@ -91,6 +92,5 @@ def _write_parquet(file: Path, columns: Callable[[int], dict[str, Any]]) -> None
         for n in range(DOCUMENTS)
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".part")
-    parquet.write_table(arrow.Table.from_pylist(rows), partial)
-    partial.replace(file)
+    with new_file(file) as temporary:
+        parquet.write_table(arrow.Table.from_pylist(rows), temporary)

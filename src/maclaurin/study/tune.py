@@ -2,13 +2,12 @@
 
 The grid is in factors of two. While the best rate of a cell is at the edge of the rates tried, the next rate
 beyond that edge is tried too. Then the two best rates get further seeds, if the study asks for them. No final
-run shares a seed with a tuning run.
+run shares a seed with a tuning run, and no tuning run uses the test data.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
@@ -17,22 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.files import write_file
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import digest, read_record, write_record
 from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import source_name
 from maclaurin.study.metrics import metric_named
 from maclaurin.study.plan_runs import resolved
 from maclaurin.study.run_record import (
-    FREE_KEYS,
     CellTuning,
     Label,
     RunRecord,
     Trial,
     Tuning,
-    as_first_named,
-    digest,
+    without_default_keys,
 )
 
 FILE = "tuned.json"
@@ -49,6 +46,7 @@ NOT_TUNED = (
     "eval_every",
     "eval_rows",
     "largest_loss",
+    "test",
 )
 
 Train = Callable[[dict[Label, RunRecord]], dict[str, RunRecord]]
@@ -66,24 +64,15 @@ class TunedFile:
 
     def write(self, path: Path) -> None:
         """Write it atomically."""
-        data = {"schema": SCHEMA, **to_plain(self)}
-        write_file(path, (json.dumps(data, indent=1) + "\n").encode())
+        write_record(path, self, SCHEMA, indent=1, allow_nan=True)
 
     @classmethod
     def read(cls, path: Path) -> TunedFile | None:
         """The file, if there is one."""
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValueError) as problem:
-            raise InputError(f"{path} cannot be read as tuned learning rates: {problem}.") from None
-        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise InputError(f"{path} was not written by `maclaurin study --tune` of this version.")
-        try:
-            return from_plain(cls, data)
-        except (KeyError, TypeError, AttributeError, ValueError) as problem:
-            raise InputError(f"{path} does not have the form of tuned learning rates: {problem!r}.") from None
+        what = "a file of tuned learning rates"
+        return read_record(cls, path, SCHEMA, what, missing=f"{path} is not {what}: it is a folder.")
 
 
 @final
@@ -104,7 +93,7 @@ class KnownRates:
 
 
 def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
-    """Rates from OUT/tuned.json, then from the tuned.json beside study.py; none with `retune`."""
+    """Rates from OUT/tuned.json, then from the tuned.json next to study.py; none with `retune`."""
     wanted = [e for e in study.experiments if e.tune is not None]
     known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
     sources: dict[str, str] = {}
@@ -124,7 +113,7 @@ def learning_rates(
 ) -> tuple[Study, dict[str, Tuning]]:
     """The study with a learning rate in every cell, and where each rate comes from.
 
-    Cells without a rate are tuned now. With `retune` all cells are, and the rates are stored beside study.py.
+    Cells without a rate are tuned now. With `retune` all cells are, and rates are stored next to study.py.
     """
     wanted = [e for e in study.experiments if e.tune is not None]
     if retune and not wanted:
@@ -209,8 +198,8 @@ def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
 
 def subject(experiment: Experiment, cell: Cell) -> str:
     """What a rate is tuned for: the config without rate, seed and length of training."""
-    config = as_first_named(resolved(experiment.settings(cell)).to_dict())
-    return digest({name: value for name, value in config.items() if name not in NOT_TUNED})
+    config = without_default_keys(resolved(experiment.settings(cell)).to_dict())
+    return digest({name: value for name, value in config.items() if name not in NOT_TUNED})[:32]
 
 
 @final
@@ -226,7 +215,7 @@ class Search:
         """One more result."""
         self.trials.setdefault(trial.rate, []).append(trial)
 
-    def badness(self, rate: float) -> float:
+    def sort_value(self, rate: float) -> float:
         """Mean value over the seeds, signed so that less is better; infinite if a run diverged or crashed."""
         values = [trial.value for trial in self.trials[rate]]
         if any(value is None for value in values):
@@ -236,7 +225,7 @@ class Search:
     @property
     def best(self) -> float:
         """The best rate; the smallest if all diverged."""
-        return min(sorted(self.trials), key=self.badness)
+        return min(sorted(self.trials), key=self.sort_value)
 
     @property
     def is_on_edge(self) -> bool:
@@ -251,7 +240,7 @@ class Search:
         if self.is_on_edge and len(self.trials) < tune.most:
             beyond = _tidy(self.best * 2 if self.best == max(self.trials) else self.best / 2)
             return [(beyond, seed) for seed in tune.seeds]
-        two_best = sorted(self.trials, key=self.badness)[:2]
+        two_best = sorted(self.trials, key=self.sort_value)[:2]
         tried = {(trial.rate, trial.seed) for trials in self.trials.values() for trial in trials}
         return [(rate, seed) for rate in two_best for seed in tune.confirm if (rate, seed) not in tried]
 
@@ -307,7 +296,7 @@ def _round(
         cell = next(cell for cell in experiment.cells if cell.name == cell_name)
         for rate, seed in search.next_trials():
             label = Label(name, f"{cell_name}, lr {rate:g}", seed)
-            plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed})
+            plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed, "test": False})
             owners[label] = (search, rate)
     return plan, owners
 

@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self, final
+from typing import Literal, Self, final
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from maclaurin.errors import in_list
 from maclaurin.study.progress import RunProgress
 from maclaurin.study.run_record import Label, RunRecord
+from maclaurin.wording import duration
 
 #: reused: the result was in the pool; elsewhere: another study trains it now
 State = Literal["waiting", "elsewhere", "running", "finished", "diverged", "crashed", "stopped", "reused"]
@@ -127,28 +129,8 @@ def _estimate(row: Row, rows: Sequence[Row]) -> float | None:
     return None
 
 
-class View(Protocol):
-    """Shows the study."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, overview: Overview) -> None:
-        """Show the current state."""
-        ...
-
-
-def make_view(title: str, console: Console) -> View:
-    """A table on a terminal, lines elsewhere."""
-    return LiveTable(title, console) if console.is_terminal else Lines(console)
-
-
-@final
-class Silent:
-    """Shows nothing; for use as a library."""
+class View:
+    """Shows a running study; this one shows nothing, for use as a library."""
 
     def __enter__(self) -> Self:
         return self
@@ -156,14 +138,19 @@ class Silent:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        return None
 
     def show(self, overview: Overview) -> None:
-        """Nothing."""
+        """Show the current state."""
+
+
+def make_view(title: str, console: Console) -> View:
+    """A table on a terminal, lines elsewhere."""
+    return LiveTable(title, console) if console.is_terminal else EventLines(console)
 
 
 @final
-class LiveTable:
+class LiveTable(View):
     """Redrawn in place."""
 
     def __init__(self, title: str, console: Console) -> None:
@@ -186,21 +173,13 @@ class LiveTable:
 
 
 @final
-class Lines:
+class EventLines(View):
     """Prints a line when a run begins or ends, and from time to time a summary."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._states: dict[Label, State] = {}
         self._last = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def show(self, overview: Overview) -> None:
         """Print what changed."""
@@ -219,7 +198,7 @@ class Lines:
 
 def _line(row: Row) -> str:
     label = row.label
-    what = f"{row.state}: {label.experiment}, {label.cell}, seed {label.seed}"
+    what = f"{row.state}: {label.experiment}, {in_list(label.cell)}, seed {label.seed}"
     if row.result:
         what += f", {row.result}"
     if row.seconds is not None and row.state in ("finished", "diverged"):
@@ -271,13 +250,3 @@ def _sum(overview: Overview) -> Text:
     left = "" if not seconds else f", about {duration(seconds)} left"
     whole = f"{overview.done} of {len(overview.rows)} runs done"
     return Text(f"{whole} ({counts}), {duration(overview.elapsed)} so far{left}")
-
-
-def duration(seconds: float) -> str:
-    """'42 s', '3:05 min', '2:10 h'."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 5940:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h" if whole < 360_000 else f"{whole / 86400:.0f} days"

@@ -27,14 +27,14 @@ import torch
 from maclaurin.code_version import NUMERICS_VERSION, code_version
 from maclaurin.data.source import Source
 from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
-from maclaurin.evaluation.run_tasks import ask_run
 from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.files import write_file
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
-from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
+from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
 from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
@@ -130,7 +130,7 @@ def _train(
         if made.run.tasks:
             _share_training(made, Pool(Path(place.pool)))
             if status == "finished":
-                made = with_answers(made, _ask_tasks(made.run, entry.path, processes))
+                made = with_task_results(made, _ask_tasks(made.run, entry.path, processes))
         entry.write(made)
         if not place.keep_models:  # last, since a task needs the model again if there is no record
             entry.drop_models()
@@ -142,7 +142,7 @@ def _train(
     trainer = Trainer(config, source, entry.path, processes)
     try:
         outcome = trainer.run(resume=resume, display=reporter)
-    except (Diverged, GivenUp) as problem:
+    except (Diverged, StoppedEarly) as problem:
         return settle("diverged", problem.step, str(problem))
     return settle("finished", outcome.step) if outcome.finished else None
 
@@ -209,7 +209,7 @@ def from_folder(
     )
 
 
-def with_answers(record: RunRecord, answers: Mapping[str, TaskResult]) -> RunRecord:
+def with_task_results(record: RunRecord, answers: Mapping[str, TaskResult]) -> RunRecord:
     """The record with the task results: numbers in `metrics`, everything else in `provenance`."""
     metrics = {
         task_number(name, number): found.value

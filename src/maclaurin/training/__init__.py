@@ -7,7 +7,7 @@ model           its model: random or from a folder, with or without LoRA adapter
 losses          training objectives, and their evaluation on held-out data
 optimizer_step  gradients, learning rate, AdamW, and the check for divergence
 compiling       torch.compile of that step
-checkpoint, run_folder, records, terminal    what a run writes and prints
+checkpoint, run_folder, records    what a run writes
 processes       several processes under torchrun
-estimate        what a run would cost, without running it
+estimate        the cost of a run, without running it
 """

@@ -24,7 +24,7 @@ import random
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from maclaurin.errors import MaclaurinError
 from maclaurin.files import flush_folder, write_json
+from maclaurin.plain_data import to_plain
 from maclaurin.training.processes import Processes
 
 #: with less free space than this, a failed write is reported as a full disk (libraries hide the errno)
@@ -80,7 +81,7 @@ class CheckpointStore:
         self.processes.wait()
         try:
             self._fill(partial, progress, model, optimizer)
-        except (Exception, CheckpointException) as problem:  # torch's own is no Exception
+        except (Exception, CheckpointException) as problem:  # the latter is not a subclass
             error = self._unwritable(problem)
             if self.processes.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +105,7 @@ class CheckpointStore:
         torch.save(_random_states(), folder / f"random-{self.processes.rank}.pt")
         self.processes.wait()
         if self.processes.is_first:
-            (folder / "progress.json").write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            (folder / "progress.json").write_text(json.dumps(to_plain(progress)), encoding="utf-8")
             _write_manifest(folder)
 
     def _unwritable(self, problem: BaseException) -> CheckpointError:
@@ -122,7 +123,7 @@ class CheckpointStore:
         )
 
     def _delete_old(self) -> None:
-        """Delete all but the last few and the best."""
+        """Delete every checkpoint except the last few and the best."""
         best = self.best()
         for step in self.steps()[: -self.keep]:
             if step != best:
@@ -153,7 +154,7 @@ class CheckpointStore:
         try:
             with _alone_is_meant():
                 load_tensors(tensors, storage_reader=_Reader(path), no_dist=self.processes.world == 1)
-        except CheckpointException as problem:  # torch's own is no Exception
+        except CheckpointException as problem:  # not a subclass of Exception
             reason = str(problem).strip().splitlines()[-1]
             raise CheckpointError(f"the checkpoint {path} cannot be loaded: {reason}") from problem
         moments = {"state": tensors["optimizer"]["state"], "param_groups": groups}
@@ -193,7 +194,7 @@ def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 
 @contextlib.contextmanager
 def _alone_is_meant() -> Iterator[None]:
-    """Silence torch's warning about a single process without a process group, which is intended."""
+    """Silence torch's warning about a single process without a process group: this is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,4 +1,4 @@
-"""torch.compile for the training step: when it is used, what happens if it fails, how its workers end."""
+"""torch.compile for the training step: when it is used, what happens if it fails, how its workers stop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 from torch._dynamo.exc import TorchDynamoException
 
 from maclaurin.errors import MaclaurinError
+from maclaurin.progress_bar import still_working
 from maclaurin.training.batches import StepBatch
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import NextToken, Objective
 from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
-from maclaurin.training.terminal import still_working
 
 
 class CompileError(MaclaurinError):

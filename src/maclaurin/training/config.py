@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.data.splits import usual_fraction
 from maclaurin.errors import InputError, did_you_mean
+from maclaurin.plain_data import to_plain
 
 
 def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
@@ -46,12 +48,17 @@ class TrainConfig:
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
     limit_documents: int | None = _key(None, "Use only this many documents. By default all.")
-    validation_fraction: float = _key(0.02, "Share of the documents to evaluate on during training.")
-    test_fraction: float = _key(0.02, "Share of the documents for the final evaluation only.")
+    validation_fraction: float | None = _key(
+        None, "Share of the documents to evaluate on during training. By default 0.1 of stdlib, else 0.02."
+    )
+    test_fraction: float | None = _key(
+        None, "Share of the documents for the final evaluation only. By default 0.1 of stdlib, else 0.02."
+    )
     steps: int = _key(400, "Optimizer steps; with --resume, a larger number extends the run.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
     accumulate: int = _key(1, "Parts a batch is computed in, to save memory.")
     lr: float = _key(1e-3, "Peak learning rate.")
+    output_lr: float = _key(1.0, "Factor of the learning rate for the output projections of attention.")
     schedule: str = _key("cosine", "Decay of the learning rate: cosine, linear or constant.")
     warmup: int = _key(20, "Steps of linear warm-up.")
     decay_steps: int | None = _key(None, "Step at which the decay ends. By default the last one.")
@@ -71,6 +78,7 @@ class TrainConfig:
     eval_every: int = _key(100, "Steps between evaluations; 0 to evaluate only at the end.")
     eval_rows: int | None = _key(None, "Rows per evaluation, including the final ones. By default all.")
     final_rows: int | None = _key(None, "Rows of the final evaluations; 0 for all. By default eval_rows.")
+    test: bool = _key(True, "Evaluate on the test data after the last step.")
     checkpoint_every: int = _key(100, "Steps between checkpoints; 0 to save only at the end.")
     keep: int = _key(2, "Number of checkpoints to keep in addition to the best.")
     log_every: int = _key(10, "Log interval in steps; the loss of every step is recorded.")
@@ -86,7 +94,7 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        return to_plain(self)
 
 
 #: the paper's optimiser settings (arXiv 2507.23632)
@@ -147,7 +155,16 @@ def config_from(values: Mapping[str, Any]) -> TrainConfig:
     checked = {name: _checked(name, known[name], value) for name, value in values.items()}
     config = TrainConfig(**checked)
     _check_numbers(config)
-    return config
+    return _with_fractions(config)
+
+
+def _with_fractions(config: TrainConfig) -> TrainConfig:
+    """The config with numbers for the held-out shares, so that a record states them."""
+    usual = usual_fraction(config.data)
+    return config.replace(
+        validation_fraction=usual if config.validation_fraction is None else config.validation_fraction,
+        test_fraction=usual if config.test_fraction is None else config.test_fraction,
+    )
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
@@ -227,6 +244,7 @@ def _check_numbers(config: TrainConfig) -> None:
             raise InputError(f"{name} must be at least 1, got {getattr(config, name)}.")
     for name in (
         "lr",
+        "output_lr",
         "final_lr",
         "weight_decay",
         "warmup",

@@ -4,8 +4,8 @@
 
 RMS norm is L2 norm times √e, and unnormalised weights grow with the text: two attentions may differ only in
 scale at the start, and then a comparison after a few hundred steps shows little else. The factor of each
-layer is measured on a few rows of the training text, from the first layer to the last, beside softmax with
-the same settings and seed.
+layer is measured on a few rows of the training text, from the first layer to the last, relative to softmax
+with the same settings and seed.
 """
 
 from __future__ import annotations

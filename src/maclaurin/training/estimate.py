@@ -12,6 +12,7 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec
 from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import LOGITS_AT_ONCE
+from maclaurin.wording import duration
 
 #: the share of a plain matrix product's speed that training steps usually reach
 ASSUMED_UTILISATION = 0.4
@@ -44,7 +45,7 @@ class Estimate:
                 f"operations  {self.flops:.3g} FLOP",
                 f"state       {state}",
                 f"memory      about {self.memory_bytes / 2**30:.2f} GiB with gradients, AdamW, activations",
-                f"time        about {_duration(self.seconds)} here, at {ASSUMED_UTILISATION:.0%} of the "
+                f"time        about {duration(self.seconds)} here, at {ASSUMED_UTILISATION:.0%} of the "
                 f"{self.matmul_flops_per_second / 1e9:,.0f} GFLOP/s just measured on a matrix product",
             ]
         )
@@ -88,11 +89,13 @@ def flops_per_token(model: nn.Module, config: MaclaurinConfig, length: int) -> f
 
 
 def _attention_flops(spec: AttentionSpec, kv_heads: int, config: MaclaurinConfig, length: int) -> float:
-    """Per token, forward, for some heads: half a row of scores and values, or the state if cheaper."""
+    """Per token, forward, for some heads: half a row of scores and values, or state and window if cheaper."""
     size = config.head_size
     parallel = 2.0 * length * size
     if spec.has_finite_state:
-        parallel = min(parallel, 4.0 * spec.features(size) * size)
+        window = 0 if spec.window is None else min(spec.window.slots, length)
+        seen = window - window**2 / (2 * length)  # on average: the first tokens see fewer
+        parallel = min(parallel, 4.0 * (spec.features(size) + seen) * size)
     return parallel * kv_heads * (config.num_attention_heads // config.kv_heads)
 
 
@@ -121,11 +124,3 @@ def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
             if device.type == "cuda":
                 torch.cuda.synchronize()
     return 2.0 * size**3 * count / (time.perf_counter() - begun)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.0f} hours" if seconds < 200_000 else f"{seconds / 86400:.0f} days"

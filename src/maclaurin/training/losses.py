@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast, final
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from maclaurin.data.source import NOT_SCORED, Batch
 from maclaurin.errors import InputError
+from maclaurin.layers.watch_attention import record_layers
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.model_folder import load_model
 from maclaurin.training.config import TrainConfig
@@ -55,8 +55,8 @@ def objective_of(config: TrainConfig, model: MaclaurinForCausalLM, processes: Pr
         raise InputError(f"objective={config.objective} needs a teacher: the model to match.")
     if processes.world > 1:
         raise InputError(
-            f"objective={config.objective} runs in one process only, since it runs a second model beside the "
-            "one that is trained: start it without torchrun."
+            f"objective={config.objective} runs in one process only, since it also runs a second model: "
+            "start it without torchrun."
         )
     teacher, _ = load_model(config.teacher)
     match = {"match-attention": MatchAttention, "match-logits": MatchLogits}[config.objective]
@@ -153,7 +153,7 @@ class MatchLogits(Objective):
     def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
         super().__init__()
         self.model = model
-        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
+        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: not a submodule
         if model.config.vocab_size != teacher.config.vocab_size:
             raise InputError(
                 f"the teacher has a vocabulary of {teacher.config.vocab_size} tokens and the model one of "
@@ -272,7 +272,7 @@ class MatchAttention(Objective):
     def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
         super().__init__()
         self.model = model
-        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: no part of what is trained
+        self._teacher = (teacher.eval().requires_grad_(False),)  # a tuple: not a submodule
         pairs = list(zip(_attentions(teacher), _attentions(model), strict=True))
         self.layers = [n for n, (old, new) in enumerate(pairs) if old.groups != new.groups]
         if not self.layers:
@@ -292,7 +292,7 @@ class MatchAttention(Objective):
 
     def _distances(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
         (teacher,) = self._teacher
-        with torch.no_grad(), _recorded_calls(_attentions(teacher)) as calls:
+        with torch.no_grad(), record_layers(_attentions(teacher)) as calls:
             teacher.base_model(input_ids=tokens, documents=documents, use_cache=False)
         students, distances = _attentions(self.model), []
         for n in self.layers:
@@ -302,31 +302,6 @@ class MatchAttention(Objective):
             size = wanted.square().sum(-1).mean()
             distances.append((found - wanted).square().sum(-1) / size)
         return torch.where(targets != NOT_SCORED, torch.stack(distances).mean(0), 0.0)
-
-
-class _Call(NamedTuple):
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
-    output: Tensor
-
-
-@contextmanager
-def _recorded_calls(modules: list[nn.Module]) -> Iterator[dict[int, _Call]]:
-    """The last call of each module while the block runs."""
-    calls: dict[int, _Call] = {}
-
-    def record(n: int) -> Any:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            calls[n] = _Call(arguments, named, output[0] if isinstance(output, tuple) else output)
-
-        return hook
-
-    hooks = [module.register_forward_hook(record(n), with_kwargs=True) for n, module in enumerate(modules)]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _attentions(model: Any) -> list[Any]:

@@ -26,7 +26,7 @@ from maclaurin.models.model_folder import (
 from maclaurin.training.config import TrainConfig
 
 #: default number of tokens per row for a run that starts from a model folder
-LENGTH_OF_STARTED = 1024
+DEFAULT_FINETUNE_LENGTH = 1024
 #: the matrices that LoRA adapts
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 #: α/r, the factor of an adapter's product
@@ -61,7 +61,7 @@ def row_length(config: TrainConfig) -> int:
     """Tokens per row."""
     if config.length is not None:
         return config.length
-    return size_named(config.size).length if config.start is None else LENGTH_OF_STARTED
+    return size_named(config.size).length if config.start is None else DEFAULT_FINETUNE_LENGTH
 
 
 def starting_model(config: TrainConfig, source: Source) -> MaclaurinForCausalLM:

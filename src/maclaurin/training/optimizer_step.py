@@ -30,15 +30,42 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (config.final_lr + (1 - config.final_lr) * left)
 
 
+#: part of the name of the output projections' parameters
+OUTPUT = ".o_proj."
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices and embeddings, not on norms, biases, convolutions and rates."""
+    groups = [
+        {"params": [parameter for _, parameter in found], "weight_decay": decay}
+        for found, decay, _ in _groups(model, config)
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+_Group = tuple[list[tuple[str, nn.Parameter]], float, float]
+
+
+def _groups(model: nn.Module, config: TrainConfig) -> list[_Group]:
+    """(parameters, weight decay, factor of the learning rate), without empty groups.
+
+    Output projections are separate groups only if they have another rate, so that checkpoints of other
+    runs keep their form.
+    """
     parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    decayed = [p for n, p in parameters if _decays(n, p)]
-    kept = [p for n, p in parameters if not _decays(n, p)]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=config.lr, betas=(config.beta1, config.beta2), fused=True
-    )
+    apart = config.output_lr != 1.0
+
+    def chosen(decays: bool, output: bool) -> list[tuple[str, nn.Parameter]]:
+        return [
+            (n, p) for n, p in parameters if _decays(n, p) == decays and (apart and OUTPUT in n) == output
+        ]
+
+    found: list[_Group] = [
+        (chosen(decays, output), config.weight_decay if decays else 0.0, config.output_lr if output else 1.0)
+        for output in (False, True)
+        for decays in (True, False)
+    ]
+    return [group for group in found if group[0]]
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
@@ -67,6 +94,7 @@ class OptimizerStep:
         self.shared = _distributed(objective, config, processes)
         self.module: nn.Module = self.shared
         self.optimizer = make_optimizer(objective, config)
+        self._factors = [factor for _, _, factor in _groups(objective, config)]
         self._diverged = torch.zeros((), device=processes.device)
 
     def compile(self) -> None:
@@ -89,8 +117,8 @@ class OptimizerStep:
         norm = _whole(nn.utils.clip_grad_norm_(self.objective.parameters(), self.config.clip or math.inf))
         sound = norm.isfinite() & (loss <= self.config.largest_loss)
         self._diverged = torch.where(sound, self._diverged, 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, factor in zip(self.optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = rate * factor
         self.optimizer.found_inf = self._diverged  # type: ignore[attr-defined]  # what AMP's GradScaler sets
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from maclaurin.device import resolve_device
 from maclaurin.errors import InputError
 
 #: how long processes wait for the first one to prepare data; collective calls keep torch's own timeout
@@ -60,7 +61,7 @@ def join(device: str) -> Processes:
     """Join the processes that torchrun started, or run as a single process."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    kind = resolve_device(device)
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but torch finds no CUDA device here: use device=cpu or auto.")
     here = torch.device(kind)

@@ -108,7 +108,7 @@ class _WandB:
 
         name = folder / "wandb_id.txt"
         if resume_at is None or not name.is_file():
-            name.write_text(secrets.token_hex(4), encoding="utf-8")
+            write_file(name, secrets.token_hex(4))
         self._run = wandb.init(
             project="maclaurin",
             name=folder.name,

@@ -9,24 +9,23 @@ import json
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from filelock import FileLock, Timeout
 
 import maclaurin
-from maclaurin.code_version import commit
+from maclaurin.code_version import FREE_KEYS, commit
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
-from maclaurin.files import write_json
+from maclaurin.files import LockedError, locked, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
 
-#: settings that may differ between a run and its resumption: no number depends on them
-FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every", "device")
+#: settings that may differ between a run and its resumption
+MAY_DIFFER = (*FREE_KEYS, "device", "test")
 
 
 @final
@@ -66,11 +65,11 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder for this process; a folder that stays empty is removed again."""
         is_new = not self.path.exists()
-        lock = FileLock(self.path / ".lock")
+        lock = ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout:
+            lock.enter_context(locked(self.path / ".lock", timeout=0.0))
+        except LockedError:
             raise InputError(
                 f"another process is training in {self.path}: wait for it, or choose another --out."
             ) from None
@@ -81,7 +80,7 @@ class RunFolder:
         try:
             yield
         finally:
-            lock.release()
+            lock.close()
             if is_new and not self.config.exists():
                 (self.path / ".lock").unlink(missing_ok=True)
                 with suppress(OSError):  # not empty
@@ -119,13 +118,11 @@ class RunFolder:
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
         """Raise if the settings differ from those of the run in this folder, or if its data have changed."""
-        known = self.settings()
+        known = {**TrainConfig().to_dict(), **self.settings()}  # the run may be older than a key
         changed = [
-            f"{key}: {known.get(key)!r} → {value!r}"
+            f"{key}: {known[key]!r} → {value!r}"
             for key, value in config.to_dict().items()
-            if key not in FREE_KEYS
-            and known.get(key) != value
-            and not (key == "steps" and value > known[key])
+            if key not in MAY_DIFFER and known[key] != value and not (key == "steps" and value > known[key])
         ]
         if changed:
             raise InputError(

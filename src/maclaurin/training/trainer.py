@@ -6,15 +6,10 @@ The batch of a step is a function of seed and step, so a run that was killed con
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import statistics
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, final
 
 import torch
@@ -24,6 +19,8 @@ from maclaurin.data.source import Source
 from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
 from maclaurin.files import write_json
+from maclaurin.progress_bar import Display, TerminalDisplay
+from maclaurin.stop_request import StopRequest
 from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
@@ -43,7 +40,8 @@ from maclaurin.training.optimizer_step import (
 from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
 from maclaurin.training.run_folder import RunFolder
-from maclaurin.training.terminal import Display, TerminalDisplay
+
+STOPPING = "stopping after this step; Ctrl-C again stops at once"
 
 
 def train(config: TrainConfig, out: Path, *, resume: bool = False, display: Display | None = None) -> Outcome:
@@ -66,7 +64,7 @@ class Outcome:
     step: int
     finished: bool
     validation: Evaluation | None  # the last one
-    test: Evaluation | None  # of a finished run only
+    test: Evaluation | None  # of a finished run only, and not without `test` in its config
     tokens_per_second: float
     #: the signal that stopped it early
     signal: int | None = None
@@ -130,7 +128,8 @@ class Trainer:
             start = self._load() if resume else 0
             if display is None:
                 title = self.config.attention[0] if self.config.start is None else self.config.start
-                display = TerminalDisplay(title, self.config.steps, start, visible=self.processes.is_first)
+                shown = self.processes.is_first
+                display = TerminalDisplay(title, self.config.steps, start) if shown else Display()
             self.objective.train()
             try:
                 return self._run(start, resume, display)
@@ -141,7 +140,11 @@ class Trainer:
                     end_compile_workers()
 
     def _run(self, start: int, resume: bool, display: Display) -> Outcome:
-        with display, _StopRequest() as stop, Prefetch(self.batch, start, self.config.steps) as batches:
+        with (
+            display,
+            StopRequest("SIGTERM", "SIGINT", message=STOPPING) as stop,
+            Prefetch(self.batch, start, self.config.steps) as batches,
+        ):
             validation, test = None, None
             unread: list[_Unread] = []
             for step in range(start, self.config.steps):
@@ -223,7 +226,7 @@ class Trainer:
         return due | ({"save"} if stopping or every(config.checkpoint_every) else set())
 
     def _may_stop(self, done: int) -> bool:
-        """Several processes ask each other only at the log interval."""
+        """Several processes synchronise this only at the log interval."""
         return self.processes.world == 1 or done % self.config.log_every == 0
 
     def _record_losses(self, unread: list[_Unread]) -> float:
@@ -271,14 +274,17 @@ class Trainer:
         return found
 
     def _evaluate_finally(self, last: Evaluation | None) -> tuple[Evaluation | None, Evaluation | None]:
-        """(validation, test) after the last step. `last` is the validation of that step, if it was done."""
+        """(validation, test) after the last step. `last` is the validation of that step, if it was done.
+
+        Without `test` in the config, the test data are not used.
+        """
         config = self.config
         rows = config.eval_rows if config.final_rows is None else config.final_rows or None
         if last is None or rows != config.eval_rows:
             last = self._on_held_out(VALIDATION, rows)
         if last is not None:
             self._record({"kind": "final-validation", "step": config.steps, **_figures(last)})
-        test = self._on_held_out(TEST, rows)
+        test = self._on_held_out(TEST, rows) if config.test else None
         if test is not None:
             final_ = {"kind": "final", "step": config.steps, **_figures(test)}
             self._record({**final_, "loss_by_position": test.loss_by_position})
@@ -299,7 +305,7 @@ class Trainer:
     def _finish(self, validation: Evaluation | None, test: Evaluation | None) -> Outcome:
         """Write the final files that are missing: the run may have been killed here before."""
         steps, summary = self.config.steps, self.folder.read_summary()
-        if test is None:
+        if (test if self.config.test else validation) is None:
             validation, test = self._recorded_evaluations() or self._evaluate_finally(None)
         is_saved = summary.get("step") == steps and self.folder.model.is_dir()
         if self.processes.any(self.processes.is_first and is_saved):
@@ -310,7 +316,7 @@ class Trainer:
         self.processes.wait()
         return Outcome(steps, True, validation, test, self._speed.median)
 
-    def _recorded_evaluations(self) -> tuple[Evaluation | None, Evaluation] | None:
+    def _recorded_evaluations(self) -> tuple[Evaluation | None, Evaluation | None] | None:
         """The final evaluations of a run that was finished earlier."""
         if not self.folder.records.is_file():
             return None
@@ -321,7 +327,7 @@ class Trainer:
             else None
             for kind in ("final-validation", "final")
         )
-        return None if test is None else (validation, test)
+        return None if (test if self.config.test else validation) is None else (validation, test)
 
     def _save_model(self) -> None:
         """Save the final weights as an ordinary model folder, and the adapters in the format of PEFT."""
@@ -390,33 +396,3 @@ class _Speed:
     def median(self) -> float:
         """The median of all laps."""
         return statistics.median(self._laps) if self._laps else 0.0
-
-
-@final
-class _StopRequest:
-    """SIGTERM and Ctrl-C ask the loop to save and end; a second Ctrl-C ends at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._before: dict[int, Any] = {}
-
-    @property
-    def is_set(self) -> bool:
-        """Whether a signal came."""
-        return self.signal is not None
-
-    def __enter__(self) -> _StopRequest:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._ask) for n in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.is_set and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
-        with contextlib.suppress(OSError):  # os.write, since a signal may come in the middle of a print
-            os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again stops at once\n")

@@ -198,12 +198,12 @@ def _factorial(rng, seeds):
             for g, (gate, c) in gates.items():
                 if (k, n, g) == ("taylor 4", "rms", "out"):
                     continue
-                twist = 0.16 if n == "1/t" and k == "exp" else 0.0
+                contrast = 0.16 if n == "1/t" and k == "exp" else 0.0
                 notation = f"{kernel}{norm}{gate}" if norm in ("/sum", "/len") else f"{kernel}{gate}{norm}"
                 values[f"{k} {n} {g}"] = (
                     notation,
                     {"kernel": k, "norm": n, "gate": g},
-                    2.25 + a + b + c + twist,
+                    2.25 + a + b + c + contrast,
                 )
     for cell, (notation, levels, value) in values.items():
         levels_of[cell] = levels

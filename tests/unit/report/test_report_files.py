@@ -114,7 +114,7 @@ def test_claims_edited_afterwards_are_judged_again_from_the_records(tmp_path, mo
     values = {"a": [1.0, 1.1, 1.2], "b": [2.0, 2.1, 2.201]}
     old = Behind(says="as it was run", experiment="lm", cells=("a", "b"))
     folder = saved(synthetic.study(synthetic.experiment(values), claims=[old]), tmp_path / "mini")
-    monkeypatch.setattr("maclaurin.report.write.write_figures", lambda *_, **__: None)
+    monkeypatch.setattr("maclaurin.report.write.figure_files", lambda *_, **__: {})
     assert "1 agrees" in write_report([folder]).findings[0]
     definition = STUDY.replace("NAME", "mini").replace("SAYS", "turned around").replace('"CELLS"', '"b", "a"')
     (folder / "study.py").write_text(definition)
@@ -197,7 +197,7 @@ def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
     (out / "index.html").write_text("old")
     (out / "mine.txt").write_text("kept")
     monkeypatch.setattr("maclaurin.report.write.study_page", lambda _: 1 / 0)
-    monkeypatch.setattr("maclaurin.report.write.write_figures", lambda *_, **__: None)
+    monkeypatch.setattr("maclaurin.report.write.figure_files", lambda *_, **__: {})
     with pytest.raises(ZeroDivisionError):
         write_report([saved(small(), tmp_path / "mini")], out)
     assert sorted(p.name for p in out.iterdir()) == ["index.html", "mine.txt"]

@@ -38,7 +38,7 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
         (lambda: experiment(seeds=(0, 0)), "seed 0 twice"),
         (lambda: experiment(baseline="c"), "not one of its cells"),
         (lambda: experiment(cells=(*CELLS, CELLS[0])), "two cells called a"),
-        (lambda: experiment(equal="size"), "steps or flops"),
+        (lambda: experiment(equal="size"), "steps, flops or state"),
         (
             lambda: experiment(
                 cells=(*cells_of({"a": "exp/sum"}, data="x"), *cells_of({"b": "exp/sum"}, data="y"))
@@ -64,6 +64,7 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
         (lambda: Tasks(("cloze", "cloze")), "one task twice"),
         (lambda: Tasks(("cloze",), items=0), "at least one item"),
         (lambda: Tune(rates=(1e-3, 2e-3), metric="task:cloze"), "chosen on validation data"),
+        (lambda: Tune(rates=(1e-3, 2e-3), metric="loss"), "Use validation_loss"),
         (lambda: Alike(**WORDS, within=0, because="x"), "no finite number of runs can show"),
         (lambda: Alike(**WORDS, within=0.1, because=" "), "needs a reason"),
         (lambda: Behind(**{**WORDS, "cells": ("a",)}), "at least two cells"),
@@ -91,7 +92,7 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
         (lambda: Study("s", "S", "?", "b", (experiment(),), ladder="e"), "a tuple of names"),
     ],
 )
-def test_what_cannot_be_is_one_clear_error(make, words):
+def test_invalid_designs_are_one_clear_error(make, words):
     with pytest.raises(InputError, match=words):
         make()
 

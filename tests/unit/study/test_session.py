@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from tests.unit.study.making import make_record
 
 from maclaurin import InputError
+from maclaurin.files import is_locked
 from maclaurin.study.executors import Result, processes_of
-from maclaurin.study.pool import Pool, Workplace, is_locked, living_study
-from maclaurin.study.progress import GivenUp, RunProgress, RunReporter, read_progress, write_progress
+from maclaurin.study.pool import Pool, Workplace, study_lock
+from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Label
 from maclaurin.study.session import Session
-from maclaurin.study.view import Overview, Row, Silent, chosen_rows, duration, seconds_to_end
+from maclaurin.study.view import Overview, Row, View, chosen_rows, seconds_to_end
+from maclaurin.wording import duration
 
 
 class Scripted:
@@ -57,7 +59,7 @@ def plan_of(*records):
 def train(tmp_path, plan, script, **options):
     pool, seen = Pool(tmp_path / "pool"), []
     executor = Scripted(script)
-    with Session(executor, Workplace(pool=str(pool.root)), Silent(), **options) as session:
+    with Session(executor, Workplace(pool=str(pool.root)), View(), **options) as session:
         found = session.train(plan, {"e": "loss"}, seen.append)
     return found, executor, seen
 
@@ -76,7 +78,7 @@ def test_a_stopped_run_is_as_far_as_its_last_report_in_the_pool_says(tmp_path):
         return Result(key)
 
     executor = SeenAtItsStart(script, empty_polls=1)
-    with Session(executor, Workplace(pool=str(pool.root)), Silent()) as session:
+    with Session(executor, Workplace(pool=str(pool.root)), View()) as session:
         found = session.train(plan_of(run), {"e": "loss"}, lambda records: None)
     assert (found[run.key].status, found[run.key].step) == ("stopped", 7)
 
@@ -115,7 +117,7 @@ def test_a_running_run_is_recorded_as_running(tmp_path):
     entry.path.mkdir(parents=True)
     write_progress(entry.progress, RunProgress(5, 20))
     executor = Scripted(lambda key: Result(key, make_record("finished")), empty_polls=1)
-    with Session(executor, Workplace(pool=str(tmp_path)), Silent()) as session:
+    with Session(executor, Workplace(pool=str(tmp_path)), View()) as session:
         session.train(plan_of(waiting), {}, snapshots.append)
     statuses = [found[waiting.key].status for found in snapshots]
     assert statuses[0] == "stopped", "it was begun before"
@@ -143,7 +145,7 @@ def test_two_cells_that_ask_for_one_run_train_it_once(tmp_path):
 
 
 def test_a_run_that_two_cells_share_is_shown_once(tmp_path):
-    class Watched(Silent):
+    class Watched(View):
         rows = ()
 
         def show(self, overview):
@@ -166,7 +168,7 @@ def row(state, cell="a", *, tokens=320, seconds=None, left=None):
     return Row(Label("e", cell, 0), record, state, progress)
 
 
-def test_waiting_runs_take_the_time_of_their_like():
+def test_waiting_runs_use_times_of_similar_runs():
     done, other = row("finished", seconds=10.0), row("finished", "b", seconds=30.0)
     assert seconds_to_end([done, other, row("waiting", tokens=640)], 1) == pytest.approx(20.0)
     assert seconds_to_end([done, other, *[row("waiting", tokens=640)] * 2], 2) == pytest.approx(20.0)
@@ -206,7 +208,7 @@ def test_the_table_fits_and_shows_what_runs(states, most):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.2, "3 s"), (185, "3:05 min"), (7800, "2:10 h"), (864_000, "10 days")]
+    ("seconds", "text"), [(3.2, "3.2 s"), (41, "41 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
 )
 def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
@@ -232,7 +234,7 @@ def run_through(losses, before=()):
 
 
 def test_a_run_whose_loss_stays_far_above_its_start_is_given_up():
-    with pytest.raises(GivenUp, match="stopped early") as caught:
+    with pytest.raises(StoppedEarly, match="stopped early") as caught:
         run_through([6.0, 6.1, 5.9, 5.0, *[8.0] * 30])
     assert caught.value.step == 14
     run_through([6.0, 6.1, 5.9, *[8.0] * 9, 5.0, *[8.0] * 9])  # a spike that comes back
@@ -241,7 +243,7 @@ def test_a_run_whose_loss_stays_far_above_its_start_is_given_up():
 
 def test_a_resumed_run_is_judged_by_where_it_first_began():
     run_through([5.0] * 20, before=[6.0, 6.1, 5.9, 3.0])
-    with pytest.raises(GivenUp):
+    with pytest.raises(StoppedEarly):
         run_through([8.0] * 4, before=[6.0, 6.1, 5.9, *[8.0] * 6])
 
 
@@ -270,12 +272,12 @@ def test_a_lock_is_held_as_long_as_its_process_lives(tmp_path):
 def test_two_studies_in_one_folder_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("maclaurin.study.pool.SECONDS_BETWEEN_CHECKS", 0.01)
     with (
-        living_study(tmp_path / "lock"),
+        study_lock(tmp_path / "lock"),
         pytest.raises(InputError, match="another study is running"),
-        living_study(tmp_path / "lock"),
+        study_lock(tmp_path / "lock"),
     ):
         pass
-    with living_study(tmp_path / "lock"):
+    with study_lock(tmp_path / "lock"):
         pass
 
 
@@ -283,7 +285,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(InputError, match="cannot be written"),
-        living_study(tmp_path / "file" / "out" / "lock"),
+        study_lock(tmp_path / "file" / "out" / "lock"),
     ):
         pass
 

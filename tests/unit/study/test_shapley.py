@@ -72,9 +72,9 @@ def test_where_all_combinations_have_a_meaning_interactions_are_the_shapley_inte
             weight = math.factorial(len(on)) * math.factorial(4 - len(on) - 2) / math.factorial(3)
             corners = values[name(on | {i, j})] - values[name(on | {i})] - values[name(on | {j})]
             expected += weight * (corners + values[name(on)])
-        assert total(pair.twist, values) == pytest.approx(expected, abs=1e-9)
+        assert total(pair.interaction_contrast, values) == pytest.approx(expected, abs=1e-9)
         sides = total(pair.beside, values) - total(pair.alone, values)
-        assert total(pair.twist, values) == pytest.approx(sides, abs=1e-9)
+        assert total(pair.interaction_contrast, values) == pytest.approx(sides, abs=1e-9)
 
 
 def test_switches_that_cannot_change_places_have_no_interaction():
@@ -110,7 +110,7 @@ def test_a_switch_that_changes_nothing_brings_nothing():
         (("a", "b"), (Combination((), "0"), Combination(("a", "b"), "ab")), "no order of adding a, b"),
     ],
 )
-def test_what_is_no_way_is_an_error(switches, combinations, words):
+def test_invalid_waterfall_is_rejected(switches, combinations, words):
     with pytest.raises(InputError, match=words):
         Waterfall("way", switches, combinations)
 

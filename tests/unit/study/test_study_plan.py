@@ -1,12 +1,13 @@
 """From a study to runs: budgets, choices of cells and seeds, spellings, facts, data."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.study.making import make_study
 
 from maclaurin import InputError
-from maclaurin.study import Behind, Cell, Experiment, Study, Tasks, cells_of
+from maclaurin.study import Behind, Cell, Experiment, Study, Tasks, Tune, cells_of
 from maclaurin.study.plan_runs import (
     Sources,
     attention_facts,
@@ -20,6 +21,7 @@ from maclaurin.study.plan_runs import (
     waiting,
     with_seeds,
 )
+from maclaurin.study.runner import run
 from maclaurin.training.config import TrainConfig
 
 KEYS = {"data": "mqar:pairs=3,vocab=32,length=24", "device": "cpu"}
@@ -33,7 +35,7 @@ def test_a_budget_is_a_factor(text, scale):
 
 
 @pytest.mark.parametrize("text", ["", "x", "0x", "-1x", "nan", "inf", "half", "2xx"])
-def test_what_is_no_factor_is_an_error(text):
+def test_invalid_scale_is_rejected(text):
     with pytest.raises(InputError, match=r"0\.5x or 2x"):
         read_scale(text)
 
@@ -108,6 +110,43 @@ def test_at_equal_flops_a_dearer_cell_takes_fewer_steps():
     }
     assert costs["wide"][0] < costs["softmax"][0] == 400
     assert costs["wide"][1].flops == pytest.approx(costs["softmax"][1].flops, rel=0.02)
+
+
+def at_equal_state(window):
+    cells = cells_of({"order 2": "taylor(2)/sum", "window": f"poly(0)+window({window})/sum"})
+    common = {"data": "stdlib", "device": "cpu", "size": "pico", "length": 512}
+    experiment = Experiment("e", "E", "loss", common, cells, (0,), "order 2", equal="state")
+    return plan_study(Study("s", "S", "?", "b", (experiment,)))
+
+
+def test_at_equal_state_every_cell_keeps_the_same_bytes():
+    kept = [record.memory_bytes for record in at_equal_state(289).values()]
+    assert kept == [296_208, 295_936]
+    with pytest.raises(
+        InputError, match=r"keeps 65,536 bytes .* 'order 2' keeps 296,208.*window\(289\) would"
+    ):
+        at_equal_state(64)
+
+
+def test_keys_and_values_count_at_the_trained_length():
+    softmax = waiting(resolved({"data": "stdlib", "size": "pico", "length": 40}))
+    assert (softmax.state_bytes, softmax.memory_bytes) == (None, 2 * 2 * 2 * 32 * 40 * 4)
+    assert softmax.value("memory_bytes") == 40_960
+
+
+def test_a_metric_that_no_run_can_have_is_an_error_before_anything_trains():
+    for metric, words in (("peak_gpu_bytes", "memory of a GPU"), ("state_bytes", "use memory_bytes")):
+        cells = cells_of({"softmax": "exp/sum"})
+        experiment = Experiment("e", "E", metric, {**KEYS, "device": "cpu"}, cells, (0,), "softmax")
+        with pytest.raises(InputError, match=words):
+            plan_study(Study("s", "S", "?", "b", (experiment,)))
+
+
+def test_added_seeds_are_not_those_of_tuning_runs():
+    tune = Tune(rates=(1e-3, 2e-3), seeds=(0,), confirm=(5,))
+    experiment = Experiment("e", "E", "loss", KEYS, cells_of({"a": "exp/sum"}), (1, 2, 3), "a", tune=tune)
+    added = with_seeds(Study("s", "S", "?", "b", (experiment,)), 6).experiments[0].seeds
+    assert added == (1, 2, 3, 4, 6, 7)
 
 
 # ------------------------------------------------------------------------------------ spellings
@@ -228,3 +267,17 @@ def test_a_task_that_does_not_fit_is_one_error_before_anything_is_trained():
     Sources().require_tasks_fit(plan_study(asking("induction_8", "perplexity")))
     with pytest.raises(InputError, match=r"experiment 'text': the task recall_64 has .* the model reads 128"):
         Sources().require_tasks_fit(plan_study(asking("recall_64")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_study_that_cannot_start_leaves_no_folder(tmp_path):
+    with pytest.raises(InputError, match="finds no CUDA device"):
+        run(make_study(), out=tmp_path / "runs" / "s", device="cuda")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_with_commas_are_quoted_in_lists():
+    cells = cells_of({"softmax": "exp/sum", "order 2, row sum": "taylor(2)/sum"})
+    study = Study("s", "S", "?", "b", (Experiment("e", "E", "loss", KEYS, cells, (0,), "softmax"),))
+    with pytest.raises(InputError, match="it has softmax, “order 2, row sum”"):
+        select(study, ["x"])

@@ -128,6 +128,7 @@ def test_every_cell_gets_its_own_rate_from_runs_with_other_seeds(study, tmp_path
     assert rates(tuned) == {"softmax": 2e-3, "norm": 8e-3}
     assert tuned.experiments[0].tune is None
     assert {run.seed for run in train.asked} == {TUNING_SEED}
+    assert {run.config["test"] for run in train.asked} == {False}
     cell = tunings["text"].cells["norm"]
     assert [trial.rate for trial in cell.trials] == [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
     assert tunings["text"].source == "this study"
@@ -191,7 +192,7 @@ def test_nothing_to_tune_is_an_error_only_where_it_was_asked_for(tmp_path):
 
 def test_a_damaged_file_is_an_error(study, tmp_path):
     (study.file.parent / FILE).write_text("{}")
-    with pytest.raises(InputError, match="not written by"):
+    with pytest.raises(InputError, match="is not a file of tuned learning rates"):
         learning_rates(study, tmp_path, make_run, Trainer())
 
 

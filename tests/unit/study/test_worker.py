@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.command import run_code, run_script
 
 from maclaurin import InputError
-from maclaurin.evaluation.run_tasks import items_fingerprint
+from maclaurin.evaluation.evaluate import items_fingerprint
 from maclaurin.extensions import Extension, load_extension
 from maclaurin.models import SIZES, Size
 from maclaurin.study.plan_runs import Sources, resolved, waiting
