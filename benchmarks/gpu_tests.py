@@ -1,17 +1,20 @@
 """Run the tests that need a GPU and record the result with date and machine.
 
-    python benchmarks/gpu_tests.py        (or: make gpu-test)
+    python benchmarks/gpu_tests.py [--minutes 8]        (or: make gpu-test)
     python benchmarks/gpu_tests.py --again
 
-The second command repeats the tests that failed last time and records that beside the first result. Other
-options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
+With --minutes, pytest is interrupted after that time; the tests that have run are recorded, and that it was
+stopped. The second command repeats the tests that failed last time and records that beside the first result.
+Other options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,28 +29,31 @@ FOLDERS = ["tests/gpu", "tests/kernels", "tests/unit/test_models.py", "tests/uni
 
 
 def main() -> int:
-    options = [option for option in sys.argv[1:] if option != "--again"]
-    if "--again" not in sys.argv:
-        code, found = run(FOLDERS, options)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--minutes", type=float)
+    given, options = parser.parse_known_args()
+    if not given.again:
+        code, found = run(FOLDERS, options, given.minutes)
         known = {"folders": FOLDERS, **found}
     else:
         known = json.loads(RESULTS.read_text())
         if not known["failed"]:
             print("nothing failed last time")
             return 0
-        code, known["again"] = run(known["failed"], options)
+        code, known["again"] = run(known["failed"], options, given.minutes)
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
     print(json.dumps(known, indent=1))
     return code
 
 
-def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
+def run(tests: list[str], options: list[str], minutes: float | None) -> tuple[int, dict[str, Any]]:
     """pytest's exit code, and a record with the machine, the number of passed tests and the failed ones."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         pytest = [sys.executable, "-m", "pytest", "-m", ""]  # the exhaustive tests too
         command = [*pytest, *tests, f"--junitxml={report}", *side_by_side(), *options]
-        code = subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
+        code, stopped = _run_for(command, minutes)
         suite = ElementTree.parse(report).getroot().find("testsuite")
     assert suite is not None
     counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
@@ -56,7 +62,17 @@ def run(tests: list[str], options: list[str]) -> tuple[int, dict[str, Any]]:
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return code, {"machine": stamp(), **counts, "failed": failed}
+    return code, {"machine": stamp(), **counts, "stopped_after_minutes": stopped, "failed": failed}
+
+
+def _run_for(command: list[str], minutes: float | None) -> tuple[int, float | None]:
+    """The exit code, and after how many minutes the process was interrupted, if it was."""
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    try:
+        return process.wait(None if minutes is None else 60 * minutes), None
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        return process.wait(), minutes
 
 
 def _named(module: str, name: str) -> str:

@@ -4,8 +4,8 @@
 
 The study's cells are matched by attention, size and steps. A cell's learning rate is the one with the
 smallest validation loss of the tuning runs. At a size where nothing was tuned it is the one that the rule of
-the ladder gives (h200_runs.ladder), and the record says so. A cell's results are the runs of the plan's last
-phase at that rate.
+the ladder gives (h200_runs.ladder), and the record says so; so it is at 5M until every cell has final runs at
+its own best rate. A cell's results are the runs of the plan's last phase at that rate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from h200_runs import LADDER, Record, _register_sizes, carried, read_records, rule_exponent, tuned_rate
+from h200_runs import (
+    FINAL_SEEDS,
+    LADDER,
+    SEARCHES,
+    Record,
+    _register_sizes,
+    best_at_5m,
+    carried,
+    read_records,
+    rule_exponent,
+    tuned_rate,
+)
 
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.study.design import Cell, Experiment, Study
@@ -37,7 +48,6 @@ from maclaurin.study.run_record import (
 from maclaurin.study.runner import study_record
 from maclaurin.training.config import config_from
 
-SEARCHES = ("tune", "rule")
 #: of the provenance of a line, what says where it was made
 MACHINE = ("python", "platform", "threads", "gpu")
 
@@ -64,7 +74,16 @@ def rule_at(lines: Sequence[Record], size: str) -> Rule | None:
     exponent = rule_exponent(lines, best, {})
     if size == "mini" or len(best) < len(LADDER) or exponent is None:
         return None
+    if size == "5m" and _is_tuned_at_5m(lines, best):
+        return None
     return Rule(carried(best, size, exponent), exponent, carried({"": 1.0}, size, exponent)[""])
+
+
+def _is_tuned_at_5m(lines: Sequence[Record], best: Mapping[str, float]) -> bool:
+    """Whether every spec has its final runs at the best of the rates tried at 5m."""
+    own = {spec: best_at_5m(lines, spec, rate, {}) for spec, rate in best.items()}
+    finals = {(line["attention"], line["lr"], line["seed"]) for line in lines if line["size"] == "5m"}
+    return all((spec, rate, seed) in finals for spec, rate in own.items() for seed in FINAL_SEEDS)
 
 
 def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:

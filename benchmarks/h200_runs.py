@@ -5,13 +5,18 @@
 A plan lists the wanted runs, given the finished ones:
 
     parts    14 specs at mini size: two learning rates, more while the best is at the edge, three seeds
-    ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule
-    small    four of them at 275M, one seed, at rates carried by the same rule
+    ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule, which is tested at
+             60M; at 5M also at the best rate of each spec
+    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule
     a JSON file with a list of runs
+
+Runs that choose a rate do not use the test data.
 
 Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
 runs with a line there or in one of the --records files are not repeated. No run is started that would not
-end before the time limit. Workers live as long as the program: CUDA is started once in each of them.
+end before the time limit, except one with checkpoints (checkpoint_every, as in `small`): it saves one and
+stops when the time is up, and the next call on this machine continues it from --scratch. Workers live as
+long as the program: CUDA is started once in each of them.
 
 The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
 text are used if they fit it. Records of other tokens (another text, tokenizer or split) are ignored. Kernels
@@ -97,16 +102,26 @@ LADDER = [
 ]
 WIDTHS = {"5m": 192, "mini": 384, "60m": 704, "small": 1024}
 RULE_FACTORS = (1, 2, 4)  # times the rate of mini, tried at half its width
-RULE_TESTED_BY = ("exp/sum", "taylor(2)/sum")  # at 60m, on either side of the rate that the rule gives
+RULE_TESTS = (1, 0.5, 2)  # times the rate that the rule gives, tried at 60m
 #: the default exponent of the rule: half the rate at twice the width
 ASSUMED_EXPONENT = 1
 SMALL = ["exp/sum", "exp/l2", "exp/len*out", "linear(elu1)/sum"]
-#: 100M tokens: 6 · 275M · 100M FLOP, 400 s at 420 TFLOP/s. 150M would not end in one call of 560 s
-SMALL_SETTINGS: Run = {"size": "small", "batch_size": 128, "steps": 1530, "warmup": 150}
+#: 150M tokens: 6 · 275M · 150M FLOP, ten minutes at 420 TFLOP/s, so a checkpoint is about a minute of work
+SMALL_SETTINGS: Run = {
+    "size": "small",
+    "batch_size": 128,
+    "steps": 2290,
+    "warmup": 229,
+    "checkpoint_every": 229,
+}
 
 MOST_TRAIN_POINTS, MOST_POSITIONS = 200, 64
 SPARE = 1.15  # of the expected time of a run must be left to start it
 START_SECONDS, COMPILE_SECONDS = 8.0, 60.0
+#: least time left to start a run that can be continued, and the most that it may take to save
+CONTINUE_SECONDS, SAVE_SECONDS = 60.0, 30.0
+#: phases that choose a rate: by validation loss, with the test data left alone
+SEARCHES = ("tune", "rule")
 
 
 # ------------------------------------------------------------------------------------------------------ plans
@@ -123,7 +138,8 @@ def tuned_parts(records: Sequence[Record], specs: Sequence[str], settings: Run) 
 def ladder(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
     """The specs at three sizes: tuned at mini, a rule for the rates from 5m, tested at 60m, three seeds each.
 
-    The rule is one exponent for all specs: rate ∝ width^−p, in factors of two.
+    The rule is one exponent for all specs: rate ∝ width^−p, in factors of two. At 5m the search goes on while
+    the best rate is at its edge, and specs whose best rate is not that of the rule get final runs at it too.
     """
     runs = tuned_parts(records, specs, settings)
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
@@ -137,15 +153,35 @@ def ladder(records: Sequence[Record], specs: Sequence[str], settings: Run) -> li
     exponent = rule_exponent(records, best, settings)
     if exponent is None:
         return runs
-    runs += _finals(carried(best, "5m", exponent), {**settings, "size": "5m"})
+    little = {**settings, "size": "5m"}
+    runs += _finals(carried(best, "5m", exponent), little)
     large = carried(best, "60m", exponent)
     runs += [
-        _run(spec, large[spec] * factor, TUNING_SEED, "rule", {**settings, "size": "60m"})
-        for spec in RULE_TESTED_BY
-        if spec in large
-        for factor in (1, 0.5, 2)
+        _run(spec, rate * factor, TUNING_SEED, "rule", {**settings, "size": "60m"})
+        for spec, rate in large.items()
+        for factor in RULE_TESTS
     ]
-    return runs + _finals(large, {**settings, "size": "60m"})
+    runs += _finals(large, {**settings, "size": "60m"})
+    further = [_beyond_rule(records, spec, rate, settings) for spec, rate in best.items()]
+    runs += [run for run in further if run is not None]
+    own = {spec: found for spec in best if (found := best_at_5m(records, spec, best[spec], settings))}
+    return runs + _finals(own, little)
+
+
+def best_at_5m(records: Sequence[Record], spec: str, rate: float, settings: Run) -> float | None:
+    """The best rate at 5m, given the rate of mini; None while there are rates left to try."""
+    losses = _losses(records, spec, {**settings, "size": "5m"}, phase="rule")
+    if not {rate * factor for factor in RULE_FACTORS} <= losses.keys():
+        return None
+    if _beyond_rule(records, spec, rate, settings) is not None:
+        return None
+    return min(sorted(losses), key=lambda each: losses[each])
+
+
+def _beyond_rule(records: Sequence[Record], spec: str, rate: float, settings: Run) -> Run | None:
+    little = {**settings, "size": "5m"}
+    first = [rate * factor for factor in RULE_FACTORS]
+    return _next_rate(_losses(records, spec, little, phase="rule"), first, spec, "rule", little)
 
 
 def small(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
@@ -186,13 +222,18 @@ def tuned_rate(records: Sequence[Record], spec: str, settings: Run) -> float | N
 
 def _beyond_edge(records: Sequence[Record], spec: str, settings: Run) -> Run | None:
     """The next rate to try if the best is the largest or the smallest so far."""
-    losses = _losses(records, spec, settings)
-    if not set(RATES) <= losses.keys() or len(losses) >= len(RATES) + MOST_EXTENSIONS:
+    return _next_rate(_losses(records, spec, settings), RATES, spec, "tune", settings)
+
+
+def _next_rate(
+    losses: Mapping[float, float], first: Sequence[float], spec: str, phase: str, settings: Run
+) -> Run | None:
+    if not set(first) <= losses.keys() or len(losses) >= len(first) + MOST_EXTENSIONS:
         return None
     rates = sorted(losses)
     best = min(rates, key=lambda rate: losses[rate])
     beyond = {rates[0]: best / 2, rates[-1]: best * 2}.get(best)
-    return None if beyond is None else _run(spec, beyond, TUNING_SEED, "tune", settings)
+    return None if beyond is None else _run(spec, beyond, TUNING_SEED, phase, settings)
 
 
 def _finals(rates: Mapping[str, float], settings: Run) -> list[Run]:
@@ -273,9 +314,14 @@ class _Reporter:
 
 @dataclass(frozen=True)
 class Machine:
-    """Settings of the workers, which are not part of a run's identity."""
+    """Settings of the workers, which are not part of a run's identity.
+
+    scratch   folder of this call, deleted at its end
+    kept      folder of runs that the next call continues
+    """
 
     scratch: str
+    kept: str
     cache: str
     deterministic: bool
     compile: bool
@@ -302,22 +348,30 @@ def worker(connection: Connection, machine: Machine) -> None:
     connection.send(("ready",))
     last = None
     while (task := connection.recv()) is not None:
-        number, run, data = task
-        folder = Path(machine.scratch) / f"run-{os.getpid()}-{number}"
+        number, run, data, key = task
+        can_continue = run.get("checkpoint_every", 0) > 0
+        own = Path(machine.kept) / key if can_continue else Path(machine.scratch)
+        folder = own / "run" if can_continue else own / f"run-{os.getpid()}-{number}"
         if machine.compile and run["attention"] != last:
             torch._dynamo.reset()
         last = run["attention"]
         unstable.clear()
         try:
             record = train_one(run, data, folder, _Reporter(connection), machine.compile)
-            record |= {"deterministic": machine.deterministic, "nondeterministic_kernels": sorted(unstable)}
-            connection.send(("finished", number, record))
+            if record is not None:
+                record |= {
+                    "deterministic": machine.deterministic,
+                    "nondeterministic_kernels": sorted(unstable),
+                }
+            connection.send(("stopped", number) if record is None else ("finished", number, record))
+            done = record is not None
         except Exception:
             connection.send(("failed", number, traceback.format_exc()))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            done = not any((folder / "checkpoints").glob("*"))
+        if done:
+            shutil.rmtree(own if can_continue else folder, ignore_errors=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _use_deterministic_kernels() -> set[str]:
@@ -347,29 +401,44 @@ def _register_sizes() -> None:
         KNOWN.setdefault(name, Size(name, hidden, ffn, heads, layers, length))
 
 
-def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -> Record:
-    """Figures of one run; a diverged run is a result too."""
+def train_one(run: Run, data: str, folder: Path, display: Any, compiled: bool) -> Record | None:
+    """Figures of one run; a diverged run is a result too. None if it was asked to stop and saved itself.
+
+    A run that is in the folder already continues from its last checkpoint.
+    """
     import torch
 
     from maclaurin.training.config import config_from
     from maclaurin.training.optimizer_step import Diverged
     from maclaurin.training.trainer import train
 
-    defaults = {"eval_every": max(1, run["steps"] // 4), "final_rows": 0, "compile": compiled}
+    defaults = {
+        "eval_every": max(1, run["steps"] // 4),
+        "final_rows": 0,
+        "compile": compiled,
+        "test": run["phase"] not in SEARCHES,
+    }
     settings = {**defaults, **run, "data": data}
     settings.pop("phase")
     config = config_from(settings)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     begun, diverged = time.perf_counter(), None
+    earlier = folder.parent / "seconds.json"  # of each earlier call that trained a part of this run
+    before: list[float] = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else []
     try:
-        train(config, folder, display=display)
+        outcome = train(config, folder, resume=(folder / "config.json").exists(), display=display)
     except Diverged as problem:
         diverged = {"step": problem.step, "reason": str(problem).splitlines()[0]}
+    else:
+        if not outcome.finished:
+            earlier.write_text(json.dumps([*before, time.perf_counter() - begun]), encoding="utf-8")
+            return None
     record: Record = {
         "status": "diverged" if diverged else "finished",
         "diverged": diverged,
-        "seconds": round(time.perf_counter() - begun, 2),
+        "seconds": round(sum(before) + time.perf_counter() - begun, 2),
+        "calls": len(before) + 1,
         "compiled": config.compile,
         "config": config.to_dict(),
     }
@@ -461,13 +530,15 @@ class Pool:
         self.workers: list[Worker] = []
         self.number = 0
         self.written = 0
+        self.stopping = False
         self.scratch = tempfile.mkdtemp(prefix="runs-", dir=options.scratch)
+        self.kept = (options.scratch or Path(tempfile.gettempdir())) / "maclaurin-unfinished"
 
     def run(self) -> None:
         self.options.out.mkdir(parents=True, exist_ok=True)
         wanted = self.plan(list(self.records.values()))
         if not wanted:
-            self._say("the plan wants no run: it needs the records of another plan first (--records)")
+            self._say("the plan has no run to start: it needs the records of another plan first (--records)")
             return
         self.workers = [self._start_worker() for _ in range(min(self.options.workers, len(wanted)))]
         try:
@@ -530,9 +601,21 @@ class Pool:
             if left <= 0:
                 busy = [w.run["attention"] for w in self.workers if w.run]
                 self._say(f"time is up; unfinished: {', '.join(busy) or 'none'}")
+                self._stop_and_save()
                 return
             ready = wait([w.connection for w in self.workers], timeout=min(left, 5.0))
             for each in [w for w in self.workers if w.connection in ready]:
+                self._receive(each)
+
+    def _stop_and_save(self) -> None:
+        """Ask the runs that can be continued to save a checkpoint, and wait for them."""
+        self.stopping = True
+        saving = [w for w in self.workers if w.run and w.run.get("checkpoint_every")]
+        for each in saving:
+            each.process.terminate()  # the trainer saves and returns
+        end = time.monotonic() + SAVE_SECONDS
+        while (left := end - time.monotonic()) > 0 and (saving := [w for w in saving if w.run]):
+            for each in [w for w in saving if w.connection in wait([w.connection for w in saving], left)]:
                 self._receive(each)
 
     def _nothing_to_start(self) -> bool:
@@ -559,12 +642,15 @@ class Pool:
                 self.number += 1
                 to.last = run["attention"]
                 to.run, to.key, to.step, to.first_step = run, key_of(run, self.data_hash), 0, 0
-                to.connection.send((self.number, run, str(self.options.data)))
+                to.connection.send((self.number, run, str(self.options.data), to.key))
                 return
 
     def _fits(self, run: Run, on: Worker | None = None) -> bool:
         expected = self._expected(run, on)
         left = self.deadline - time.monotonic()
+        if run.get("checkpoint_every"):
+            start = COMPILE_SECONDS if self.options.compile else 0.0
+            return left > START_SECONDS + start + CONTINUE_SECONDS
         return left > (0.4 * self.options.seconds if expected is None else SPARE * expected + 3)
 
     def _expected(self, run: Run, on: Worker | None) -> float | None:
@@ -601,6 +687,11 @@ class Pool:
                 sender.first_step, sender.first_time = sender.step, sender.step_time
         elif kind == "finished":
             self._write(sender, message[2])
+            sender.run = None
+        elif kind == "stopped":
+            assert sender.run is not None
+            steps = f"{sender.step} of {sender.run['steps']} steps"
+            self._say(f"{sender.run['attention']}: saved after {steps}; the next call here continues it")
             sender.run = None
         elif kind == "failed":
             self._fail(sender, message[2])
@@ -657,6 +748,9 @@ class Pool:
     def _replace(self, dead: Worker) -> None:
         """A worker died: note what it was doing, start another unless workers die at once."""
         dead.process.join(5)
+        if self.stopping:  # it was asked to stop before its run had begun
+            dead.run = None
+            return
         if dead.run is not None:
             self._fail(dead, f"the worker ended with {dead.process.exitcode}")
         self.workers.remove(dead)
@@ -668,7 +762,9 @@ class Pool:
         ours, theirs = context.Pipe()
         options = self.options
         threads = max(1, (os.cpu_count() or 1) // (2 * options.workers))
-        machine = Machine(self.scratch, str(options.cache), not options.fast, options.compile, threads)
+        machine = Machine(
+            self.scratch, str(self.kept), str(options.cache), not options.fast, options.compile, threads
+        )
         process = context.Process(target=worker, args=(theirs, machine), daemon=True)
         process.start()
         theirs.close()
@@ -744,7 +840,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile; a worker keeps to its spec")
     parser.add_argument("--fast", action="store_true", help="allow kernels that are not deterministic")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "maclaurin-cache")
-    parser.add_argument("--scratch", type=Path, default=None, help="folder for the runs' own files")
+    parser.add_argument(
+        "--scratch", type=Path, default=None, help="folder for the runs' own files and checkpoints"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs that are left and end")
     options = parser.parse_args(arguments)
     options.data = options.data.absolute()

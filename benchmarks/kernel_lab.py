@@ -32,12 +32,12 @@ from torch.profiler import ProfilerActivity, profile
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.stream import Inputs
+from maclaurin.programs.about_mean import PairsAboutMean, TailInChunks
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
-from maclaurin.programs.taylor_attention import PairsAboutMean, TailInChunks
-from maclaurin.programs.triton import about_mean, first_order, polynomial_quadratic
+from maclaurin.programs.triton import about_mean, linear_attention
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
 
@@ -95,11 +95,11 @@ def _set(module: Any, values: dict[str, Any]) -> None:
 
 def warps(**changed: tuple[int, int]) -> Callable[[], Any]:
     """Warps and loads ahead of some programs of linear attention, for heads up to 64."""
-    table = {**first_order.WARPS}
+    table = {**linear_attention.WARPS}
     for name, value in changed.items():
         key = name.replace("_", " ")
         table[key] = (value, table[key][1])
-    return lambda: settings(first_order, WARPS=table)
+    return lambda: settings(linear_attention, WARPS=table)
 
 
 def tiles(**changed: Tile) -> Callable[[], Any]:
@@ -116,16 +116,14 @@ def elu1(name: str, variant: Callable[[], Any], *, checked: bool = False) -> Sub
 
 LINEAR, PAIRS, CHUNKS = LinearAttention(), PairsAboutMean(), TailInChunks()
 MEAN, BESIDE = "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(64,sinks=1)/sum"
-EIGHT_WARPS = {n: ((8, stages), large) for n, ((_, stages), large) in first_order.WARPS.items()}
+EIGHT_WARPS = {n: ((8, stages), large) for n, ((_, stages), large) in linear_attention.WARPS.items()}
 FEW_REGISTERS = tiles(forward=Tile(64, 64, 4, 2, 128), queries=Tile(64, 64, 4, 3), keys=Tile(64, 64, 4, 2))
 OF_128_ROWS = tiles(forward=Tile(128, 64, 8, 3), queries=Tile(128, 64, 8, 3), keys=Tile(64, 128, 8, 2))
 OF_64_ROWS = tiles(forward=Tile(64, 64, 4, 3), queries=Tile(64, 64, 4, 2), keys=Tile(64, 64, 4, 2))
 FAR_OF_64_KEYS = tiles(
     forward_far=Tile(64, 64, 4, 3), queries_far=Tile(64, 64, 4, 3), keys_far=Tile(64, 64, 4, 3)
 )
-PRODUCTS = lambda: settings(polynomial_quadratic, SUMS="products")  # noqa: E731
-PLAIN_SUMS = lambda: settings(about_mean, SUMS_BY_PRODUCTS=False)  # noqa: E731
-HALF_THE_WALKERS = lambda: settings(first_order, WALKERS=512)  # noqa: E731
+HALF_THE_WALKERS = lambda: settings(linear_attention, WALKERS=512)  # noqa: E731
 GROUPS: dict[str, list[Subject]] = {
     "base": [
         Subject("taylor(2), pairs", "taylor(2)/sum", QuadraticPolynomial(), (*SHORT, WIDE[0]), checked=False),
@@ -140,7 +138,7 @@ GROUPS: dict[str, list[Subject]] = {
         Subject("elu1/sum not causal", "linear(elu1)/sum", LINEAR, TWO[:1], causal=False),
         elu1("gradients 8 warps", warps(gradients=(8, 1))),
         Subject("elu1/sum 512 walkers", "linear(elu1)/sum", LINEAR, SMALL, HALF_THE_WALKERS, False),
-        elu1("eight warps", lambda: settings(first_order, WARPS=EIGHT_WARPS)),
+        elu1("eight warps", lambda: settings(linear_attention, WARPS=EIGHT_WARPS)),
     ],
     "mean": [
         Subject("mean, pairs", MEAN, PAIRS, SMALL[:3]),
@@ -151,14 +149,11 @@ GROUPS: dict[str, list[Subject]] = {
         Subject("beside, chunks d128", BESIDE, CHUNKS, WIDE),
         Subject("mean, pairs, 4 of 128 regs", MEAN, PAIRS, SHORT, FEW_REGISTERS, False),
         Subject("mean, pairs, of 128", MEAN, PAIRS, SHORT, OF_128_ROWS, False),
-        Subject("mean, pairs, plain sums", MEAN, PAIRS, SHORT, PLAIN_SUMS, False),
         Subject("beside, pairs d128, of 64", BESIDE, PAIRS, WIDE[:1], OF_64_ROWS, False),
         Subject("beside, chunks, of 64 keys", BESIDE, CHUNKS, LONG[1:2], FAR_OF_64_KEYS, False),
     ],
     "forget": [
         Subject("power(2)*forget, pairs", "power(2)*forget/sum", QuadraticPolynomial(), SHORT),
-        Subject("forget, sums by products", "power(2)*forget/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
-        Subject("taylor(2), sums by products", "taylor(2)/sum", QuadraticPolynomial(), SHORT, PRODUCTS),
         Subject("power(2)*forget, chunks", "power(2)*forget/sum", LinearTime(), LONG, checked=False),
     ],
 }

@@ -20,7 +20,7 @@ import torch
 from machine import stamp
 from torch.profiler import ProfilerActivity, profile
 
-from maclaurin.programs.triton import moments, polynomial_linear, polynomial_quadratic, softmax_score_mod
+from maclaurin.programs.triton import linear_time, moments, quadratic_polynomial, score_mod
 from maclaurin.programs.triton.compiled_code import compiled_for
 from maclaurin.programs.triton.tiles import Tile
 
@@ -43,11 +43,11 @@ def random(device: str, batch: int, tokens: int, heads: int, *sizes: int) -> lis
 
 def quadratic(device: str, d: int) -> Callable[[], object]:
     q, k, v = random(device, 8, 4096, 16, d, d, d)
-    call = polynomial_quadratic.Call(TAYLOR, "sum", 0.0, True, narrow=True)
+    call = quadratic_polynomial.Call(TAYLOR, "sum", 0.0, True, narrow=True)
 
     def once() -> object:
-        y, rest, z = polynomial_quadratic.forward(q, k, v, call)
-        return polynomial_quadratic.backward(y, q, k, v, y, rest, z, call)
+        y, rest, z = quadratic_polynomial.forward(q, k, v, call)
+        return quadratic_polynomial.backward(y, q, k, v, y, rest, z, call)
 
     return once
 
@@ -57,11 +57,11 @@ def modified_exp(device: str, d: int, *, gated: bool) -> Callable[[], object]:
     totals = None
     if gated:
         totals = -torch.rand(8, 16, 4096, device=device, dtype=torch.float64).cumsum(-1) / 100
-    call = softmax_score_mod.Call(d**-0.5, True, clamp=None if gated else 5.0)
+    call = score_mod.Call(d**-0.5, True, clamp=None if gated else 5.0)
 
     def once() -> object:
-        o, lse = softmax_score_mod.forward(q, k, v, totals, call)
-        return softmax_score_mod.backward(o, q, k, v, totals, lse, lse, call)
+        o, lse = score_mod.forward(q, k, v, totals, call)
+        return score_mod.backward(o, q, k, v, totals, lse, lse, call)
 
     return once
 
@@ -70,24 +70,24 @@ def linear(
     device: str, batch: int, heads: int, tokens: int, d: int, e: int, chunk: int
 ) -> Callable[[], object]:
     q, k, v = random(device, batch, tokens, heads, d, d, e)
-    rows, call = polynomial_linear.Rows(), polynomial_linear.Call(TAYLOR, "sum", 0.0, chunk, narrow=True)
+    rows, call = linear_time.Rows(), linear_time.Call(TAYLOR, "sum", 0.0, chunk, narrow=True)
 
     def once() -> object:
-        y, rest, divisor, past, _ = polynomial_linear.forward(q, k, v, rows, call)
-        return polynomial_linear.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
+        y, rest, divisor, past, _ = linear_time.forward(q, k, v, rows, call)
+        return linear_time.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
 
     return once
 
 
 SETTINGS: dict[str, tuple[Callable[[str], Callable[[], object]], dict]] = {
-    "quadratic d=64": (lambda device: quadratic(device, 64), polynomial_quadratic.TILES),
-    "quadratic d=128": (lambda device: quadratic(device, 128), polynomial_quadratic.TILES),
-    "exp clamp d=64": (lambda device: modified_exp(device, 64, gated=False), softmax_score_mod.TILES),
-    "exp clamp d=128": (lambda device: modified_exp(device, 128, gated=False), softmax_score_mod.TILES),
-    "exp forget d=64": (lambda device: modified_exp(device, 64, gated=True), softmax_score_mod.TILES),
-    "exp forget d=128": (lambda device: modified_exp(device, 128, gated=True), softmax_score_mod.TILES),
-    "linear d=64": (lambda device: linear(device, 1, 8, 65536, 64, 64, 1024), polynomial_linear.TILES),
-    "linear d=16": (lambda device: linear(device, 8, 16, 4096, 16, 64, 512), polynomial_linear.TILES),
+    "quadratic d=64": (lambda device: quadratic(device, 64), quadratic_polynomial.TILES),
+    "quadratic d=128": (lambda device: quadratic(device, 128), quadratic_polynomial.TILES),
+    "exp clamp d=64": (lambda device: modified_exp(device, 64, gated=False), score_mod.TILES),
+    "exp clamp d=128": (lambda device: modified_exp(device, 128, gated=False), score_mod.TILES),
+    "exp forget d=64": (lambda device: modified_exp(device, 64, gated=True), score_mod.TILES),
+    "exp forget d=128": (lambda device: modified_exp(device, 128, gated=True), score_mod.TILES),
+    "linear d=64": (lambda device: linear(device, 1, 8, 65536, 64, 64, 1024), linear_time.TILES),
+    "linear d=16": (lambda device: linear(device, 8, 16, 4096, 16, 64, 512), linear_time.TILES),
 }
 
 

@@ -79,10 +79,9 @@ def build(folder: Path) -> Path:
 
 
 def complete_report(page: Path, source: Path) -> None:
-    """Files that a report refers to: its tables unchanged; its runs are not stored in docs/."""
-    shutil.copyfile(source / "tables.md", page.with_name("tables.md"))
-    text = page.read_text("utf-8")
-    page.write_text(text.replace('<a href="runs.csv">runs.csv</a>, ', ""), "utf-8")
+    """Files that a report refers to, unchanged."""
+    for name in ("tables.md", "runs.csv"):
+        shutil.copyfile(source / name, page.with_name(name))
 
 
 def zensical(folder: Path) -> None:
@@ -416,6 +415,8 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
 ::: maclaurin.conversion.run.convert
+::: maclaurin.conversion.run.ConversionResult
+::: maclaurin.conversion.recover.Recovery
 ::: maclaurin.conversion.press.press
 ::: maclaurin.programs.series.SeriesNotice
 ::: maclaurin.spec.catalogue.Catalogue

@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported stays: looking at it again and again took the garbage collector 5 % of the time."""
+    """Freeze imported objects: scanning them cost 5 %."""
     gc.freeze()
 
 

@@ -25,7 +25,7 @@ def measured(tmp_path_factory):
     return folder, bench(*CHOSEN, "--plots", "figures", cwd=folder)
 
 
-def test_it_measures_tells_and_keeps(measured):
+def test_results_are_printed_and_saved(measured):
     folder, said = measured
     assert re.search(r"1/2 exp/l2 B2 H2 T128 D64: [\d.]+ / [\d.]+ ms; torch SDPA .*; \d+ s left", said.stderr)
     assert re.search(r"2/2 taylor\(2\)/sum step B1 H2 T1 D64: [\d.]+ ms; \d+ % of a device copy", said.stderr)

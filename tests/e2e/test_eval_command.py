@@ -92,7 +92,7 @@ def test_the_table_fits_in_80_columns(model, tmp_path, monkeypatch, capfd):
     assert "multiquery_1024_exact" in said.stdout
 
 
-def test_what_cannot_be_is_one_message(model, tmp_path, monkeypatch, capfd):
+def test_invalid_requests_print_one_error(model, tmp_path, monkeypatch, capfd):
     def error(*arguments):
         said = maclaurin(monkeypatch, capfd, "eval", *arguments, expect=2)
         assert said.stderr.count("error:") == 1

@@ -68,7 +68,7 @@ def test_a_model_and_a_text_give_its_scores(monkeypatch, capfd, shown, model, tm
 
 def test_captured_scores_and_values_give_the_output_of_the_head(model):
     from maclaurin.explorer.capture import read_heads
-    from maclaurin.inspection.trials import attention_layers
+    from maclaurin.layers.watch_attention import attention_layers
     from maclaurin.models.model_folder import load_model
 
     loaded, _ = load_model(str(model))

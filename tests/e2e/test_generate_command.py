@@ -51,7 +51,7 @@ def test_a_run_is_an_ordinary_model_folder(run):
     assert out.shape[1] == batch.input_ids.shape[1] + 3
 
 
-def test_text_comes_and_figures_are_told(run):
+def test_text_goes_to_stdout_and_figures_to_stderr(run):
     options = ["--max-new-tokens", 12, "--ignore-end", "--seed", 1, "--constant-memory", "--stats"]
     found = generate(run, "--prompt", "It was", *options)
     assert found.stdout
@@ -151,7 +151,7 @@ def test_other_attention_on_the_same_weights(run):
         generate(run, *options, "--attention", "exp*forget/sum")
 
 
-def test_what_cannot_be_is_told(run, tmp_path):
+def test_invalid_options_are_reported(run, tmp_path):
     with pytest.raises(NoFiniteStateError, match=r"(?s)so 2 of 2 layers .*taylor\(2\)/sum"):
         generate(run, "--prompt", "x", "--attention", "exp/sum", "--constant-memory")
     with pytest.raises(InputError, match="--save-state: there is no folder"):

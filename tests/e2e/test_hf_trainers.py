@@ -234,6 +234,6 @@ def test_use_cache_of_the_config_holds_where_the_call_says_nothing(tokens):
         assert (model(input_ids=tokens).past_key_values is not None) is wanted
 
 
-def test_an_argument_nobody_knows_is_an_error(tokens):
+def test_unknown_argument_is_rejected(tokens):
     with pytest.raises((TypeError, ValueError)):
         model_with()(input_ids=tokens, output_hiden_states=True)

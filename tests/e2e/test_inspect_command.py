@@ -225,7 +225,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, written):
-    """Opens the page at a width; afterwards nothing may have been complained of or loaded."""
+    """Opens the page at a width; fails on console errors or network requests."""
     contexts, complaints, requests = [], [], []
     address = (written[0] / "index.html").as_uri()
 

@@ -1,4 +1,4 @@
-"""Our models are known to transformers as soon as both libraries are imported, whichever comes first."""
+"""What importing us brings: models known to transformers, names that load their packages when first used."""
 
 import subprocess
 import sys
@@ -27,3 +27,12 @@ def test_importing_us_alone_imports_neither_torch_nor_transformers():
     code = "import sys, maclaurin; print('torch' in sys.modules, 'transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_studies_are_there_without_an_import_of_their_own():
+    code = (
+        "import sys, maclaurin; before = 'maclaurin.study' in sys.modules; maclaurin.study.Study;"
+        "print(before, 'torch' in sys.modules, maclaurin.study.run.__module__)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False", "maclaurin.study.runner"]

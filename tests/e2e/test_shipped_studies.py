@@ -13,7 +13,7 @@ from tests.e2e.training import environment
 
 NEEDED = {
     "mini", "scale", "gap", "orders", "parts", "interactions", "recall", "paper", "paper-h200", "parts-h200",
-    "ladder-h200",
+    "ladder-h200", "equal-cost",
 }  # fmt: skip
 ROOT = Path(__file__).parents[2]
 

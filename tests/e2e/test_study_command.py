@@ -345,7 +345,7 @@ def test_a_study_is_a_python_call(tmp_path):
     """From a script without a __main__ guard, as people write them."""
     script = tmp_path / "script.py"
     script.write_text(
-        "import maclaurin.study\n"
+        "import maclaurin\n"
         "from maclaurin.study import Experiment, Study, cells_of\n"
         f"common = { ({**COMMON, 'steps': 2})!r}\n"
         "e = Experiment('e', 'E', 'accuracy', common, cells_of({'a': 'exp/sum'}), (0,), 'a')\n"

@@ -72,7 +72,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, file):
-    """Opens the page; afterwards nothing may have been complained of or loaded."""
+    """Opens the page; fails on console errors or network requests."""
     contexts, complaints, requests = [], [], []
 
     def open_page(address="", width=1280, scheme="light"):

@@ -228,7 +228,7 @@ def test_autocast_does_not_reach_the_sums(notation, form):
     "notation", ["hermite(2)+window(8)*forget/sum", "taylor(2,about=mean)+window(8)*forget/sum"]
 )
 @pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
-def test_a_tail_that_is_all_but_forgotten_makes_no_nan(notation, form):
+def test_nearly_decayed_tail_has_no_nan(notation, form):
     case = random_tensors(parse(notation), Shape(batch=1, tokens=120), 0, torch.float32)
     case = case.with_tensors(log_forget=12 * case.tensors["log_forget"]).with_gradients()
     y = case.output(form=form, chunk_size=16)

@@ -1,5 +1,6 @@
 """Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
 
+import copy
 import json
 import math
 
@@ -9,7 +10,7 @@ import torch
 from maclaurin.conversion.converted_model import (
     calibrate_key_offsets,
     choose,
-    convert,
+    convert_loaded,
     own_attention,
     perplexities,
     read_layers,
@@ -17,12 +18,12 @@ from maclaurin.conversion.converted_model import (
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, windows_alone
+from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, without_tails
 from maclaurin.conversion.memory_budget import Memory
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
-from maclaurin.data.splits import hash_share
+from maclaurin.data.splits import TEST, DocumentSplitter
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
@@ -49,8 +50,8 @@ def test_layers_are_read(text, layers):
     assert read_layers(text, 8) == layers
 
 
-def test_what_is_no_layer_is_told():
-    with pytest.raises(InputError, match="numbers and ranges"):
+def test_unknown_layer_is_rejected():
+    with pytest.raises(InputError, match="numbers or ranges"):
         read_layers("a-b", 8)
     with pytest.raises(InputError, match="has layers 0 to 3, not 7"):
         choose(["exp/sum"] * 4, TAIL, layers=[7])
@@ -88,8 +89,8 @@ def test_the_tail_lies_between_window_and_original(model):
     assert found.original == pytest.approx(float(losses.detach().exp()), rel=1e-4)
     alone = ["poly(0)+window(8,sinks=1)/sum"] * 2
     assert found.window_only == pytest.approx(measured_with(model, alone, Perplexity(rows)))
-    assert windows_alone([TAIL, "exp/sum"]) == [alone[0], "exp/sum"]
-    assert windows_alone(["taylor(2)/sum"]) is None
+    assert without_tails([TAIL, "exp/sum"]) == [alone[0], "exp/sum"]
+    assert without_tails(["taylor(2)/sum"]) is None
     assert Gap(10.0, 20.0, 12.0).closed == pytest.approx(0.8)
     assert Gap(10.0, None, 12.0).closed is None
 
@@ -109,20 +110,20 @@ def test_the_default_sample_is_text_that_no_run_trains_on():
 
     sample = "".join(map(chr, tokens_of(Letters(), None, 3000, 1 << 20).tolist()))
     first = next(d.text for d in StandardLibrary().documents() if d.text.startswith(sample[:200]))
-    assert hash_share(first) < DataConfig.test_fraction
+    assert DocumentSplitter(DataConfig().fractions, 60_000).split_of(first) == TEST
 
 
 def test_a_conversion_is_a_model_folder(model, tmp_path):
     tokens = torch.randint(0, 50, (400,))
     choice = choose(own_attention(model), TAIL, layers=[1])
     told = []
-    found = convert(
+    found = convert_loaded(
         model,
         "somewhere",
         choice,
         sample=tokens[:100],
         measures=perplexities(tokens[100:], [64], 200),
-        tell=told.append,
+        on_tokens=told.append,
     )
     assert list(found.gaps) == ["perplexity"]
     assert list(found.gaps["perplexity"]) == [64]
@@ -143,7 +144,7 @@ def test_a_conversion_is_a_model_folder(model, tmp_path):
 def test_gates_have_no_weights_to_come_from(model):
     choice = choose(own_attention(model), "power(2)*forget/sum")
     with pytest.raises(InputError, match="has gates"):
-        convert(model, "x", choice, sample=torch.arange(9), measures=[])
+        convert_loaded(model, "x", choice, sample=torch.arange(9), measures=[])
 
 
 class Words:
@@ -183,7 +184,7 @@ def test_recall_is_asked_of_the_attention_that_is_there(model):
     assert model.config.attention == "exp/sum"
 
 
-def test_questions_of_recall_come_from_afar():
+def test_recall_facts_are_far_back():
     near, far = recall_over([64, 256], Words(beginning=True), 5)
     assert (near.at, far.at, len(far.items)) == (64, 256, 5)
     assert min(far.lengths) > max(near.lengths)
@@ -193,23 +194,24 @@ def test_questions_of_recall_come_from_afar():
 
 def test_memory_is_that_of_the_caches(model):
     before = Memory.of(model, own_attention(model))
-    assert (before.state_bytes, before.even_at) == (0, None)
+    assert (before.state_bytes, before.break_even_tokens) == (0, None)
     assert before.bytes_per_token == before.original
     choice = choose(own_attention(model), TAIL)
-    found = convert(model, "x", choice, sample=torch.randint(0, 50, (40,)), measures=[])
-    cache = MaclaurinCache(model.config)
-    model(input_ids=torch.randint(0, 50, (1, 20)), past_key_values=cache)
+    found = convert_loaded(model, "x", choice, sample=torch.randint(0, 50, (40,)), measures=[])
+    served = copy.deepcopy(model).bfloat16()  # bytes are counted in the dtype that models are served in
+    cache = MaclaurinCache(served.config)
+    served(input_ids=torch.randint(0, 50, (1, 20)), past_key_values=cache)
     assert found.memory.state_bytes == cache.nbytes
     assert found.memory.bytes_per_token == 0
-    even, size = found.memory.even_at, cache.nbytes
+    even, size = found.memory.break_even_tokens, cache.nbytes
     assert (even - 1) * before.original < size <= even * before.original
 
 
 def test_the_control_has_neither_tails_nor_kept_keys():
     mixed = ["0: exp/sum; 1: poly(0)+window(8,sinks=1,kept=4)/sum", TAIL]
     alone = ["0: exp/sum; 1: poly(0)+window(8,sinks=1)/sum", "poly(0)+window(8,sinks=1)/sum"]
-    assert windows_alone(mixed) == alone
-    assert windows_alone(alone) is None
+    assert without_tails(mixed) == alone
+    assert without_tails(alone) is None
 
 
 def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
@@ -217,4 +219,4 @@ def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
     found = Memory.of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
     assert found.original == 0
     assert found.original_state_bytes > 0
-    assert found.even_at is None
+    assert found.break_even_tokens is None

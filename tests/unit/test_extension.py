@@ -11,7 +11,7 @@ import torch
 
 import maclaurin
 from maclaurin import SpecError, parse
-from maclaurin.spec import Denominator, FeatureMap, Kernel, Norm, register
+from maclaurin.spec import Argument, Denominator, FeatureMap, Kernel, Norm, RowGate, positive, register
 from maclaurin.testing import SpecLaws
 
 pytestmark = pytest.mark.slow
@@ -39,6 +39,86 @@ class Square(FeatureMap):
         return f"{u}²"
 
 
+@register
+@dataclass(frozen=True, slots=True)
+class Shifted(Denominator):
+    """D_t = Σ_s w_ts + shift: neither scaled nor constant."""
+
+    notation: ClassVar[str] = "shifted"
+    uses_row_sum: ClassVar[bool] = True
+    has_log_slope: ClassVar[bool] = True
+    shift: float = positive(default=1.0)
+
+    def divisor(self, seen):
+        return seen.row_sum + self.shift
+
+    def log_slope(self, seen):
+        return seen.row_sum / (seen.row_sum + self.shift)
+
+    def text(self, row_sum):
+        return f"({row_sum} + {self.shift:g})"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class CubeRoot(Denominator):
+    """D_t = (t·Σ_s w_ts)^(1/3), through its logarithm."""
+
+    notation: ClassVar[str] = "cuberoot"
+    uses_row_sum: ClassVar[bool] = True
+    in_log_domain: ClassVar[bool] = True
+
+    def divisor(self, seen):
+        return self.log_divisor(seen).exp()
+
+    def log_divisor(self, seen):
+        return (seen.log_row_sum + seen.keys.log()) / 3
+
+    def text(self, row_sum):
+        return f"(t·{row_sum})^(1/3)"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Half(Norm):
+    """N(y) = y/(1 + ‖y‖), which depends on the size of y."""
+
+    notation: ClassVar[str] = "half"
+    text: ClassVar[str] = "half"
+
+    def __call__(self, y):
+        return y / (1 + y.square().sum(-1, keepdim=True).add(1e-12).sqrt())
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class Added(RowGate):
+    """y_t + b_t: no factor, so a norm behind it cancels nothing before it."""
+
+    notation: ClassVar[str] = "added"
+    argument: ClassVar[Argument] = Argument("added", symbol="b_t", tokens="query", heads="query")
+
+    def on_rows(self, y, gate):
+        return y + gate
+
+
+#: parts whose meaning depends on the scale of the weights, each once wrong on exp and beside a window
+SCALES = [
+    "exp/rootsum",
+    "exp/shifted",
+    "exp/shifted(3)/l2",
+    "exp/cuberoot",
+    "exp/half",
+    "exp/len/half",
+    "exp*added/l2",
+    "exp/len*added/l2",
+    "taylor(2)/shifted(0.5)*added/rms",
+    "taylor(2)+window(3)/rootsum",
+    "taylor(2)*forget/rootsum",
+    "hermite(2)/half",
+    "taylor(2)+window(3,sinks=1)/half",
+]
+
 SPECS = [
     "cosh(4)/sum",
     "cosh(3)*forget/l1",
@@ -51,7 +131,35 @@ SPECS = [
 
 
 class TestOwnParts(SpecLaws):
-    specs: ClassVar[list[str]] = SPECS
+    specs: ClassVar[list[str]] = [*SPECS, *SCALES]
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_a_row_sum_of_large_scores_does_not_overflow(size):
+    """fp32 scores up to 300, which e^x does not hold; D = √Σ e^x is e^(half the largest score)."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 7, 1, 4) for _ in range(3))
+    scale = size / float(torch.einsum("bthd,bshd->bts", q, k).abs().amax())
+    y = maclaurin.attention(q, k, v, "exp/rootsum/l2", scale=scale)
+    torch.testing.assert_close(y, maclaurin.attention(q, k, v, "exp/l2", scale=scale))
+    wide = [u.double() for u in (q, k, v)]
+    expected = maclaurin.attention(*wide, "exp/rootsum", scale=scale)
+    got = maclaurin.attention(q, k, v, "exp/rootsum", scale=scale)
+    small = expected.abs() < 1e30
+    torch.testing.assert_close(got.double()[small], expected[small], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", ["exp/rootsum", "exp/shifted"])
+def test_a_denominator_reads_the_true_row_sum(spec):
+    """It read e^(−largest score) times the sum, in every form alike."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 9, 2, 4, dtype=torch.float64) for _ in range(3))
+    weights = (torch.einsum("bthd,bshd->bhts", 5 * q, k) / 2).exp().tril()
+    row_sum = weights.sum(-1).transpose(1, 2)[..., None]
+    divisor = row_sum.sqrt() if spec == "exp/rootsum" else row_sum + 1
+    expected = torch.einsum("bhts,bshe->bthe", weights, v) / divisor
+    for form in ("auto", "parallel", "chunked"):
+        torch.testing.assert_close(maclaurin.attention(5 * q, k, v, spec, form=form), expected)
 
 
 @pytest.mark.parametrize("block", PARTS, ids=lambda block: re.search(r"class (\w+)", block)[1])
@@ -88,7 +196,7 @@ def test_a_denominator_of_ones_own_divides():
         ("cosh(4)/sum", "0.5·(x_ts)^2"),
         ("taylor(2)*leak/sum", "Π_s<r≤t f_r"),
         ("taylor(2)/l1", "L1( "),
-        ("taylor(2,about=mean)+fading(3,rate=0.2)/sum", "exp(x_ts − r_t − rate·(t−s)) for the last 3 keys"),
+        ("taylor(2,about=mean)+fading(3,rate=0.2)/sum", "exp(x_ts − r_t − 0.2·(t−s)) for the last 3 keys"),
     ],
 )
 def test_formulas_know_the_part(spec, words):

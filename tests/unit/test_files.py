@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from maclaurin import files
-from maclaurin.files import StorageError, complete_folder, locked, new_folder, write_file, write_json
+from maclaurin.data.cache_folder import StorageError, complete_folder, preparing
+from maclaurin.files import LockedError, is_locked, locked, new_file, new_folder, write_file, write_json
 
 
 def leftovers(folder):
@@ -31,6 +31,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     with pytest.raises(OSError, match="No space"):
         write_file(path, "new")
     assert path.read_text(encoding="utf-8") == '{\n "a": 1\n}\n'
+    assert leftovers(tmp_path) == []
+
+
+def test_another_program_may_write_the_file(tmp_path):
+    path = tmp_path / "file"
+    with new_file(path, flush=False) as temporary:
+        temporary.write_text("new", encoding="utf-8")
+        assert not path.exists()
+    with pytest.raises(UnicodeEncodeError), new_file(path) as temporary:
+        temporary.write_text("half ü", encoding="ascii")
+    assert path.read_text(encoding="utf-8") == "new"
     assert leftovers(tmp_path) == []
 
 
@@ -77,46 +88,36 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path, code, mess
 
 
 def _hold(path, ready):
-    with locked(path, "it", progress=False):
+    with locked(path):
         ready.set()
         time.sleep(60)
 
 
-def test_a_lock_is_free_again_after_its_process_was_killed(tmp_path, monkeypatch):
+def test_a_lock_is_free_again_after_its_process_was_killed(tmp_path):
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     holder = context.Process(target=_hold, args=(tmp_path / "lock", ready))
     holder.start()
     assert ready.wait(60)
     waits = []
-    monkeypatch.setattr(
-        files, "report_progress", lambda *_: _Killer(lambda: waits.append(1) or holder.kill())
-    )
-    with locked(tmp_path / "lock", "it") as held:
-        assert held
+    assert is_locked(tmp_path / "lock")
+    with pytest.raises(LockedError), locked(tmp_path / "lock", timeout=0.2, on_wait=lambda: waits.append(1)):
+        pass
     assert waits
+    with locked(tmp_path / "lock", on_wait=holder.kill) as held:
+        assert held
     holder.join()
+    assert not is_locked(tmp_path / "lock")
 
 
-class _Killer:
-    """Ends the process that holds the lock when someone waits for it."""
-
-    def __init__(self, act):
-        self.act = act
-
-    def __enter__(self):
-        return lambda fraction: self.act()
-
-    def __exit__(self, *problem):
-        return None
-
-
-def test_without_locks_nobody_waits(tmp_path, monkeypatch):
+def test_missing_locks_are_reported(tmp_path, monkeypatch):
     import filelock
 
     monkeypatch.setattr(filelock.FileLock, "acquire", lambda *_, **__: _full())
-    with locked(tmp_path / "lock", "it", progress=False) as held:
+    with preparing(tmp_path / "file", "it", progress=False) as held:
         assert not held
+    with pytest.raises(OSError, match="No space"), locked(tmp_path / "lock"):
+        pass
 
 
 def _full(*_):

@@ -157,7 +157,7 @@ def test_folders_of_a_newer_version_and_broken_ones_are_refused(tmp_path):
         load_model(tmp_path)
 
 
-def test_places_without_a_model_are_told(tmp_path):
+def test_folder_without_a_model_is_rejected(tmp_path):
     with pytest.raises(InputError, match="holds no model"):
         load_model(tmp_path)
     with pytest.raises(InputError, match="no folder"):

@@ -11,13 +11,15 @@ from maclaurin.conversion import head_measures
 from maclaurin.conversion.allocate import attention_of, bytes_of, decide, memories_to_try, plans_for
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
-from maclaurin.conversion.measure import MeasureFile, having
+from maclaurin.conversion.measure import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
-from maclaurin.conversion.memory_page import method_of, page_of_bench, page_of_presses
+from maclaurin.conversion.memory_page import method_of
+from maclaurin.conversion.recover import Recovery
 from maclaurin.conversion.text_damage import TextDamage, measure_damage
-from maclaurin.inspection.trials import attention_layers
+from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
+from maclaurin.models.swap_attention import with_attention
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 
@@ -139,11 +141,13 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 def test_where_memory_must_not_grow_some_heads_see_as_far_as_facts_are_asked_from(model):
     budget = MemoryBudget.read(model.config, memory=None, constant="30kB", at=1000)
     plans = plans_for(model.config, budget, RANKING, DAMAGE, [150])
-    (far,) = [plan for plan in plans if plan.of_top == "poly(0)+window(150,sinks=4)/sum"]
-    assert far.top == 2  # 40 % of the bytes
-    assert far.bytes <= budget.bytes
-    named = [group.spec for text in far.attention for group in LayerAttention.read(text, 2).groups]
-    assert sum(spec.window.size == 150 for spec in named) == 2
+    far = [plan for plan in plans if plan.of_top == "poly(0)+window(150,sinks=4)/sum"]
+    assert len(far) == 2  # the others by damage, or equal
+    for plan in far:
+        assert plan.top == 2  # 40 % of the bytes
+        assert plan.bytes <= budget.bytes
+        named = [group.spec for text in plan.attention for group in LayerAttention.read(text, 2).groups]
+        assert sum(spec.window.size == 150 for spec in named) == 2
 
 
 def test_the_reach_of_questions_is_that_of_the_farthest_fact(tokenizer):
@@ -173,7 +177,7 @@ def head_change(model, rows, memory):
     """The divergence per token when head (0, 1) alone has this memory."""
     with torch.no_grad():
         before = model(input_ids=rows).logits.log_softmax(-1)
-        with having(model, [f"0: exp/sum; 1: {memory}", "exp/sum"]):
+        with with_attention(model, [f"0: exp/sum; 1: {memory}", "exp/sum"]):
             after = model(input_ids=rows).logits.log_softmax(-1)
     return float((before.exp() * (before - after)).sum(-1).mean())
 
@@ -221,50 +225,69 @@ def test_a_budget_below_sinks_and_window_is_refused(model):
 # -------------------------------------------------------------------------------------------- heads
 
 
-def test_heads_are_measured_as_their_definition_says(model, tokenizer):
-    """Mass and loss against a full pass in which one head's last rows are computed anew, by hand."""
-    (question,) = fact_questions(tokenizer, [100], 1)
-    found = head_measures._ask(model, question)
+def odds_with_limited(model, question, limited=(), seen=None):
+    """Log-odds from a full pass in which some heads' last rows are computed anew, by hand."""
     ids = torch.cat([question.context, question.prompt], dim=1)
     new, layers = question.prompt.shape[1], attention_layers(model)
 
-    def log_odds(limited=None, seen=None):
-        def attend(number, layer):
-            def inner(q, k, v, gates, layout):
-                y = type(layer).attend(layer, q, k, v, gates, layout).clone()
-                for head in range(2):
-                    x = torch.einsum("tgd,sd->gts", q[0, :, 2 * head : 2 * head + 2], k[0, :, head]) / 8**0.5
-                    s, t = torch.arange(x.shape[-1]), torch.arange(x.shape[-1])[:, None]
-                    if seen is not None:
-                        seen[number, head] = x[:, -1].softmax(-1)[:, question.fact].sum(-1).max()
-                    if (number, head) == limited:
-                        near = (s <= t) & ((s > t - 64) | (s < 4))
-                        weights = x.masked_fill(~near, -torch.inf).softmax(-1)
-                        rows = torch.einsum("gts,se->tge", weights, v[0, :, head])
-                        y[0, -new:, 2 * head : 2 * head + 2] = rows[-new:]
-                return y
+    def attend(number, layer):
+        def inner(q, k, v, gates, layout):
+            y = type(layer).attend(layer, q, k, v, gates, layout).clone()
+            for head in range(2):
+                x = torch.einsum("tgd,sd->gts", q[0, :, 2 * head : 2 * head + 2], k[0, :, head]) / 8**0.5
+                s, t = torch.arange(x.shape[-1]), torch.arange(x.shape[-1])[:, None]
+                if seen is not None:
+                    seen[number, head] = x[:, -1].softmax(-1)[:, question.fact].sum(-1).max()
+                if (number, head) in limited:
+                    near = (s <= t) & ((s > t - 64) | (s < 4))
+                    weights = x.masked_fill(~near, -torch.inf).softmax(-1)
+                    rows = torch.einsum("gts,se->tge", weights, v[0, :, head])
+                    y[0, -new:, 2 * head : 2 * head + 2] = rows[-new:]
+            return y
 
-            return inner
+        return inner
 
-        for number, layer in enumerate(layers):
-            layer.attend = attend(number, layer)
-        try:
-            with torch.no_grad():
-                logits = model(input_ids=ids, use_cache=False).logits[0, -1, list(question.choices)].double()
-        finally:
-            for layer in layers:
-                del layer.attend
-        others = torch.cat([logits[: question.right], logits[question.right + 1 :]])
-        return float(logits[question.right] - others.logsumexp(0))
+    for number, layer in enumerate(layers):
+        layer.attend = attend(number, layer)
+    try:
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0, -1, list(question.choices)].double()
+    finally:
+        for layer in layers:
+            del layer.attend
+    others = torch.cat([logits[: question.right], logits[question.right + 1 :]])
+    return float(logits[question.right] - others.logsumexp(0))
 
+
+def test_heads_are_measured_as_their_definition_says(model, tokenizer):
+    (question,) = fact_questions(tokenizer, [100], 1)
+    found = head_measures._ask(model, question)
     mass = {}
-    assert found.log_odds == pytest.approx(log_odds(seen=mass), abs=1e-5)
+    assert found.log_odds == pytest.approx(odds_with_limited(model, question, seen=mass), abs=1e-5)
     for layer in range(2):
         for head in range(2):
             assert found.mass[layer][head] == pytest.approx(float(mass[layer, head]), abs=1e-5)
-            expected = found.log_odds - log_odds(limited=(layer, head))
+            expected = found.log_odds - odds_with_limited(model, question, [(layer, head)])
             assert found.loss[layer][head] == pytest.approx(expected, abs=1e-4)
     assert "password of" in tokenizer.decode(question.context[0, question.fact])
+
+
+def test_heads_are_eliminated_in_the_order_in_which_they_are_missed_least(model, tokenizer, tmp_path):
+    questions = fact_questions(tokenizer, [100], 3)
+    best, other = [(0, 0), (0, 1), (1, 0)], (1, 1)
+    file = MeasureFile.open(tmp_path / "measured.json", {}, resume=False)
+    order = head_measures.eliminated(model, questions, best, file)
+
+    def missed(places):
+        odds = [odds_with_limited(model, question, [other, *places]) for question in questions]
+        return sum(odds) / len(odds)
+
+    last = max(best, key=lambda place: missed([place]))
+    next_to_last = max((p for p in best if p != last), key=lambda place: missed([last, place]))
+    assert order[1:] == [next_to_last, last]
+    assert sorted(order) == best
+    again = MeasureFile.open(tmp_path / "measured.json", {}, resume=True)
+    assert head_measures.eliminated(None, questions, best, again) == order  # nothing is asked again
 
 
 def test_both_measures_at_all_distances_make_the_score():
@@ -324,7 +347,9 @@ def convert(saved, **more):
 
 @pytest.mark.slow
 def test_a_model_is_converted_to_its_budget(saved):
-    chosen, conversion = convert(saved)
+    result = convert(saved)
+    chosen, conversion = result.chosen, result.conversion
+    assert result.folder == saved / "small"
     small = MaclaurinForCausalLM.from_pretrained(saved / "small").bfloat16().eval()
     cache = MaclaurinCache(small.config)
     with torch.no_grad():
@@ -358,14 +383,34 @@ def test_a_stopped_conversion_goes_on(saved, monkeypatch):
         convert(saved)
     assert not (saved / "small").exists()
     assert (saved / ".small.measured.json").is_file()
-    chosen, _ = convert(saved, resume=True)
-    assert len(calls) == 3 + len(chosen.decision.measured) - 1  # nothing twice but the one that was stopped
+    measured = convert(saved, resume=True).chosen.decision.measured
+    assert len(calls) == 3 + len(measured) - 1  # nothing twice but the one that was stopped
     assert not (saved / ".small.measured.json").exists()
+
+
+@pytest.mark.slow
+def test_an_attention_is_given_and_trained_in_one_call(saved):
+    tail = "taylor(2,about=mean)+window(8,sinks=1)/sum"
+    recovery = Recovery(text_steps=2, data=str(saved / "text.txt"), length=32, batch_size=2)
+    given = {"memory": None, "attention": tail, "layers": "1", "recovery": recovery}
+    seen = []
+    result = convert(saved, **given, on_result=seen.append)
+    assert seen == [result.conversion]
+    assert result.conversion.choice.attention == ("exp/sum", tail)
+    assert result.finished
+    assert result.recovered.keys() == {"perplexity"}
+    written = json.loads((saved / "small" / "conversion.json").read_text())
+    assert written["perplexity"] == result.recovered["perplexity"]
+    assert written["recovery"]["device"] == "cpu"
+    again = convert(saved, **given, resume=True)
+    assert again.conversion is None
+    assert again.recovered == result.recovered
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        ({"attention": "exp/sum"}, "give one of --memory"),
         ({"memory": "1%"}, "too small"),
         ({"memory": "lots"}, "a number of bytes with a unit"),
         ({"resume": True}, "to resume from"),
@@ -391,51 +436,6 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
 
 
 # --------------------------------------------------------------------------------------------- pages
-
-
-def bench_results():
-    """What benchmarks/memory.py writes, for a model of one layer with two heads."""
-    recall = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "log_odds_less_prior": 1.0}
-    return {
-        "chosen": {
-            "30% at 4k": {
-                "attention": ["0: exp/sum; 1: poly(0)+window(16,sinks=4,kept=48)/sum"],
-                "budget": {"bytes": 300, "at": 4096, "constant": False, "original": 1000},
-                "plan": {"name": "1 heads exp/sum, others 68 exact keys", "bytes": 299, "cost": 0.1},
-                "heads": {"score": [[0.9, 0.1]]},
-            }
-        },
-        "arms": {
-            "original": {"recall 4096": recall, "perplexity 8192": 50.0},
-            "30% at 4k": {"recall 4096": recall, "perplexity 8192": 51.0},
-            "30% at 4k: window": {"bytes": 298, "perplexity 8192": 80.0},
-            "10% at 8k, trained": {"perplexity 8192": 49.0},
-        },
-        "summary": ["original  4096: 0.5", "10% at 8k, trained"],
-    }
-
-
-def test_a_bench_is_drawn_by_the_same_page():
-    page = page_of_bench(bench_results(), "30% at 4k")
-    assert {(p.method, p.bytes) for p in page.points} == {
-        ("full softmax", 1000), ("whole heads", 299), ("window", 298)
-    }  # fmt: skip
-    assert page.findings == ("original  4096: 0.5",)
-    assert page.memories == [["exp/sum", "poly(0)+window(16,sinks=4,kept=48)/sum"]]
-    html = page.html()
-    assert "after the whole prompt was read" not in html
-    assert "<svg" in html
-
-
-def test_presses_are_drawn_at_their_bytes():
-    row = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0, "share": 0.25}
-    methods = {"KeyDiffPress": {**row, "kind": "kvpress"}, "ours, pressed": {**row, "kind": "whole heads"}}
-    page = page_of_presses(
-        {"bytes": 1000, "questions": 60, "tokens": 1280, "distance": 1024, "methods": methods}
-    )
-    assert [p.bytes for p in page.points] == [250, 250]
-    assert "KeyDiffPress: 0.400" in page.findings[0]
-    assert "after the whole prompt was read" in page.html()
 
 
 @pytest.mark.parametrize(

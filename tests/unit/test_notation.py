@@ -271,3 +271,14 @@ def test_what_a_spec_knows():
     assert (
         str(parse("taylor(0,about=mean)+window(3)/sum").simplified()) == "taylor(0,about=mean)+window(3)/sum"
     )
+
+
+def test_small_numbers_are_powers_of_ten_in_latex():
+    assert r"+ 10^{-7})" in parse("taylor(2)/sum(eps=1e-7)").latex
+    assert r"1.1\cdot 10^{-6} + x_{ts}" in parse("poly(11e-7,1)").latex
+    assert "e-0" not in parse("poly(1,2.5e-8)").latex
+
+
+def test_a_norm_over_heads_must_be_per_head():
+    with pytest.raises(SpecError, match="a norm per head"):
+        parse("taylor(2,about=mean)/rms(heads)")

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin import InputError
+from maclaurin.plain_data import finite, from_plain, read_record, to_plain, write_record
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,38 @@ def test_missing_and_unknown_fields_are_errors(data):
 def test_an_unknown_kind_is_an_error():
     with pytest.raises(KeyError):
         from_plain(Tree, {"by_year": {}, "parts": [{"kind": "root"}]})
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    tree = Tree({1: 0.5}, (Leaf(1.0, ("größe",)), Twig(2)), Leaf(3.0))
+    write_record(tmp_path / "tree.json", tree, 7, indent=1)
+    assert json.loads((tmp_path / "tree.json").read_text("utf-8"))["schema"] == 7
+    assert read_record(Tree, tmp_path / "tree.json", 7, "a tree", missing="none") == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not a tree: it is not JSON .* Plant one"),
+        ("[]", "is not a tree: it has no number of a schema. Plant one"),
+        ('{"schema": 6}', "has schema 6, but .* reads schema 7 of a tree. Let it grow. Plant one"),
+        ('{"schema": 7, "colour": 1}', "does not have the form of a tree .* Plant one"),
+    ],
+)
+def test_another_file_is_one_clear_error(tmp_path, text, words):
+    (tmp_path / "tree.json").write_text(text)
+    given = {"missing": "none here", "advice": " Plant one.", "older": {6: " Let it grow."}}
+    with pytest.raises(InputError, match=words):
+        read_record(Tree, tmp_path / "tree.json", 7, "a tree", **given)
+    with pytest.raises(InputError, match="none here"):
+        read_record(Tree, tmp_path / "other.json", 7, "a tree", **given)
+
+
+def test_numbers_that_are_not_finite_become_null():
+    assert finite({"a": [1.23456, float("nan")], "b": (float("inf"), 3)}, 3) == {
+        "a": [1.23, None],
+        "b": [None, 3],
+    }

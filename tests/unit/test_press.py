@@ -5,6 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import InputError
+from maclaurin.forms import prompt_keys
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import cache_bytes
 
@@ -41,9 +42,46 @@ def test_the_prompt_is_read_in_full_and_kept_in_part(model):
     limited(input_ids=ids, past_key_values=reading)
     limited(input_ids=ids[:, :1], past_key_values=reading)
     own = reading.memories[0].heads[0].state  # the first layer sees the same keys either way
-    for name, tensor in own.tensors().items():
-        torch.testing.assert_close(state.tensors()[name], tensor)
+    for name in ("count", "exact.recent_k", "exact.recent_v", "exact.sink_k", "exact.sink_v"):
+        torch.testing.assert_close(state.tensors()[name], own.tensors()[name])
     assert not torch.allclose(after, limited(input_ids=ids[:, :1], past_key_values=reading).logits)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@torch.no_grad()
+def test_the_slots_hold_the_keys_that_the_last_queries_attend_to(side, monkeypatch):
+    """Against a loop over rows, heads and queries in float64."""
+    monkeypatch.setattr(prompt_keys, "LAST_QUERIES", 5)
+    window, sinks, kept, tokens = 3, 1, 4, 14
+    spec = maclaurin.parse(f"poly(0)+window({window},sinks={sinks},kept={kept})/sum")
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(2, tokens, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    mask = torch.ones(2, tokens, dtype=torch.bool)
+    mask[1, slice(0, 4) if side == "left" else slice(10, None) if side == "right" else slice(0)] = False
+    given = None if side == "none" else mask
+    _, state = maclaurin.attention(q, k, v, spec, return_state=True, key_padding_mask=given)
+    after = prompt_keys.keep_attended_keys(state, q, k, v, given)
+    for row in range(2):
+        real = mask[row].nonzero()[:, 0].tolist()
+        for head in range(2):
+            score = dict.fromkeys(real[sinks:-window], 0.0)
+            for t in real[-5:]:
+                seen = [s for s in real if s <= t]
+                for query in q[row, t, 2 * head : 2 * head + 2]:
+                    shares = (k[row, seen, head] @ query / 8**0.5).softmax(0)
+                    for s, share in zip(seen, shares.tolist(), strict=True):
+                        if s in score:
+                            score[s] += share / 2 / 5 * window
+            best = sorted(sorted(score, key=score.get)[-kept:])
+            torch.testing.assert_close(after.exact.kept_k[row, head], k[row, best, head])
+            torch.testing.assert_close(after.exact.kept_v[row, head], v[row, best, head])
+            expected = torch.tensor([score[s] for s in best], dtype=torch.float64)
+            torch.testing.assert_close(after.exact.kept_score[row, head], expected, rtol=1e-5, atol=1e-6)
+    next_q, next_k, next_v = (u[:, :1] for u in (q, k, v))
+    y, _ = maclaurin.attention(next_q, next_k, next_v, spec, state=after, return_state=True)
+    assert y.isfinite().all()
 
 
 @torch.no_grad()
@@ -63,7 +101,7 @@ def test_a_memory_larger_than_the_text_changes_nothing(model):
         assert torch.equal(beams, model.generate(ids, **settings, num_beams=2))
 
 
-def test_what_cannot_be_pressed_is_refused(model):
+def test_unsupported_attention_cannot_be_pressed(model):
     with pytest.raises(InputError, match="has gates"), maclaurin.press(model, "taylor(2)*forget/sum"):
         pass
     with (

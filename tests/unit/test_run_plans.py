@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +24,7 @@ def load(name):
     return module
 
 
+ROOT = Path(__file__).parents[2]
 runs, corpus = load("h200_runs"), load("corpus")
 sys.modules["h200_runs"] = runs  # as for a script in the same folder
 lines_as_records = load("h200_records")
@@ -153,6 +156,96 @@ def test_the_rule_that_suits_half_the_width_is_carried_to_twice_the_width(factor
     assert tested == {at_60m / 2, at_60m, at_60m * 2}
 
 
+@pytest.mark.parametrize(("own", "tried"), [(1e-3, [1e-3, 5e-4]), (3.2e-2, [1.6e-2, 3.2e-2, 6.4e-2])])
+def test_at_the_smallest_size_the_search_goes_on_and_each_spec_has_runs_at_its_own_best_rate(own, tried):
+    def loss(run):
+        best = {"mini": 2e-3, "5m": own if run["attention"] == "exp/l2" else 4e-3, "60m": 1e-3}
+        return best_at(best[run["size"]])(run["lr"])
+
+    records = run_all("ladder", loss)
+    little = [r["run"] for r in records if (r["run"]["size"], r["run"]["attention"]) == ("5m", "exp/l2")]
+    assert [r["lr"] for r in little if r["phase"] == "rule"] == pytest.approx([2e-3, 4e-3, 8e-3, *tried])
+    assert {r["lr"] for r in little if r["phase"] == "final"} == {4e-3, own}
+    others = [r["run"] for r in records if r["run"]["size"] == "5m" and r["run"]["attention"] != "exp/l2"]
+    assert {r["lr"] for r in others if r["phase"] == "final"} == {4e-3}
+
+
+def test_the_rule_is_tested_with_every_spec_at_the_largest_size_of_the_ladder():
+    best = {"mini": 2e-3, "5m": 4e-3, "60m": 1e-3}
+    records = run_all("ladder", lambda run: best_at(best[run["size"]])(run["lr"]))
+    tests = {
+        (r["run"]["attention"], r["run"]["lr"])
+        for r in records
+        if (r["run"]["size"], r["run"]["phase"]) == ("60m", "rule")
+    }
+    assert tests == {(spec, rate) for spec in runs.LADDER for rate in (5e-4, 1e-3, 2e-3)}
+
+
+def test_the_known_ladder_lacks_only_the_tests_of_its_rates():
+    found = runs.read_records(sorted((ROOT / "benchmarks" / "results" / "h200").glob("*.jsonl"))).values()
+    lines = [line for line in found if line["data"]["name"].startswith("prose")]
+    known = {
+        json.dumps({k: v for k, v in line["run"].items() if k != "phase"}, sort_keys=True) for line in lines
+    }
+    wanted = [
+        run
+        for run in runs.plan_named("ladder", {}, [])(lines)
+        if json.dumps({k: v for k, v in run.items() if k != "phase"}, sort_keys=True) not in known
+    ]
+    assert {(run["size"], run["phase"]) for run in wanted} == {("60m", "rule"), ("5m", "rule")}
+
+
+def test_the_largest_runs_have_150_million_tokens_and_checkpoints():
+    run = {**runs.COMMON, **runs.SMALL_SETTINGS}
+    assert run["steps"] * run["batch_size"] * run["length"] >= 150e6
+    assert 0 < run["checkpoint_every"] <= run["steps"] / 10
+
+
+class Interrupting:
+    """A display that asks the process to stop after some steps, as the end of a call does."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *problem):
+        return None
+
+    def step(self, done, loss, tokens_per_second):
+        if done >= self.after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def say(self, text):
+        return None
+
+
+def test_a_run_with_checkpoints_continues_in_the_next_call(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n} of a text\n" for n in range(400)))
+    small = {"size": "pico", "length": 16, "batch_size": 2, "steps": 8, "warmup": 1, "log_every": 1}
+    run = {**runs.COMMON, **small, "tokenizer": "bytes", "eval_rows": 4, "precision": "fp32", "device": "cpu"}
+    run |= {"attention": "exp/sum", "lr": 1e-3, "seed": 1, "phase": "final", "checkpoint_every": 3}
+    never = runs.train_one(run, str(text), tmp_path / "a" / "run", Interrupting(99), False)
+    assert runs.train_one(run, str(text), tmp_path / "b" / "run", Interrupting(4), False) is None
+    resumed = runs.train_one(run, str(text), tmp_path / "b" / "run", Interrupting(99), False)
+    assert (never["calls"], resumed["calls"]) == (1, 2)
+    assert resumed["test_loss"] == never["test_loss"]
+    assert resumed["train_curve"] == never["train_curve"]
+
+
+def test_a_run_that_chooses_a_rate_does_not_look_at_the_test_data(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {n} of a text\n" for n in range(400)))
+    run = {**runs.COMMON, "size": "pico", "length": 16, "batch_size": 2, "steps": 2, "warmup": 1}
+    run |= {"tokenizer": "bytes", "eval_rows": 4, "precision": "fp32", "device": "cpu"}
+    run |= {"attention": "exp/sum", "lr": 1e-3, "seed": 1, "phase": "tune"}
+    record = runs.train_one(run, str(text), tmp_path / "run", Interrupting(99), False)
+    assert record["validation_loss"] > 0
+    assert record["test_loss"] is None
+
+
 def test_the_ladder_shares_its_middle_size_with_the_parts():
     assert {runs.key_of(run, "x") for run in runs.plan_named("ladder", {}, [])([])} <= {
         runs.key_of(run, "x") for run in runs.plan_named("parts", {}, [])([])
@@ -198,9 +291,6 @@ def test_lines_of_the_gpu_become_the_records_of_a_study():
     tuned = record.experiments[0].tuning.cells["softmax"]
     assert (tuned.rate, len(tuned.trials), tuned.on_edge) == (1e-3, 4, True)
     assert json.loads(json.dumps(to_plain(record)))["name"] == "parts-h200"
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_the_ladder_asks_for_what_the_plan_trains():

@@ -87,7 +87,7 @@ def test_a_saved_series_keeps_its_certificate(tmp_path):
     assert torch.equal(case.output(state=again), case.output(state=state))
 
 
-def test_files_that_are_no_states_are_told_apart(tmp_path):
+def test_non_state_files_are_rejected(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")

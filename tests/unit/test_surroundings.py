@@ -8,7 +8,7 @@ import pytest
 
 from maclaurin import code_version
 from maclaurin.model_names import hub_is_reachable
-from maclaurin.study.session import _send_signals_to
+from maclaurin.stop_request import StopRequest
 
 
 @pytest.fixture
@@ -33,10 +33,19 @@ def test_a_proxy_may_be_written_in_lower_case(monkeypatch, name):
 
 def test_a_system_without_sighup_runs_studies(monkeypatch):
     monkeypatch.delattr(signal, "SIGHUP")
-    came: list[int] = []
-    with _send_signals_to(came):
+    with StopRequest("SIGINT", "SIGTERM", "SIGHUP") as stop:
+        assert not stop.is_set
         signal.raise_signal(signal.SIGTERM)
-    assert came == [signal.SIGTERM]
+    assert stop.signal == signal.SIGTERM
+
+
+def test_a_second_ctrl_c_stops_at_once(capfd):
+    with StopRequest("SIGINT", message="stopping") as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "\nstopping\n"
 
 
 def test_the_commit_of_somebody_elses_repository_is_not_ours(monkeypatch, tmp_path):

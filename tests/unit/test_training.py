@@ -54,8 +54,8 @@ def trainer(tmp_path, config=RECALL):
     return Trainer(config, open_source(data), tmp_path / "run", ALONE)
 
 
-def run(tmp_path, config):
-    return trainer(tmp_path, config).run()
+def run(tmp_path, config, **options):
+    return trainer(tmp_path, config).run(**options)
 
 
 def test_options_come_before_the_file_and_the_file_before_the_preset(tmp_path):
@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_or_not_toml(tmp_path):
 
 def test_every_key_has_a_help_text_and_survives_json():
     assert all(f.metadata["help"].endswith((".", "cuda.")) for f in dataclasses.fields(TrainConfig))
-    config = TrainConfig(attention=("exp/sum", "exp/l2"))
+    config = config_from({"attention": ("exp/sum", "exp/l2")})
     assert config_from(json.loads(json.dumps(config.to_dict()))) == config
 
 
@@ -190,6 +190,33 @@ def test_validation_is_evaluated_during_training_and_test_once_at_the_end(tiny, 
     assert summary["test_loss"] == outcome.test.loss == final["loss"]
     assert summary["validation_loss"] == outcome.validation.loss != outcome.test.loss
     assert outcome.test.tokens == outcome.validation.tokens
+
+
+def test_without_test_the_test_data_are_not_looked_at(tiny, tmp_path, monkeypatch):
+    asked, original = [], TaskSource.held_out_batches
+
+    def remembered(self, split, *arguments, **named):
+        asked.append(split)
+        return original(self, split, *arguments, **named)
+
+    monkeypatch.setattr(TaskSource, "held_out_batches", remembered)
+    outcome = run(tmp_path, RECALL.replace(eval_every=2, eval_rows=8, test=False))
+    assert asked == ["validation"] * 3
+    assert (outcome.finished, outcome.test) == (True, None)
+    assert outcome.validation.loss > 0
+    lines = read_records(tmp_path / "run" / "records.jsonl")
+    assert [line["kind"] for line in lines if line["kind"].startswith("final")] == ["final-validation"]
+    again = run(tmp_path, RECALL.replace(eval_every=2, eval_rows=8, test=False), resume=True)
+    assert again.validation.loss == outcome.validation.loss
+    assert asked == ["validation"] * 3
+
+
+def test_a_run_older_than_a_key_of_the_config_continues(tiny, tmp_path):
+    run(tmp_path, RECALL)
+    file = tmp_path / "run" / "config.json"
+    before = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({k: v for k, v in before.items() if k not in ("test", "equal_start")}))
+    assert run(tmp_path, RECALL, resume=True).finished
 
 
 def test_an_empty_split_has_no_loss(tiny, tmp_path):
@@ -540,3 +567,19 @@ def commit_of(package):
     )
     command = [sys.executable, "-c", code, str(package / "code_version.py")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_output_projections_can_have_another_rate(tiny, tmp_path):
+    factors = {}
+    for factor in (1.0, 0.25):
+        made = trainer(tmp_path, RECALL.replace(output_lr=factor, weight_decay=0.0, clip=None))
+        before = {name: p.detach().clone() for name, p in made.plain_model.named_parameters()}
+        made.step(made.batch(0), 1e-3)
+        factors[factor] = {
+            name: float((p.detach() - before[name]).abs().max())
+            for name, p in made.plain_model.named_parameters()
+        }
+    for name, moved in factors[1.0].items():
+        expected = 0.25 * moved if ".o_proj." in name else moved
+        assert factors[0.25][name] == pytest.approx(expected, rel=1e-3), name
+    assert len(trainer(tmp_path, RECALL).step.optimizer.param_groups) == 2

@@ -1,1 +1,1 @@
-"""Speed and memory beside peers. A result is checked before it is timed; a wrong one is not timed."""
+"""Speed and memory compared with peers. A result is checked before it is timed; a wrong one is not timed."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError
-from maclaurin.files import write_json
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import finite, read_record, to_plain, write_record
 
 SCHEMA = 1
 #: divisor of the text length for small shapes
@@ -80,8 +76,10 @@ class Figures:
     samples: int = 0
     #: peak memory beyond inputs and outputs, forward and backward
     peak_bytes: int | None = None
-    #: milliseconds of a step replayed as a CUDA graph
+    #: milliseconds of a forward pass or a step replayed as a CUDA graph: the time of the GPU alone
     graph_ms: float | None = None
+    #: the same for forward and backward
+    graph_forward_backward_ms: float | None = None
     #: CPU time of a forward call on a GPU, from the call until it returns, in microseconds
     issue_us: float | None = None
     #: the same per call of a loop of ten, after a pause and with cold CPU caches
@@ -184,35 +182,19 @@ def _identity(made: dict[str, Any]) -> dict[str, Any]:
 
 def write_bench(record: BenchRecord, path: Path) -> None:
     """Write the file atomically; numbers that are not finite become null."""
-    data = {"schema": SCHEMA, **to_plain(record)}
+    data = to_plain(record)
     for plain, case in zip(data["cases"], record.cases, strict=True):
         plain["reached"] = case.reached
-    write_json(path, _finite(data))
+    write_record(path, finite(data), SCHEMA, indent=1)
 
 
 def read_bench(path: Path) -> BenchRecord:
     """Read a file of write_bench."""
-    if not path.is_file():
-        raise InputError(f"there is no benchmark at {path}: make one with maclaurin bench --out {path}.")
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        schema = data.pop("schema")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise InputError(f"{path} is not a benchmark of maclaurin.") from None
-    if schema != SCHEMA:
-        raise InputError(f"{path} has schema {schema}, but this version of maclaurin reads schema {SCHEMA}.")
-    try:
-        for case in data["cases"]:
-            case.pop("reached", None)  # follows from the verdicts
-        return from_plain(BenchRecord, data)
-    except (TypeError, KeyError, AttributeError) as problem:
-        raise InputError(f"{path} is not a complete benchmark: {problem}.") from None
+    missing = f"there is no benchmark at {path}: make one with maclaurin bench --out {path}."
+    what = "a benchmark of maclaurin"
+    return read_record(BenchRecord, path, SCHEMA, what, missing=missing, change=_without_derived)
 
 
-def _finite(value: Any) -> Any:
-    """The same with null in place of numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _without_derived(data: dict[str, Any]) -> None:
+    for case in data["cases"]:
+        case.pop("reached", None)  # follows from the verdicts

@@ -119,7 +119,7 @@ def issue_microseconds(call: Call, device: torch.device, count: int = ISSUED_CAL
 def cold_issue_microseconds(call: Call, device: torch.device) -> float | None:
     """CPU time per call of a loop of ten calls, after a pause and with cold CPU caches; None on a CPU.
 
-    This is what a program pays that does something else between its calls.
+    This is the cost for a program that does other work between its calls.
     """
     if device.type != "cuda":
         return None

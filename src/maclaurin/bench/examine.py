@@ -184,7 +184,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
 
 
 def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> Trial | None:
-    """A trial on a whole text or on one further token; None if the program supports neither."""
+    """A trial on a whole text or on one more token; None if the program supports neither."""
     case = _case(program, spec, dtype, device).with_gradients()
     if program.refuses(_call(case)) is None:
         return Trial(program, spec, dtype, device, is_step=False)

@@ -1,4 +1,4 @@
-"""Time and memory against T, where the linear form overtakes the quadratic, and the roofline; as SVG."""
+"""Time and memory against T, the length from which the linear form is faster, and the roofline; as SVG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw_figures(record: BenchRecord, folder: Path) -> tuple[list[Path], list[st
 
 
 def crossing(quadratic: Curve, linear: Curve) -> float | None:
-    """The T from which on the linear curve stays below the quadratic one; None if it never does.
+    """The T from which the linear curve stays below the quadratic one; None if it never does.
 
     Between measured lengths, both are interpolated as powers of T: straight lines in logarithms.
     """

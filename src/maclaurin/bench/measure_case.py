@@ -1,8 +1,8 @@
 """One case: the first call, the check against float64, and for a correct result times and memory.
 
 Calls are timed forward and with their gradients. A recurrent step is timed on several states that together
-are larger than the cache, since the rest of a model would evict them between two tokens. On a GPU it is also
-replayed as a CUDA graph, as a server would run it, where launches do not count.
+are larger than the cache, since the rest of a model would evict them between two tokens. On a GPU both are
+also replayed as a CUDA graph, which measures the time of the GPU without launches by the CPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -220,6 +220,7 @@ class _Race:
         both = {key: self._both(contender) for key, (contender, _) in examined.items()}
         forward_times = timings(forward, self.setting.device, self.setting.budget_ms)
         both_times = timings(both, self.setting.device, self.setting.budget_ms)
+        (replayed_forward, _), (replayed, reasons) = self._replayed(forward), self._replayed(both)
         found = {}
         for key, (_, figures) in examined.items():
             found[key] = dataclasses.replace(
@@ -228,11 +229,30 @@ class _Race:
                 forward_backward_ms=both_times[key].median,
                 spread=both_times[key].spread,
                 samples=both_times[key].samples,
+                graph_ms=replayed_forward.get(key),
+                graph_forward_backward_ms=replayed.get(key),
+                note=figures.note or reasons.get(key, ""),
                 peak_bytes=peak_bytes_beyond(both[key], self.setting.device),
                 issue_us=issue_microseconds(forward[key], self.setting.device),
                 cold_issue_us=cold_issue_microseconds(forward[key], self.setting.device),
             )
         return found
+
+    def _replayed(self, calls: Mapping[str, Callable[[], object]]) -> tuple[dict[str, float], dict[str, str]]:
+        """Milliseconds of each call replayed as a CUDA graph; for the others, why they were not captured."""
+        if self.setting.device.type != "cuda":
+            return {}, {}
+        graphs: dict[str, Callable[[], object]] = {}
+        reasons: dict[str, str] = {}
+        for key, call in calls.items():
+            try:
+                graphs[key] = _as_graph(call)
+            except RuntimeError as problem:  # it waits for the GPU, or there is no memory for another
+                reasons[key] = f"no CUDA graph: {reason_of(problem)}"
+        times = timings(graphs, self.setting.device, self.setting.budget_ms / 2)
+        graphs.clear()
+        free_memory(self.setting.device)
+        return {key: timing.median for key, timing in times.items()}, reasons
 
     def _both(self, contender: Contender) -> Callable[[], list[Tensor]]:
         return lambda: contender.forward_backward(self.direction)
@@ -241,11 +261,11 @@ class _Race:
 @final
 @dataclass(frozen=True)
 class _PackedRace(_Race):
-    """All tokens as one row of texts of uneven length; peers have the rows they are drawn in."""
+    """All tokens as one row of texts of uneven length; peers get the same tokens as equal rows."""
 
     @property
     def cuts(self) -> Tensor:
-        """On the device, as a loader would have put them there."""
+        """On the device, as a data loader would provide them."""
         size = self.case.size
         found = packed_cuts(size.batch, size.batch * size.tokens)
         return torch.tensor(found, dtype=torch.int32, device=self.setting.device)
@@ -256,7 +276,7 @@ class _PackedRace(_Race):
         return plan(q, k, v, inputs.spec, form=form, cu_seqlens=self.cuts)
 
     def own(self) -> Contender:
-        """On the tensors seen as one row. Its rows are checked with the piece: none is one of a peer."""
+        """Our call on the tensors viewed as one row; no row equals a peer's, so the piece checks them."""
         cuts, leaves = self.cuts, tuple(self.inputs.tensors.values())
         return Contender(OWN_NAME, lambda: self._output(self.inputs, cuts), leaves, None)
 
@@ -375,10 +395,10 @@ def _error_of_last(text: TensorCase, y: Tensor) -> float:
     return max(relative_error(y[b, 0], exact_row(text, text.spec, b, last)) for b in sequences)
 
 
-def _as_graph(run: Callable[[], list[Step]]) -> Callable[[], object]:
-    """Capture the steps; their outputs live as long as the graph that writes to them.
+def _as_graph(run: Callable[[], object]) -> Callable[[], object]:
+    """Capture a call; its outputs live as long as the graph that writes to them.
 
-    A step that synchronises with the device cannot be captured, and an attempt would break the process: this
+    A call that synchronises with the device cannot be captured, and an attempt would break the process: this
     is an error before the attempt.
     """
     before = torch.cuda.current_stream()

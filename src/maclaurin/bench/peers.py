@@ -1,4 +1,4 @@
-"""The programs we are compared with, each imported when it is needed.
+"""The programs that ours are compared with, each imported when it is needed.
 
 A peer declares what it computes; this is checked before it is timed.
 """

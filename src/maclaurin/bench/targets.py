@@ -104,6 +104,8 @@ class Target(ABC):
 class TimeAgainst(Target):
     """time ≤ factor × the peer's, in one run.
 
+    Times are those of the GPU, replayed as CUDA graphs, where both programs have them; else those of calls
+    from Python, which include waiting for a slow CPU. The CPU's time has its own target (`IssuedWithin`).
     `earlier_ms` is an earlier time of the peer at this shape on an H200. It is used on an H200 without the
     peer, and the verdict says so.
     """
@@ -130,7 +132,12 @@ class TimeAgainst(Target):
             return NOT_MEASURED
         theirs = time_of(peer, self.which)
         if theirs is not None:
-            return Reading(own / theirs, note=_other_name(self.peer, peer))
+            other = _other_name(self.peer, peer)
+            own_graph, their_graph = graph_time_of(measured.own, self.which), graph_time_of(peer, self.which)
+            if own_graph is None or their_graph is None:
+                return Reading(own / theirs, note=other)
+            note = f"called from Python {own / theirs:.3g}"
+            return Reading(own_graph / their_graph, note=f"{note}, {other}" if other else note)
         if self.earlier_ms is None or not measured.is_h200:
             return Reading(None, False, peer.note)
         note = f"against {self.earlier_ms:g} ms measured earlier on an H200, not in this run: {peer.note}"
@@ -156,8 +163,12 @@ class TimeAtMost(Target):
 
     def read(self, measured: Measured) -> Reading:
         """Own time."""
-        own = measured.own.forward_backward_ms
-        return NOT_MEASURED if own is None else Reading(own, measured.is_h200)
+        called, replayed = measured.own.forward_backward_ms, measured.own.graph_forward_backward_ms
+        if called is None:
+            return NOT_MEASURED
+        if replayed is None:
+            return Reading(called, measured.is_h200)
+        return Reading(replayed, measured.is_h200, f"called from Python {called:.3g} ms")
 
 
 @final
@@ -301,3 +312,8 @@ def _other_name(key: str, peer: Figures) -> str:
 def time_of(figures: Figures, which: Pass) -> float | None:
     """Milliseconds of a pass."""
     return figures.forward_ms if which == "forward" else figures.forward_backward_ms
+
+
+def graph_time_of(figures: Figures, which: Pass) -> float | None:
+    """Milliseconds of a pass replayed as a CUDA graph."""
+    return figures.graph_ms if which == "forward" else figures.graph_forward_backward_ms

@@ -1,4 +1,4 @@
-"""What is measured, as data: every call with its shape, its work, its peers and its targets."""
+"""The cases of the benchmark, as data: every call with its shape, its work, its peers and its targets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ ISSUED = (IssuedWithin(120), IssuedWithin(300, cold=True))
 @final
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call of `maclaurin.attention`, or one recurrent step of it, to be measured beside its peers."""
+    """One call of `maclaurin.attention`, or one recurrent step of it, measured together with its peers."""
 
     group: str
     spec: str
@@ -194,7 +194,7 @@ def _quadratic() -> Iterable[Case]:
 
 
 def _order_one() -> Iterable[Case]:
-    """Every feature map under every denominator, beside fla's program, which has neither."""
+    """Every feature map under every denominator, compared with fla's program, which has neither."""
     fla, group = "chunk_linear_attn", "order one"
     specs = ("linear(elu1)/sum", "linear(relu)/sum", "linear(cosine)/l2", "linear(elu1)")
     for size in (_USUAL, _LONG, _LONGEST):
@@ -209,7 +209,7 @@ def _order_one() -> Iterable[Case]:
 
 
 def _about_the_mean() -> Iterable[Case]:
-    """Polynomials about the mean, beside the same polynomial about zero."""
+    """Polynomials about the mean, compared with the same polynomial about zero."""
     mean, group, peer = "taylor(2,about=mean)", "about the mean", "about_zero"
     for size in (_SHORT, _USUAL, _LONG, _LONGEST):
         issued = ISSUED if size is _SHORT else ()

@@ -1,4 +1,4 @@
-"""`maclaurin bench`: speed and memory beside peers; each result is checked before it is timed."""
+"""`maclaurin bench`: speed and memory compared with peers; each result is checked before it is timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from maclaurin.cli.console import table_console
 from maclaurin.errors import InputError, requires_extra
-from maclaurin.files import require_writable_folder
+from maclaurin.files import require_writable_folder, write_file
 
 if TYPE_CHECKING:
     from maclaurin.bench.bench_record import BenchRecord
@@ -65,7 +65,7 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Time and memory of every form beside its peers, in one run.
+    """Compare time and memory of every form with its peers, in one run.
 
     Each result is compared with float64 first; a wrong one is not timed. Results are written after every
     case. Exits with 1 if a result was wrong or a case failed.
@@ -139,9 +139,9 @@ def _measure(
     from maclaurin.bench.bench_run import BenchRun
     from maclaurin.bench.machine import make_setting
     from maclaurin.bench.workloads import all_cases, chosen_cases
-    from maclaurin.cli.console import device_named
+    from maclaurin.device import usable_device
 
-    setting = make_setting(device_named(device), quick=quick)
+    setting = make_setting(usable_device(device), quick=quick)
     cases = chosen_cases(all_cases(small=not setting.full_shapes), wanted)
     file = out or _default_file(setting)
     if file.is_dir():
@@ -207,7 +207,7 @@ def _draw(record: BenchRecord, folder: Path) -> None:
 
     written, missing = draw_figures(record, folder)
     page = folder / "table.md"
-    page.write_text(markdown_of(record), encoding="utf-8")
+    write_file(page, markdown_of(record))
     for line in (*missing, *map(str, written), str(page)):
         print(line)
 

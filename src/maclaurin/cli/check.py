@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.files import require_file, require_writable_file
+from maclaurin.plain_data import finite, to_plain
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import catalogue, resolve
 
@@ -160,12 +160,9 @@ def _print_json(
 ) -> None:
     data = {
         "holds": holds,
-        "forms": [{**dataclasses.asdict(row), "holds": row.holds} for row in rows],
+        "forms": [{**to_plain(row), "holds": row.holds} for row in rows],
         "softmax_against_torch": torch_errors,
-        "convergence": [
-            {n: x if math.isfinite(x) else None for n, x in dataclasses.asdict(point).items()}
-            for point in points
-        ],
+        "convergence": finite(to_plain(points)),
     }
     print(json.dumps(data, indent=2, allow_nan=False))
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.console import status
 from maclaurin.errors import InputError, requires_extra
-from maclaurin.model_names import require_model
 
 if TYPE_CHECKING:
     from maclaurin.conversion.converted_model import Conversion
     from maclaurin.conversion.memory_budget import Memory
-    from maclaurin.conversion.recover import Recovery
-    from maclaurin.conversion.run import Chosen, Sampling, Wish
-    from maclaurin.inspection.inspection_record import Inspection
-    from maclaurin.models import MaclaurinForCausalLM
+    from maclaurin.conversion.run import ChosenMemory
 
 
 def convert(
@@ -104,76 +96,65 @@ def convert(
         maclaurin convert MODEL --memory 64MB --at 8192 -o small \\
             --match-steps 200 --text-steps 400 --data corpus.jsonl --lora 16 --precision bf16 --recall 256
     """
-    if sum(given is not None for given in (attention, memory, constant)) != 1:
-        raise InputError("give one of --memory (25%, 64MB), --constant (32MB) and --attention (a notation).")
     if out is None and not dry_run:
         raise InputError("--out is missing: give the folder to write. Only --dry-run needs none.")
     if dry_run and attention is not None:
         raise InputError(
-            "--dry-run prints the plans of --memory or --constant; --attention leaves nothing to choose."
+            "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     with requires_extra("models", "transformers", "safetensors"):
+        from maclaurin.conversion.measure import MeasureFile
         from maclaurin.conversion.recover import Recovery
-        from maclaurin.conversion.run import Sampling, Wish
+        from maclaurin.conversion.run import convert as convert_model
 
-        sampling = Sampling(
-            None if text is None else str(text),
-            _numbers("--lengths", lengths),
-            sample_tokens,
-            _numbers("--recall", recall),
-            questions,
-        )
-        wish = Wish(memory, constant, at, tuple(_numbers("--probe", probe)), probe_questions)
-        if out is None or dry_run:
-            _show_frontier(model, wish, sampling, device)
-            return
-        recovery = Recovery(
-            match_steps, text_steps, data, lora, length, batch_size, precision=precision, device=device,
-            kl_steps=kl_steps, mix=mix,
-        )  # fmt: skip
-        recovery.stages(out, model)  # checks the settings before any work
-        if resume and (attention is not None or out.exists()):
-            sampling = _to_go_on_with(out, recovery) or sampling
-        elif attention is None:
-            _choose(model, wish, sampling, out, device, resume)
-        else:
-            inspected = None if keep_sharp is None else _inspected(keep_sharp)
-            conversion = _convert(
-                model, attention, out, layers, inspected, keep, sharp_attention, sampling, device
-            )
-            _print(conversion, out)
-        if match_steps or kl_steps or text_steps:
-            _recover(out, model, recovery, sampling)
-
-
-def _show_frontier(name: str, wish: Wish, sampling: Sampling, device: str) -> None:
-    from maclaurin.conversion.run import choose_memory
-
-    model, tokenizer = _loaded(name, device)
-    chosen, _ = choose_memory(model, tokenizer, wish, sampling, None)
-    _print_plans(chosen)
-    _print_heads(chosen)
+        try:
+            result = convert_model(
+                model,
+                None if dry_run else out,
+                memory=memory,
+                constant=constant,
+                at=at,
+                distances=_numbers("--probe", probe),
+                questions=probe_questions,
+                attention=attention,
+                layers=layers,
+                keep_sharp=keep_sharp,
+                keep=keep,
+                sharp_attention=sharp_attention,
+                text=text,
+                lengths=_numbers("--lengths", lengths),
+                sample_tokens=sample_tokens,
+                recall=_numbers("--recall", recall),
+                recall_questions=questions,
+                recovery=Recovery(
+                    match_steps, text_steps, data, lora, length, batch_size, precision=precision,
+                    kl_steps=kl_steps, mix=mix,
+                ),
+                device=device,
+                resume=resume,
+                on_result=lambda found: _print(found, out),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            if attention is None and out is not None and MeasureFile.beside(out).is_file():
+                Console(stderr=True).print("stopped; continue with --resume", highlight=False)
+            raise
+    if not result.finished:
+        Console().print("stopped; continue with --resume", highlight=False)
+    for kind, measured in (result.recovered or {}).items():
+        _print_recovered(kind, measured)
 
 
-def _choose(name: str, wish: Wish, sampling: Sampling, out: Path, device: str, resume: bool) -> None:
-    from maclaurin.conversion.measure import MeasureFile
-    from maclaurin.conversion.run import choose_memory, require_free, write_chosen
+def _print(found: ChosenMemory | Conversion, out: Path | None) -> None:
+    from maclaurin.conversion.converted_model import Conversion
 
-    require_free(out)
-    require_model(name)
-    model, tokenizer = _loaded(name, device)
-    try:
-        chosen, file = choose_memory(model, tokenizer, wish, sampling, out, resume=resume)
-        _print_plans(chosen)
-        _print_heads(chosen)
-        _print(write_chosen(model, tokenizer, name, chosen, sampling, out, file), out)
-    except KeyboardInterrupt:
-        if MeasureFile.beside(out).is_file():
-            Console(stderr=True).print("stopped; continue with --resume", highlight=False)
-        raise
+    if isinstance(found, Conversion):
+        _print_conversion(found, out)
+    else:
+        _print_plans(found)
+        _print_heads(found)
 
 
-def _print_plans(chosen: Chosen) -> None:
+def _print_plans(chosen: ChosenMemory) -> None:
     """Every plan with its bytes and its cost; the chosen one first."""
     console, decision = Console(highlight=False), chosen.decision
     console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
@@ -201,7 +182,7 @@ def _print_plans(chosen: Chosen) -> None:
     console.print("· on the frontier: no plan here takes fewer bytes and costs less", markup=False)
 
 
-def _print_heads(chosen: Chosen) -> None:
+def _print_heads(chosen: ChosenMemory) -> None:
     """How much each head remembers, and which heads keep more keys."""
     plan, score = chosen.decision.best.plan, chosen.heads.score
     top = set(chosen.heads.ranking[: plan.top])
@@ -215,103 +196,6 @@ def _print_heads(chosen: Chosen) -> None:
             str(layer), *(f"{x:.2f}{'*' if (layer, head) in top else ' '}" for head, x in enumerate(row))
         )
     console.print(table)
-
-
-def _convert(
-    name: str,
-    attention: str,
-    out: Path,
-    layers: str | None,
-    inspected: Inspection | None,
-    keep: int,
-    sharp_attention: str | None,
-    sampling: Sampling,
-    device: str,
-) -> Conversion:
-    from maclaurin.conversion.converted_model import choose, own_attention, read_layers, save
-    from maclaurin.conversion.run import require_free, swap
-
-    require_free(out)
-    require_model(name)
-    model, tokenizer = _loaded(name, device)
-    own = own_attention(model)
-    choice = choose(
-        own,
-        attention,
-        layers=None if layers is None else read_layers(layers, len(own)),
-        sharp=[] if inspected is None else _sharp_layers(inspected, keep, name, model),
-        sharp_attention=sharp_attention,
-    )
-    conversion = swap(model, tokenizer, name, choice, sampling)
-    save(model.cpu(), tokenizer, conversion, out, measured_on=asdict(sampling))
-    return conversion
-
-
-def _to_go_on_with(out: Path, recovery: Recovery) -> Sampling | None:
-    """The sample that the conversion in this folder was measured on; None if not recorded."""
-    file = out / "conversion.json"
-    if not file.is_file():
-        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
-    if not (recovery.match_steps or recovery.kl_steps or recovery.text_steps):
-        raise InputError(
-            "--resume continues a recovery: give its --match-steps, --kl-steps and --text-steps again."
-        )
-    from maclaurin.conversion.run import Sampling
-
-    kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
-    return None if kept is None else Sampling(**kept)
-
-
-def _loaded(name: str, device: str) -> tuple[Any, Any]:
-    from maclaurin.cli.console import device_named
-    from maclaurin.conversion.run import loaded
-
-    place = device_named(device)
-    with status(f"loading {name}"):
-        return loaded(name, place)
-
-
-def _inspected(file: Path) -> Inspection:
-    from maclaurin.inspection import read_inspection
-
-    return read_inspection(file)
-
-
-def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForCausalLM) -> list[int]:
-    """The sharpest layers; raises if the inspection is of another model."""
-    from maclaurin.inspection import layers_to_keep
-    from maclaurin.models.cache import weights_fingerprint
-
-    known = found.model.fingerprint
-    if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):
-        raise InputError(
-            f"--keep-sharp: this inspection is of {found.model.name}, whose weights are not those of {name}. "
-            f"Run maclaurin inspect {name} first."
-        )
-    return layers_to_keep(found, count)
-
-
-def _recover(out: Path, teacher: str, recovery: Recovery, sampling: Sampling) -> None:
-    from maclaurin.conversion.converted_model import measure_recovered, own_attention
-    from maclaurin.conversion.measure import windows_alone
-    from maclaurin.conversion.recover import recover, write_down
-    from maclaurin.conversion.run import counted
-    from maclaurin.progress_bar import report_progress
-
-    begin = time.monotonic()
-    outcomes = recover(out, teacher, recovery)
-    write_down(out, recovery, time.monotonic() - begin)
-    if not outcomes[-1].finished:
-        Console().print("stopped; continue with --resume", highlight=False)
-        return
-    model, tokenizer = _loaded(str(out), recovery.device)
-    _, measures = sampling.measures(model, tokenizer)
-    passes = 1 if windows_alone(own_attention(model)) is None else 2
-    total = passes * sum(measure.tokens for measure in measures)
-    with report_progress("measuring", True) as report:
-        written = measure_recovered(out, model, measures, counted(report, total))
-    for kind in dict.fromkeys(measure.kind for measure in measures):
-        _print_recovered(kind, written[kind])
 
 
 def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
@@ -332,7 +216,7 @@ _TITLES = {
 }
 
 
-def _print(conversion: Conversion, out: Path) -> None:
+def _print_conversion(conversion: Conversion, out: Path | None) -> None:
     console = Console(highlight=False)
     changed = len(conversion.choice.changed)
     console.print(f"{changed} of {len(conversion.choice.attention)} layers converted; {out}", markup=False)
@@ -349,9 +233,9 @@ def _print(conversion: Conversion, out: Path) -> None:
 
 def _memory(memory: Memory) -> str:
     """The size of the caches, in one line."""
-    end = f"; smaller from {memory.even_at:,} tokens on" if memory.even_at else ""
+    end = f"; smaller from {memory.break_even_tokens:,} tokens on" if memory.break_even_tokens else ""
     return (
-        f"cache: {_bytes(memory.state_bytes, memory.bytes_per_token)}; the original's: "
+        f"cache in bf16: {_bytes(memory.state_bytes, memory.bytes_per_token)}; the original's: "
         f"{_bytes(memory.original_state_bytes, memory.original)}{end}"
     )
 
@@ -374,8 +258,8 @@ def _numbers(option: str, text: str | None) -> list[int]:
         values = [int(piece) for piece in text.split(",")] if text else []
     except ValueError:
         raise InputError(
-            f"{option} takes whole numbers between commas, such as 1024,4096; got {text!r}."
+            f"{option} takes comma-separated whole numbers, such as 1024,4096; got {text!r}."
         ) from None
     if values and min(values) < 2:
-        raise InputError(f"{option} takes numbers of tokens, at least 2; got {min(values)}.")
+        raise InputError(f"{option} takes token counts, at least 2; got {min(values)}.")
     return values

@@ -37,12 +37,12 @@ def doctor(
 
     from maclaurin.bench.examine import examine
     from maclaurin.bench.machine import full_stamp
-    from maclaurin.cli.console import device_named
+    from maclaurin.device import usable_device
     from maclaurin.progress_bar import report_progress
 
     if out is not None:
         require_writable_file(out, "--out")
-    chosen, console = torch.device(device_named(device)), Console(highlight=False)
+    chosen, console = torch.device(usable_device(device)), Console(highlight=False)
     about = full_stamp()
     for line in _machine_lines(about, chosen):
         console.print(line, markup=False, soft_wrap=True)

@@ -13,9 +13,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.cli.console import device_named, status
+from maclaurin.device import usable_device
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.model_names import hub_is_reachable, require_model
+from maclaurin.progress_bar import status
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.results import Metric, Results, TaskResult
@@ -117,7 +118,7 @@ def eval_(
             limit=limit,
             batch_size=batch_size,
             max_length=max_length,
-            device=device_named(device),
+            device=usable_device(device),
             seed=seed,
             out=out,
             again=again,

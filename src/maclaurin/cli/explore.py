@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.cli.console import device_named, status
+from maclaurin.device import usable_device
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.explorer.explorer_page import explorer_page
 from maclaurin.files import require_file, require_writable_folder, write_file, write_json
 from maclaurin.model_names import require_model
+from maclaurin.progress_bar import status
 
 
 def explore(
@@ -71,7 +72,7 @@ def explore(
     captured = None
     if model is not None and text is not None:
         with requires_extra("models", "transformers"):
-            captured = _captured(model, text, tokens, tokenizer, device_named(device))
+            captured = _captured(model, text, tokens, tokenizer, usable_device(device))
     if capture is not None:
         write_json(capture, captured, indent=None)
     page = out or Path(tempfile.mkdtemp(prefix="maclaurin-")) / "explorer.html"

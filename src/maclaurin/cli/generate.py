@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from maclaurin.cli.console import status
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.files import not_utf8, require_writable_file
 from maclaurin.model_names import require_model
+from maclaurin.progress_bar import status
+from maclaurin.stop_request import StopRequest
 
 if TYPE_CHECKING:
     from maclaurin.models.generating import Generation, Sampling
@@ -132,11 +130,11 @@ def _check_options(prompt: list[str] | None, chat: bool, system: str | None, sav
 
 
 def _load(name: str, attention: list[str] | None, device: str) -> tuple[MaclaurinForCausalLM, Any]:
-    from maclaurin.cli.console import device_named
+    from maclaurin.device import usable_device
     from maclaurin.models.model_folder import load_model
 
     chosen = None if not attention else attention[0] if len(attention) == 1 else attention
-    place = device_named(device)
+    place = usable_device(device)
     with status(f"loading {name}"):
         network, tokenizer = load_model(name, chosen)
     if tokenizer is None:
@@ -257,15 +255,15 @@ class _Writer:
         figures, streamer = self.figures, _standard_output(self._tokenizer)
         assert generation.pending is not None
         figures.prompt_tokens += generation.pending.shape[1]
-        with _stopped_by_ctrl_c() as stop:
+        with StopRequest("SIGINT") as stop:
             start = time.perf_counter()
             for _ in generation.read(self._chunk):
-                if stop:
+                if stop.is_set:
                     break
             begun = time.perf_counter()
             figures.prompt_seconds += begun - start
             for _ in range(self._most):
-                if stop:
+                if stop.is_set:
                     break
                 token = int(generation.step()[0])
                 figures.tokens += 1
@@ -273,7 +271,7 @@ class _Writer:
                     break
                 streamer.put(torch.tensor([token]))
             figures.seconds += time.perf_counter() - begun
-            figures.interrupted = bool(stop)
+            figures.interrupted = stop.is_set
         streamer.end()
         _write("\n")
 
@@ -320,23 +318,6 @@ def _write(text: str) -> None:
     if text:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _stopped_by_ctrl_c() -> Iterator[list[int]]:
-    """A list that stays empty until Ctrl-C; a second Ctrl-C ends the program at once."""
-    stop: list[int] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if stop:
-            raise KeyboardInterrupt
-        stop.append(number)
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _report(generation: Generation, figures: _Figures, saved: Path | None, more: bool) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from maclaurin.cli.console import device_named, status
+from maclaurin.device import usable_device
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.files import require_file, require_writable_folder
 from maclaurin.model_names import require_model
+from maclaurin.progress_bar import status
 
 if TYPE_CHECKING:
     from maclaurin.inspection.inspect_model import Settings
@@ -37,7 +38,7 @@ def inspect(
     ] = None,
     orders: Annotated[str, typer.Option(help="Orders to try on the whole model.")] = "1,2,4,6,8,12,16,24,32",
     windows: Annotated[str, typer.Option(help="Windows to try on the whole model, or none.")] = "32,64,128",
-    sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay exact beside a window.")] = 1,
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay exact with a window.")] = 1,
     tolerance: Annotated[float, typer.Option(help="Error of a head's output that counts as small.")] = 0.01,
     weights: Annotated[
         str, typer.Option(help="float32, or round the weights to bfloat16 or float16 first.")
@@ -82,7 +83,7 @@ def inspect(
             tolerance=tolerance,
             weights=weights,
             chunk=chunk,
-            device=device_named(device),
+            device=usable_device(device),
         )
         folder = out or Path("inspections") / _folder_name(model)
         require_file(text, "--text")

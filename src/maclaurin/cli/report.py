@@ -17,7 +17,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Folder for the report; 'report' beside the first study by default."
+            "--out", "-o", help="Folder for the report; 'report' next to the first study by default."
         ),
     ] = None,
     pdf: Annotated[bool, typer.Option("--pdf/--no-pdf", help="Write figures as PDF too.")] = True,

@@ -17,7 +17,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli.console import table_console
-from maclaurin.errors import InputError, MaclaurinError, requires_extra
+from maclaurin.errors import InputError, MaclaurinError, in_list, requires_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run_study(
     ] = None,
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="Choose the learning rates again; writes tuned.json beside study.py."),
+        typer.Option("--tune", help="Choose the learning rates again; writes tuned.json next to study.py."),
     ] = False,
     out: Annotated[
         Path | None,
@@ -179,11 +179,11 @@ def run_study(
                 view=make_view(study.title, Console(stderr=True)),
             )
         except KeyboardInterrupt:
-            _print_how_to_go_on(None)
+            _print_resume_command(None)
             raise typer.Exit(INTERRUPTED) from None
     _print_ending(ending)
     if ending.interrupted:
-        _print_how_to_go_on(ending.out)
+        _print_resume_command(ending.out)
         raise typer.Exit(INTERRUPTED)
     if report and not smoke:
         _write_report(ending.out)
@@ -211,7 +211,7 @@ def _print_list() -> None:
 def _print_plan(found: Prepared, torchrun: str | None) -> None:
     from maclaurin.study.plan_runs import cost_of
     from maclaurin.study.pool import Pool
-    from maclaurin.study.view import duration
+    from maclaurin.wording import duration
 
     done = _done(found.plan, Pool(found.pool))
     costs = {label: cost_of(record.run) for label, record in found.plan.items()}
@@ -289,7 +289,8 @@ def _print_ending(ending: Ending) -> None:
     console = Console(stderr=True, highlight=False)
     record = ending.record
     for label, run in record.having("diverged", "crashed"):
-        text = f"{run.status}: {label.experiment}, {label.cell}, seed {label.seed}: {_reason(run.message)}"
+        place = f"{label.experiment}, {in_list(label.cell)}, seed {label.seed}"
+        text = f"{run.status}: {place}: {_reason(run.message)}"
         console.print(text, markup=False, soft_wrap=True)
     counts = ", ".join(
         f"{len(found)} {status}"
@@ -311,7 +312,7 @@ def _reason(message: str | None) -> str:
     )
 
 
-def _print_how_to_go_on(out: Path | None) -> None:
+def _print_resume_command(out: Path | None) -> None:
     command = shlex.join(["maclaurin", *sys.argv[1:]])
     kept = f"; finished runs and checkpoints are kept in {out}" if out else ""
     Console(stderr=True, highlight=False).print(
@@ -320,12 +321,17 @@ def _print_how_to_go_on(out: Path | None) -> None:
 
 
 def _write_report(out: Path) -> None:
-    """Write the page beside the records; if the extra is missing, print how to install it."""
+    """Write the page next to the records; if the extra is missing, print how to install it."""
     console = Console(highlight=False)
     try:
         from maclaurin.report import write_report
     except MaclaurinError as problem:
-        console.print(f"no page was written: {problem}", markup=False, soft_wrap=True)
+        later = shlex.join(["maclaurin", "report", str(out / "records.json")])
+        console.print(
+            f"no page was written: {problem} To write it later, here or on another machine: {later}",
+            markup=False,
+            soft_wrap=True,
+        )
         return
     written = write_report([out])
     for line in written.findings:
@@ -382,7 +388,7 @@ def clean_pool(
         bool, typer.Option("--models", help="Delete weights and checkpoints of runs that have a result.")
     ] = False,
     unused: Annotated[
-        bool, typer.Option("--unused", help="Delete runs that no study beside the pool uses.")
+        bool, typer.Option("--unused", help="Delete runs that no study next to the pool uses.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:

@@ -29,7 +29,7 @@ def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:
         raise InputError("a sweep takes its learning rates from --rates, not from --lr.")
     require_writable_folder(out)
     values = [_rate(text) for text in rates.split(",")]
-    configs = {lr: load_config(None, None, {**given, "lr": lr}) for lr in values}
+    configs = {lr: load_config(None, None, {"test": False, **given, "lr": lr}) for lr in values}
     losses = {lr: _validation_loss(config, out / f"lr-{lr:g}") for lr, config in configs.items()}
     finite = {lr: loss for lr, loss in losses.items() if isinstance(loss, float)}
     best = min(finite, key=lambda lr: finite[lr]) if finite else None

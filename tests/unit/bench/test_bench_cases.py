@@ -88,7 +88,7 @@ def test_the_exp_family_is_held_to_sdpa_in_time_and_memory(size, spec):
         ("taylor(2)/sum step B64 H16 T1 D64", "state traffic ≥ 80 % of a device copy"),
     ],
 )
-def test_what_else_is_promised(name, text):
+def test_other_targets(name, text):
     assert text in [target.text for target in case_named(name).targets]
 
 

@@ -72,7 +72,7 @@ def test_spread_is_half_the_distance_of_the_quartiles(ticking):
     assert found.spread == pytest.approx(0.5)
 
 
-def test_nothing_is_collected_meanwhile():
+def test_garbage_collection_is_off_while_timing():
     seen = []
     timings({"a": lambda: seen.append(gc.isenabled())}, CPU, 0.01)
     assert not any(seen)

@@ -66,7 +66,7 @@ def test_the_crossings_are_written_into_their_figure():
         ({}, {}),
     ],
 )
-def test_no_crossing_is_told_that_was_not_seen(quadratic, linear):
+def test_no_crossover_outside_the_measured_range(quadratic, linear):
     assert crossing(quadratic, linear) is None
 
 

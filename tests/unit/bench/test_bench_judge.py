@@ -65,7 +65,7 @@ def test_one_wrong_row_is_enough(place):
     assert error_of_rows(case, case.spec, y) == pytest.approx(1e-3, rel=0.1)
 
 
-def test_a_number_that_is_none_is_found_anywhere():
+def test_non_finite_values_are_detected():
     case = inputs_of("exp/sum")
     y = case.output()
     y[1, 3, 0, 0] = math.nan

@@ -63,9 +63,9 @@ def test_records_belong_together_if_machine_code_and_shapes_are_the_same():
         ("{", "is not a benchmark of maclaurin"),
         ('{"machine": {}, "figures": []}', "is not a benchmark of maclaurin"),
         ('{"schema": 99}', "has schema 99"),
-        ('{"schema": 1, "made": {}}', "not a complete benchmark"),
+        ('{"schema": 1, "made": {}}', "does not have the form of a benchmark"),
         ('{"schema": 1, "made": {}, "device": "cpu", "full_shapes": true, "roofs": null, "cases": [], '
-         '"left_out": [], "colour": 1}', "not a complete benchmark"),
+         '"left_out": [], "colour": 1}', "does not have the form of a benchmark"),
     ],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path, text, words):

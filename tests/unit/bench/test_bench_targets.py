@@ -77,7 +77,7 @@ def test_cpu_time_is_also_given_relative_to_torch():
     assert IssuedWithin(120).judge(measured(gpu="NVIDIA A100")).reached is None
 
 
-def test_without_the_peer_nobody_knows():
+def test_missing_peer_gives_no_verdict():
     verdict = TimeAgainst(1.0, "chunk_linear_attn", "forward").judge(measured())
     assert (verdict.value, verdict.reached, verdict.note) == (None, None, "cannot be imported here")
 

@@ -66,7 +66,6 @@ def test_documents_are_numbered_only_if_attention_may_not_cross_them(open_data):
 def test_a_source_has_its_name_and_sizes(open_data, jsonl):
     source = open_data()
     assert (source.name, source.length, source.vocab_size) == (str(jsonl), 32, 257)
-    assert not source.scores_accuracy
     assert source.tokens_per_epoch > 1000
 
 

@@ -128,7 +128,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path, files):
 
 
 def test_large_files_are_not_hashed_again_until_they_change(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(cache_folder, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(cache_folder, "HASH_CACHE_MIN_BYTES", 1)
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     reads = []
     hash_file = cache_folder._sha256
@@ -196,6 +196,15 @@ def test_a_library_is_read_in_order_without_copies_and_foreign_folders(tmp_path,
     assert StandardLibrary(folder=tmp_path).fingerprint == before
     monkeypatch.setattr(platform, "python_version", lambda: "4.0.0")
     assert StandardLibrary(folder=tmp_path).fingerprint != before
+
+
+def test_code_pages_and_tables_are_not_text_to_learn_from(tmp_path):
+    table = "names = {\n" + "".join(f"    'name {n}': 0x{n:x}, # a letter\n" for n in range(9)) + "}\n"
+    code = '"""A docstring."""\n\nfor n in range(3):\n    print("a", n)\n'
+    for name, text in {"table.py": table, "code.py": code, "encodings/cp1.py": code + "#\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read(StandardLibrary(folder=tmp_path)) == [code]
 
 
 def test_a_library_without_files_is_an_error(tmp_path):

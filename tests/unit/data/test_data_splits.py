@@ -65,6 +65,19 @@ def test_a_larger_test_fraction_only_adds_documents_to_the_test_split(text, one,
         assert Fractions(validation, large).split_of(text) == TEST
 
 
+def test_a_document_above_the_limit_is_trained_on():
+    splitter = DocumentSplitter(Fractions(validation=0.3, test=0.3), longest=9)
+    found = {splitter.split_of(f"text {n}") for n in range(100)}
+    assert found == set(SPLITS)
+    assert {splitter.split_of(f"a longer text {n}") for n in range(100)} == {TRAIN}
+
+
+def test_the_standard_library_holds_out_more_of_its_few_documents():
+    assert DataConfig("stdlib").fractions == Fractions(validation=0.1, test=0.1)
+    assert DataConfig("text.jsonl").fractions == Fractions(validation=0.02, test=0.02)
+    assert DataConfig("stdlib", test_fraction=0.3).fractions == Fractions(validation=0.1, test=0.3)
+
+
 def test_about_the_wanted_share_is_held_out():
     shares = Fractions(validation=0.05, test=0.1)
     found = [shares.split_of(f"document {i}") for i in range(5000)]

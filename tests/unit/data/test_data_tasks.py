@@ -102,7 +102,6 @@ def test_rows_have_the_length_and_stay_in_the_vocabulary(name):
     assert batch.documents is None
     assert 0 <= int(batch.tokens.min()) <= int(batch.tokens.max()) < source.vocab_size
     assert int(batch.targets.max()) < source.vocab_size
-    assert source.scores_accuracy
     assert source.tokens_per_epoch is None
     for split in HELD_OUT:
         rows = sum(len(b.tokens) for b in source.held_out_batches(split, 100))

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from maclaurin.data import DataConfig, DataError, cache_folder, open_source, token_shards
-from maclaurin.data.cache_folder import Cache
+from maclaurin.data.cache_folder import Cache, StorageError
 from maclaurin.data.splits import CorpusSplitter, Fractions, split_corpus
 from maclaurin.data.text_files import Files
 from maclaurin.data.text_tokenizers import Bytes
-from maclaurin.files import StorageError
 
 
 def token_folder(cache):
@@ -57,7 +56,7 @@ def test_a_damaged_folder_is_prepared_again(open_data, cache, damage, name):
 
 
 def test_large_files_are_hashed_once(open_data, monkeypatch):
-    monkeypatch.setattr(cache_folder, "REMEMBERED_FROM", 1)
+    monkeypatch.setattr(cache_folder, "HASH_CACHE_MIN_BYTES", 1)
     open_data()
     open_data()  # hashed after they were written
     monkeypatch.setattr(cache_folder, "_sha256", lambda path: pytest.fail(f"hashed {path} again"))
@@ -107,7 +106,11 @@ def test_processes_that_prepare_at_once_get_the_same(jsonl, cache):
 
 def test_without_locks_the_first_to_finish_wins(open_data, cache, jsonl, monkeypatch):
     """While one fills its folder, another publishes: the slower throws its own away."""
-    monkeypatch.setattr("maclaurin.files._acquire", lambda *_: False)
+
+    def no_locks(*_):
+        raise NotImplementedError
+
+    monkeypatch.setattr("maclaurin.files._acquire", no_locks)
     fill, started, published = token_shards._fill, [], []
 
     def slow_fill(*arguments):

