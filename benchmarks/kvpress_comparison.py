@@ -134,7 +134,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     import maclaurin
     from maclaurin.conversion.run import load_for_conversion
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
-    from maclaurin.models.swap_attention import with_attention
+    from maclaurin.models.modeling import with_attention
 
     model, _ = load_for_conversion(options.model, options.device)
     given = json.loads(options.questions.read_text())

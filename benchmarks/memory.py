@@ -53,16 +53,15 @@ from maclaurin.conversion.allocate import (
     plans_for,
 )
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
-from maclaurin.conversion.head_measures import measure_heads
+from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.conversion.run import ChosenMemory, choose_by, measured_with
-from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.files import write_json
 from maclaurin.models import MaclaurinCache
 from maclaurin.models.model_folder import load_model
-from maclaurin.models.swap_attention import with_attention
+from maclaurin.models.modeling import with_attention
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS

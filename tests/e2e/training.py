@@ -111,6 +111,6 @@ def weights(out):
 
 
 def records(out):
-    from maclaurin.training.records import read_records
+    from maclaurin.training.run_folder import read_records
 
     return read_records(Path(out) / "records.jsonl")

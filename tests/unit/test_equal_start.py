@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.training.equal_start import start_as_softmax
+from maclaurin.training.model import start_as_softmax
 
 
 def model_of(attention):

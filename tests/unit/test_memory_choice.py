@@ -10,16 +10,15 @@ from maclaurin import InputError
 from maclaurin.conversion import head_measures
 from maclaurin.conversion.allocate import attention_of, bytes_of, decide, memories_to_try, plans_for
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
-from maclaurin.conversion.head_measures import Asked, HeadMeasures, measure_heads
+from maclaurin.conversion.head_measures import Asked, HeadMeasures, TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
 from maclaurin.conversion.memory_page import method_of
 from maclaurin.conversion.recover import Recovery
-from maclaurin.conversion.text_damage import TextDamage, measure_damage
 from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
-from maclaurin.models.swap_attention import with_attention
+from maclaurin.models.modeling import with_attention
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 

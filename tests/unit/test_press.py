@@ -5,7 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import InputError
-from maclaurin.forms import prompt_keys
+from maclaurin.forms import kept as kept_keys
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import cache_bytes
 
@@ -51,7 +51,7 @@ def test_the_prompt_is_read_in_full_and_kept_in_part(model):
 @torch.no_grad()
 def test_the_slots_hold_the_keys_that_the_last_queries_attend_to(side, monkeypatch):
     """Against a loop over rows, heads and queries in float64."""
-    monkeypatch.setattr(prompt_keys, "LAST_QUERIES", 5)
+    monkeypatch.setattr(kept_keys, "LAST_QUERIES", 5)
     window, sinks, kept, tokens = 3, 1, 4, 14
     spec = maclaurin.parse(f"poly(0)+window({window},sinks={sinks},kept={kept})/sum")
     generator = torch.Generator().manual_seed(1)
@@ -62,7 +62,7 @@ def test_the_slots_hold_the_keys_that_the_last_queries_attend_to(side, monkeypat
     mask[1, slice(0, 4) if side == "left" else slice(10, None) if side == "right" else slice(0)] = False
     given = None if side == "none" else mask
     _, state = maclaurin.attention(q, k, v, spec, return_state=True, key_padding_mask=given)
-    after = prompt_keys.keep_attended_keys(state, q, k, v, given)
+    after = kept_keys.keep_attended_keys(state, q, k, v, given)
     for row in range(2):
         real = mask[row].nonzero()[:, 0].tolist()
         for head in range(2):

@@ -31,7 +31,7 @@ from maclaurin.training.losses import evaluate, summed_cross_entropy, summed_div
 from maclaurin.training.model import model_config
 from maclaurin.training.optimizer_step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.processes import Processes
-from maclaurin.training.records import Records, read_records
+from maclaurin.training.run_folder import Records, read_records
 from maclaurin.training.trainer import Trainer
 
 ALONE = Processes(0, 1, torch.device("cpu"))

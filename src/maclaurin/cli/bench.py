@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.cli.console import table_console
+from maclaurin.cli import table_console
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.files import require_writable_folder, write_file
 

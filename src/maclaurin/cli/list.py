@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from maclaurin.cli.console import table_console
+from maclaurin.cli import table_console
 from maclaurin.errors import MaclaurinError, did_you_mean
 from maclaurin.spec.catalogue import Entry, catalogue
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.cli.console import table_console
+from maclaurin.cli import table_console
 
 if TYPE_CHECKING:
     from maclaurin.study.compare import RunSummary

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from maclaurin.cli.console import table_console
+from maclaurin.cli import table_console
 from maclaurin.errors import InputError, MaclaurinError, in_list, requires_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 

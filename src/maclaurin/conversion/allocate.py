@@ -2,7 +2,7 @@
 
     plan    the heads that remember most keep every key (or, where memory must not grow, a long window); the
             others get sinks, a window and kept keys: each as much as its damage on text suggests
-            (text_damage.py), or all the same, with a polynomial tail if one fits
+            (head_measures.py), or all the same, with a polynomial tail if one fits
 
 Plans differ in how much of the budget goes to the heads that remember. The cost of each is measured:
 
@@ -22,14 +22,14 @@ from typing import cast, final
 from torch import Tensor
 
 from maclaurin.conversion.fact_questions import Question, answers_together
+from maclaurin.conversion.head_measures import TextDamage
 from maclaurin.conversion.measure import MeasureFile, Perplexity, measured_with
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
-from maclaurin.conversion.text_damage import TextDamage
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import cache_bytes
-from maclaurin.models.swap_attention import with_attention
+from maclaurin.models.modeling import with_attention
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 

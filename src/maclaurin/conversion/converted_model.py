@@ -30,7 +30,7 @@ from maclaurin.errors import InputError
 from maclaurin.files import new_folder, require_writable_folder, write_file, write_json
 from maclaurin.layers.attention import KeyOffset
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
-from maclaurin.models.swap_attention import set_attention
+from maclaurin.models.modeling import set_attention
 from maclaurin.plain_data import to_plain
 from maclaurin.spec.head_groups import specs_in
 

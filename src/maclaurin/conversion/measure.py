@@ -18,7 +18,7 @@ from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
 from maclaurin.files import write_json
 from maclaurin.models import MaclaurinForCausalLM
-from maclaurin.models.swap_attention import with_attention
+from maclaurin.models.modeling import with_attention
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 

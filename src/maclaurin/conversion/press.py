@@ -4,7 +4,7 @@
         model.generate(prompt, …)
 
 That is easier than reading in small memory, as a converted model does: every token of the prompt still saw
-all earlier ones, and the keys to keep are chosen when the whole prompt is known (forms/prompt_keys.py). It
+all earlier ones, and the keys to keep are chosen when the whole prompt is known (forms/kept.py). It
 saves no memory while the prompt is read, only afterwards.
 """
 
@@ -16,7 +16,7 @@ from typing import cast
 
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.models.swap_attention import with_attention
+from maclaurin.models.modeling import with_attention
 from maclaurin.spec.head_groups import specs_in
 
 

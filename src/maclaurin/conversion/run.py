@@ -29,12 +29,11 @@ from maclaurin.conversion.converted_model import (
     save,
 )
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of, recall_over
-from maclaurin.conversion.head_measures import HeadMeasures, measure_heads, require_softmax
+from maclaurin.conversion.head_measures import HeadMeasures, measure_damage, measure_heads, require_softmax
 from maclaurin.conversion.measure import MeasureFile, without_tails
 from maclaurin.conversion.memory_budget import MemoryBudget
 from maclaurin.conversion.recover import Recovery, record_recovery, recover
 from maclaurin.conversion.sample_text import rows_of, tokens_of
-from maclaurin.conversion.text_damage import measure_damage
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for

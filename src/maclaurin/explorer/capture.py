@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.inspection.contexts import Contexts
-from maclaurin.inspection.trials import check_layers
+from maclaurin.inspection.inspect_model import check_layers
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
 from maclaurin.models import MaclaurinForCausalLM
 

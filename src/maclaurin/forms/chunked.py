@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from maclaurin.forms.features import feature_slices, symmetric_powers
-from maclaurin.forms.parallel import parallel_rows
+from maclaurin.forms.parallel import parallel_rows, weights_of
 from maclaurin.forms.stream import Rows, Stream, decay_matrix, running_totals, split_count, values_with_count
-from maclaurin.forms.weights import weights_of
 from maclaurin.spec import AttentionSpec, RowStatistics
 
 #: numbers that the features of one span may take

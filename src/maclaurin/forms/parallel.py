@@ -7,13 +7,16 @@ O(T·S) time and memory; the definition the other forms are tested against.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from maclaurin.forms.ranking import kept_by_rank
 from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
-from maclaurin.forms.weights import weights_of
-from maclaurin.spec import AttentionSpec, Window
+from maclaurin.forms.tracing import is_tracing
+from maclaurin.spec import AttentionSpec, Kernel, Window
+from maclaurin.spec.kernel import RowStatistics
 
 
 def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -> Rows:
@@ -139,3 +142,47 @@ def _log_decay(stream: Stream) -> Tensor | None:
         return part[..., -queries:, None] - part[..., None, :]
 
     return (difference(coarse) + difference(fine))[:, :, None]
+
+
+# ---------------------------------------------------------------------------------------------- weights
+
+
+def weights_of(kernel: Kernel, x: Tensor, statistics: RowStatistics | None) -> Tensor:
+    """κ at the scores x [..., t, s]. A polynomial is evaluated in place and saves only x for its gradient:
+
+        w = Σ aₙ xⁿ,        dx = dw · Σ n aₙ xⁿ⁻¹
+
+    Order N by Horner's rule takes 2N passes over the scores, and autograd would store each of them.
+    """
+    fused = kernel.fused
+    if fused is None or fused.function != "polynomial" or len(fused.coefficients) < 3 or is_tracing():
+        return kernel.weight(x, statistics)
+    if fused.about_mean:
+        assert statistics is not None
+        x = x - statistics.mean
+    return _Polynomial.apply(x, fused.coefficients)  # type: ignore[no-any-return]
+
+
+class _Polynomial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.coefficients = coefficients
+        return _value(coefficients, x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The slope is a polynomial too, so it can be differentiated again."""
+        (x,) = ctx.saved_tensors
+        slope = tuple(n * a for n, a in enumerate(ctx.coefficients))[1:]
+        return gradients[0] * _Polynomial.apply(x, slope), None
+
+
+def _value(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+    *lower, highest = coefficients
+    if not lower:
+        return torch.full_like(x, highest)
+    result = x * highest
+    for a in reversed(lower[1:]):
+        result.add_(a).mul_(x)
+    return result.add_(lower[0])

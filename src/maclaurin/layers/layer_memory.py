@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.forms.exact_keys import ExactKeys
-from maclaurin.forms.prompt_keys import keep_attended_keys
+from maclaurin.forms.kept import keep_attended_keys
 from maclaurin.forms.state import State
 from maclaurin.layers.layout import Layout
 from maclaurin.programs.by_heads import attend_by_heads, attention_of_groups, groups_together

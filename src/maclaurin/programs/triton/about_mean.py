@@ -56,7 +56,7 @@ from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
 from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
-from maclaurin.programs.triton.linear_time_kernels import times_square
+from maclaurin.programs.triton.linear_time import times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.pair_moments import lower_sums, pairs_times, read_both, read_pairs, sums_at
