@@ -26,7 +26,7 @@ bytes_ = Experiment(
             "order 1 about mean + window 273": "taylor(1,about=mean)+window(273)/sum",
         }
     ),
-    seeds=(0, 1, 2),
+    seeds=(0, 1, 2, 3, 4),
     baseline="order 2",
     tune=SHORT_SEARCH,
     equal="state",

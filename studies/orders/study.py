@@ -49,7 +49,7 @@ study = Study(
             metric="loss",
             common={**PICO_TEXT, "equal_start": True},
             cells=cells(),
-            seeds=(0, 1, 2),
+            seeds=(0, 1, 2, 3, 4),
             baseline="softmax",
             tune=SHORT_SEARCH,
         ),

@@ -49,7 +49,7 @@ study = Study(
                     output_lr=1 / math.sqrt(E),
                 ),
             ),
-            seeds=(0, 1, 2),
+            seeds=(0, 1, 2, 3, 4),
             baseline="softmax",
             tune=RATES,
         ),
