@@ -29,11 +29,11 @@ class Packing(NamedTuple):
         return self.cuts.numel() - 1
 
     def length(self, tokens: int) -> int:
-        """About how long they are: the longest, if known, else the mean; the cuts are not looked at."""
+        """About how long they are: the longest, if known, else the mean; cu_seqlens is not read."""
         return max(1, self.longest or -(-tokens // self.sequences))
 
     def visible_keys(self, tokens: int, causal: bool) -> Tensor:
-        """How many keys of its own sequence each of the tokens sees, [1, T]; nothing waits for the cuts."""
+        """How many keys of its own sequence each token sees, [1, T], without a GPU synchronisation."""
         t = torch.arange(tokens, dtype=self.cuts.dtype, device=self.cuts.device)
         after = torch.searchsorted(self.cuts, t, right=True)  # the first cut behind the token
         last = t + 1 if causal else self.cuts[after]
