@@ -1,4 +1,4 @@
-"""Formulas say what is computed, in text and in LaTeX; the parts here have formulas that were printed wrong."""
+"""Formulas say what is computed, in text and in LaTeX; parts like the ones here were once printed wrong."""
 
 import json
 import re
@@ -185,7 +185,7 @@ def test_a_decay_that_prints_something_else_is_found():
     assert not torch.allclose(printed, computed)
 
 
-# ----------------------------------------------------------------------- what a part declares and what it meets
+# ------------------------------------------------------------------------ parts that do not fit together
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Padding and packed sequences, converted to the one layout that the forms take: padding on the right.
 
-Every form then needs just the lengths of its rows, and windows, sinks and positions count real
-tokens alone. Packed sequences become rows of a batch; those of similar length share one, so that
+Every form then needs only the lengths of its rows; windows, sinks and positions count real tokens
+only. Packed sequences become rows of a batch; those of similar length share one, so that
 no more than about half of it is padding. Some programs read packed sequences where they lie instead
 (`Packing`), and nothing is copied.
 """
@@ -121,8 +121,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, tokens: int, max_seqlen: in
 def check_cuts(cu_seqlens: Tensor, tokens: int, max_seqlen: int | None) -> None:
     """Raise unless they rise from 0 to the number of tokens.
 
-    On a GPU nothing waits for the answer: there wrong cuts are a failed assertion of the device, which the
-    next call that does wait reports.
+    On a GPU the check runs without a synchronisation: wrong cuts fail an assertion on the device, and the
+    next call that synchronises reports it.
     """
     if torch.compiler.is_compiling():
         return

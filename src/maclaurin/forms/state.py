@@ -33,7 +33,7 @@ FILE_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What `attention` must remember of the tokens so far. It is never changed in place."""
+    """What `attention` keeps of the tokens so far. It is never changed in place."""
 
     spec: AttentionSpec
     moments: Tensor  # [B, K, F, e] or [B, K, F, e+1] with the row sum's column last

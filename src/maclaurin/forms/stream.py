@@ -19,7 +19,7 @@ from maclaurin.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class Stream:
-    """Queries, keys and values with everything that acts per token already applied.
+    """Queries, keys and values after every step that acts on single tokens.
 
     The score is q·k: φ has been applied to both and the scale to q. Values carry their input gate.
     """
@@ -68,7 +68,7 @@ class Rows:
 
     numerator: Tensor  # [B, K, G, T, e]
     row_sum: Tensor | None  # [B, K, G, T]
-    log_scale: Tensor | None = None  # [B, K, G, T]; None stands for 0
+    log_scale: Tensor | None = None  # [B, K, G, T]; None means 0
 
     @staticmethod
     def concatenate(parts: list[Rows]) -> Rows:

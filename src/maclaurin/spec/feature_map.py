@@ -138,6 +138,7 @@ def read_feature_map(text: str) -> FeatureMap:
     if name not in known:
         raise SpecError(
             f"there is no feature map {name!r}; known are {', '.join(sorted(known))}."
-            + did_you_mean(name, list(known))
+            + did_you_mean(name, list(known)),
+            place=name,
         )
     return known[name].from_arguments(positional, named)  # type: ignore[return-value]

@@ -3,8 +3,8 @@
     y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s )
 
 i is a ValueGate, f a DecayGate, o and p are RowGates before and after the norm. A gate declares the tensor
-it takes (`Argument`), what it does with it, and how that is written (`text`). `attention` takes the tensor under
-the argument's name, and a layer makes it from the token by the argument's recipe.
+it takes (`Argument`), what it does with it, and how that is written (`text`). `attention` takes the tensor
+under the argument's name, and a layer makes it from the token by the argument's recipe.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class RowGate(Gate):
 
 def _without_text(gate: type[Gate], method: str, u: str) -> str:
     return (
-        f"the gate {gate.__qualname__} has no formula: define text(self, {u}), which writes what {method} computes, "
-        f'such as f"{{{u}}} + b_t"; or set multiplies = True if it is {u} times a positive gate.'
+        f"the gate {gate.__qualname__} has no formula: define text(self, {u}), which writes what {method} "
+        f'computes, such as f"{{{u}}} + b_t"; or set multiplies = True if it is {u} times a positive gate.'
     )
 
 

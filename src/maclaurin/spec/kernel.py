@@ -99,7 +99,8 @@ class Kernel(Part):
             missing = [m for m in methods if getattr(cls, m) is getattr(Kernel, m)]
             if getattr(cls, promise) not in (False, getattr(Kernel, promise)) and missing:
                 raise SpecError(
-                    f"the kernel {cls.__qualname__} defines {promise}, so it must define {' and '.join(missing)} too."
+                    f"the kernel {cls.__qualname__} defines {promise}, so it must define "
+                    f"{' and '.join(missing)} too."
                 )
 
     # ------------------------------------------------------------------------ its meaning
@@ -149,8 +150,8 @@ class Kernel(Part):
         mapped, size = feature_map(u), self.key_size(u.shape[-1])
         if mapped.shape[-1] != size:
             raise SpecError(
-                f"the feature map {feature_map} made {mapped.shape[-1]} numbers of {u.shape[-1]}, but its size(d) "
-                f"says {size}: define size(self, d) on the class {type(feature_map).__qualname__}."
+                f"the feature map {feature_map} made {mapped.shape[-1]} numbers of {u.shape[-1]}, but its "
+                f"size(d) says {size}: define size(self, d) on the class {type(feature_map).__qualname__}."
             )
         return mapped
 

@@ -45,9 +45,9 @@ class Part(ABC):
     notation: ClassVar[str]
     #: what kind of part it is
     family: ClassVar[str]
-    #: what stands before it in the notation
+    #: the sign before it in the notation: + * / or none
     mark: ClassVar[str] = ""
-    #: where it stands in the formula, from the inside out
+    #: its place in the formula, counted from the inside out
     stage: ClassVar[int] = 0
 
     @classmethod
@@ -232,7 +232,7 @@ _reserved: dict[str, str] = {}
 
 
 def register(part: PartType) -> PartType:
-    """Make a part reachable by its notation. A name that is taken is an error, not an overwrite.
+    """Add a part to the notation under its name. A name that is taken is an error, not an overwrite.
 
     The same class defined again, as when a notebook cell is run twice, replaces the earlier one.
     """
@@ -266,15 +266,15 @@ def _check_fields(part: type[Part]) -> None:
     what = f"the {part.family} {part.__qualname__}"
     if any(isinstance(value, dataclasses.Field) for value in vars(part).values()):
         raise SpecError(
-            f"{what} has fields but is no dataclass: put @dataclass(frozen=True, slots=True) above the class, "
-            "below @register."
+            f"{what} has fields but is no dataclass: put @dataclass(frozen=True, slots=True) between "
+            "@register and the class."
         )
     for field in dataclasses.fields(part):
         if "read" not in field.metadata:
             raise SpecError(
-                f"{what}: the notation cannot read its field {field.name}. Give it whole(), number(), positive(), "
-                f"numbers(), choice() or flag() as its value, such as {field.name}: float = number(default=1.0); or "
-                f"make it a constant of the class, {field.name}: ClassVar[float]."
+                f"{what}: the notation cannot read its field {field.name}. Declare how it is read, as in "
+                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), choice() "
+                f"or flag(); a constant of the class is {field.name}: ClassVar[float]."
             )
 
 
@@ -297,7 +297,7 @@ def _require_free(part: type[Part]) -> None:
 
 
 def reserve_names(names: Iterable[str], owner: str) -> None:
-    """Keep parts from taking these names, which mean something alone, such as those of the catalogue."""
+    """Refuse these names, such as those of the catalogue, to parts that are registered later."""
     _reserved.update(dict.fromkeys(names, owner))
 
 
@@ -447,8 +447,8 @@ class Argument:
 
     `symbol` is how formulas write it, with the index of its token: s for a value, r for a decay, t for a row.
     `tokens` and `heads` are those of the queries or of the keys. With `per_channel` it may also be
-    [B, tokens, heads, e]. With `running`, a part gets ln Σ_{r≤t} e^{g_r} instead of g_t. `recipe` says how a layer
-    makes it from the token.
+    [B, tokens, heads, e]. With `running`, a part gets ln Σ_{r≤t} e^{g_r} instead of g_t. `recipe` says how a
+    layer makes it from the token.
     """
 
     name: str
@@ -491,7 +491,8 @@ def check_argument(
     if argument.recipe is Recipe.SILU and not argument.per_channel:
         remedy = "set per_channel=True or use another recipe" if per_channel else "use another recipe"
         raise SpecError(
-            f"{what}: its argument {name} has one number per head, but Recipe.SILU makes one per channel: {remedy}."
+            f"{what}: its argument {name} has one number per head, but Recipe.SILU makes one per channel: "
+            f"{remedy}."
         )
     if argument.running and not running:
         raise SpecError(f"{what}: only the argument of a denominator can be running, not {name}.")

@@ -1,4 +1,4 @@
-"""Equal specs: each rule is an identity of the algebra, tested as a law for every spec it touches."""
+"""Simpler specs that are equal: each rule is an identity of the algebra, and a law tests it on every spec."""
 
 from __future__ import annotations
 

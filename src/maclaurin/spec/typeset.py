@@ -1,7 +1,7 @@
 """Formulas are written once, as text; their LaTeX follows from it.
 
-The text is plain mathematics: `Σ_s≤t exp(x_ts) v_s / max(t, 5)`. A slash between spaces is a fraction, one without
-stays a slash; factors are separated by a space or a dot.
+The text is plain mathematics: `Σ_s≤t exp(x_ts) v_s / max(t, 5)`. A slash between spaces is a fraction, one
+without stays a slash; factors are separated by a space or a dot.
 """
 
 from __future__ import annotations

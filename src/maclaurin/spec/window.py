@@ -1,4 +1,4 @@
-"""Exact keys next to a polynomial tail: the last ones, the first ones, and the most attended of the others."""
+"""Exact keys next to a polynomial tail: the last, the first, and the most attended of the others."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Window(Part):
             number = getattr(self, name)
             if not isinstance(number, int) or number < least:
                 raise SpecError(
-                    f"{self} has {name} = {number!r}, but the {name} of a window is a whole number ≥ {least}.",
+                    f"{self} has {name} = {number!r}: the {name} of a window is a whole number ≥ {least}.",
                     place=self,
                 )
         if self.kept and self.has_bias:
@@ -128,8 +128,8 @@ class Window(Part):
                 place=self,
             )
         raise SpecError(
-            f"+{self} keeps keys at their exact weight e^x, and {kernel} does not "
-            f"approximate e^x, so the two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
+            f"+{self} keeps keys at their exact weight e^x, and {kernel} does not approximate e^x, so the "
+            f"two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
             place=self,
         )
 

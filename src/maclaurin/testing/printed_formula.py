@@ -2,8 +2,8 @@
 
     value_of("1/(1 + exp(g_r))", {"g_r": gate})
 
-A text with names that have no value here, such as T2 or a sum over tokens, cannot be computed: `value_of` returns
-None.
+A text with names that have no value here, such as T2 or a sum over tokens, cannot be computed: `value_of`
+returns None.
 """
 
 from __future__ import annotations
