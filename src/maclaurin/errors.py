@@ -37,7 +37,7 @@ class NotationError(SpecError):
 
 
 class InputError(MaclaurinError):
-    """Tensors that do not fit each other or the spec."""
+    """Input that cannot be used: tensors, files, options."""
 
 
 class NoFiniteStateError(MaclaurinError):

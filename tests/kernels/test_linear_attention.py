@@ -1,5 +1,7 @@
 """linear(φ) through its own program: outputs, states and every gradient against the plain form in float64."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from maclaurin.forms.attend import Form, attend
 from maclaurin.programs.linear_attention import LinearAttention, first_order
 from maclaurin.programs.program import Call
 from maclaurin.programs.triton import INSTALLED
+from maclaurin.spec import FeatureMap, Sign, part
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, inputs_of, outputs_and_gradients, plain
@@ -51,6 +54,23 @@ def assert_right(notation, shape, dtype, device, *, causal=True, chunk=16):
     assert max(errors.values()) < SLACK * ROUNDED_ROWS**reasons * ROUNDING[dtype], errors
 
 
+@dataclass(frozen=True, slots=True)
+class BothHalves(FeatureMap):
+    """φ(u) = (relu(u), relu(−u)), twice as long as u."""
+
+    notation = "both_halves"
+    sign = Sign.NONNEGATIVE
+
+    def __call__(self, u):
+        return torch.cat([u.relu(), (-u).relu()], -1)
+
+    def size(self, d):
+        return 2 * d
+
+    def text(self, u):
+        return f"(relu({u}), relu(−{u}))"
+
+
 SPECS = [
     "linear(identity)",
     "linear(elu1)/sum",
@@ -87,6 +107,17 @@ def test_segments_and_chunks_do_not_change_the_answer(notation, device, poisoned
     for chunk, walkers in ((16, 3), (32, 1)):
         monkeypatch.setattr(program, "WALKERS", walkers)
         assert_right(notation, shape, torch.float32, device, chunk=chunk)
+
+
+@pytest.mark.parametrize("notation", ["linear(both_halves)*forget/sum", "linear(both_halves)/l2"])
+def test_a_feature_map_that_changes_the_size(notation, device, poisoned, monkeypatch):
+    monkeypatch.setitem(part._registry["feature map"], "both_halves", BothHalves)
+    shape = Shape(batch=1, tokens=37, kv_heads=1, group=2, d=12, e=20)
+    assert_right(notation, shape, torch.float32, device)
+    case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
+    found = of_both(case.with_gradients(), in_pieces)
+    for name, reference in of_both(case.map(torch.Tensor.double).with_gradients(), at_once).items():
+        assert float((found[name].double() - reference).norm() / reference.norm()) < 2e-6, name
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17])

@@ -16,8 +16,11 @@ from maclaurin.spec import (
     DecayGate,
     Denominator,
     Gate,
+    Kernel,
     Norm,
+    Recipe,
     RowGate,
+    Sign,
     SlidingWindow,
     Taylor,
     ValueGate,
@@ -32,11 +35,16 @@ from maclaurin.spec.part import KEYWORDS, Part
 def part(family, name="mine", **body):
     """A part with everything a family needs but what `body` replaces; None removes."""
     meaning = {
-        ValueGate: {"on_values": lambda self, v, gate: v * gate},
-        DecayGate: {"log_decay": lambda self, gate: gate},
-        RowGate: {"on_rows": lambda self, y, gate: y * gate},
+        ValueGate: {"on_values": lambda self, v, gate: v * gate, "multiplies": True},
+        DecayGate: {},
+        RowGate: {"on_rows": lambda self, y, gate: y * gate, "multiplies": True},
         Denominator: {"divisor": lambda self, seen: seen.keys, "text": lambda self, row_sum: "t"},
         Norm: {"__call__": lambda self, y: y, "text": "N"},
+        Kernel: {
+            "weight": lambda self, x, statistics=None: x,
+            "sign": Sign.INDEFINITE,
+            "text": lambda self, x: x,
+        },
         Window: {"size": 2, "sinks": 0},
         Gate: {},
         Part: {},
@@ -75,6 +83,24 @@ def argument(name="mine", tokens="key", heads="key", **options):
         (Part, {}, "belongs to no family"),
         (Window, {"log_bias": lambda self, age: -age}, "defines log_bias and not bias_text"),
         (Window, {"bias_text": " − 1"}, "defines bias_text and not log_bias"),
+        (ValueGate, {"argument": argument(), "multiplies": False}, r"define text\(self, v\)"),
+        (
+            RowGate,
+            {"argument": argument("g", "query", "query"), "multiplies": False},
+            r"define text\(self, y\)",
+        ),
+        (DecayGate, {"argument": argument(), "log_decay": lambda self, g: 2 * g}, "log_decay and not text"),
+        (DecayGate, {"argument": argument(), "text": lambda self, g: g}, "text and not log_decay"),
+        (DecayGate, {"argument": argument(recipe=Recipe.SILU)}, "one per channel: use another recipe"),
+        (ValueGate, {"argument": argument(recipe=Recipe.SILU)}, "set per_channel=True or use another"),
+        (Norm, {"a": 3.0, "__annotations__": {"a": "float"}}, "cannot read its field a"),
+        (Kernel, {"has_finite_state": True}, "must define orders and coefficients too"),
+        (Kernel, {"has_finite_state": True, "orders": (1,)}, "must define coefficients too"),
+        (Kernel, {"orders": (1,)}, "must define has_finite_state too"),
+        (Kernel, {"depends_on_row": True}, "must define statistics too"),
+        (Kernel, {"argument": argument()}, "gets none"),
+        (Denominator, {"in_log_domain": True}, "must define log_divisor"),
+        (Denominator, {"has_log_slope": True}, "must define log_slope"),
     ],
 )
 def test_a_wrong_declaration_cannot_be_registered(family, body, words):
@@ -82,9 +108,29 @@ def test_a_wrong_declaration_cannot_be_registered(family, body, words):
         register(part(family, **body))
 
 
+def test_a_class_with_fields_must_be_a_dataclass():
+    with pytest.raises(SpecError, match="is no dataclass"):
+
+        @register
+        class Mine(Norm):
+            notation = "mine"
+            text = "N"
+            a: float = positive(default=1.0)
+
+            def __call__(self, y):
+                return y
+
+
+@pytest.mark.parametrize(("name", "value"), [("size", 0), ("size", -1), ("sinks", -1), ("kept", -1)])
+def test_a_window_holds_the_current_key_at_least(name, value):
+    """A size of 0 ran in two forms and was an IndexError in the third."""
+    with pytest.raises(SpecError, match=f"the {name} of a window is a whole number"):
+        AttentionSpec.of(Taylor(2), part(Window, **{name: value})())
+
+
 def test_a_gate_without_a_role_cannot_be_in_a_spec():
     """It was printed in the formula and ignored in the answer."""
-    with pytest.raises(SpecError, match="has no role"):
+    with pytest.raises(SpecError, match="is not a ValueGate, DecayGate or RowGate"):
         AttentionSpec.of(Taylor(2), part(Gate, argument=argument())())
 
 

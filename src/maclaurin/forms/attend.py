@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from maclaurin.forms.chunked import blocked_rows, chunked_rows
-from maclaurin.forms.kept import rows_beside_exact_keys
+from maclaurin.forms.kept import rows_of_window_and_tail
 from maclaurin.forms.output import SeenByRows, finish, running_log_sum
 from maclaurin.forms.parallel import parallel_rows
 from maclaurin.forms.recurrent import recurrent_rows
@@ -95,7 +95,7 @@ def _rows_with_state(
         parts, moments, count = [], state.moments, state.count
         for t in range(stream.q.shape[-2]):
             token = stream.tokens(t, t + 1)
-            part, moments, exact = rows_beside_exact_keys(
+            part, moments, exact = rows_of_window_and_tail(
                 spec, token, count, moments, exact, recurrent_rows, 1
             )
             count = count + token.lengths
@@ -104,7 +104,7 @@ def _rows_with_state(
     else:
         in_pieces = spec.window is not None and spec.window.kept > 0
         tail = partial(chunked_rows, chunk=chunk, keeps_state=keeps_state or in_pieces)
-        rows, moments, exact = rows_beside_exact_keys(
+        rows, moments, exact = rows_of_window_and_tail(
             spec, stream, state.count, state.moments, exact, tail, chunk
         )
     log_decay = state.log_decay

@@ -110,7 +110,7 @@ def _spans(
         )
         return Rows(*split_count(spec, sums)), statistics, moments
     span = _span(spec, stream, chunk)
-    features = stream.q[..., 0].numel() * spec.features(stream.key_size)
+    features = stream.q[..., 0].numel() * spec.features_of_mapped(stream.key_size)
     again = torch.is_grad_enabled() and features > SPAN_BUDGET
     sums, found = [], []
     for start in range(0, tokens, span):
@@ -299,7 +299,7 @@ def _block(
 
 def _span(spec: AttentionSpec, stream: Stream, chunk: int) -> int:
     """Tokens handled at once: a whole number of chunks whose features fit the budget."""
-    per_token = stream.q[..., 0, 0].numel() * max(spec.features(stream.key_size), 1)
+    per_token = stream.q[..., 0, 0].numel() * max(spec.features_of_mapped(stream.key_size), 1)
     chunks = SPAN_BUDGET // (per_token * chunk)
     return chunk * min(CHUNKS_IN_SPAN, max(1, chunks))
 

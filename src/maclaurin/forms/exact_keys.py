@@ -1,9 +1,9 @@
-"""An exact window with sinks beside a polynomial tail, in constant memory.
+"""An exact window with sinks next to a polynomial tail, in constant memory.
 
     w_ts = D_ts e^{x_ts − r_t}   for the last w keys and the first few, the sinks
-    w_ts = D_ts κ(x_ts)          for the tail between them, κ standing for e^{x − r}
+    w_ts = D_ts κ(x_ts)          for the tail between them, κ approximating e^{x − r}
 
-A key enters the tail when it leaves the window, w tokens after it came: the tail is the ordinary
+A key enters the tail when it leaves the window, w tokens after it came. The tail is therefore the ordinary
 polynomial form over keys delayed by w, and any form can compute it.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from maclaurin.forms.chunked import in_chunks, out_of_chunks
 from maclaurin.forms.features import symmetric_powers
-from maclaurin.forms.parallel import rows_beside_tail
+from maclaurin.forms.parallel import rows_with_exact_keys
 from maclaurin.forms.stream import Rows, Stream, running_totals, values_with_count
 from maclaurin.spec import AttentionSpec, RowStatistics, Window
 
@@ -111,7 +111,7 @@ def window_rows(
     if isinstance(reference, Tensor):
         logits = logits - in_chunks(reference, chunk)
     tail_sum = None if tail.row_sum is None else in_chunks(tail.row_sum[..., None], chunk)[..., 0]
-    rows = rows_beside_tail(Rows(in_chunks(tail.numerator, chunk), tail_sum), logits, seen, values)
+    rows = rows_with_exact_keys(Rows(in_chunks(tail.numerator, chunk), tail_sum), logits, seen, values)
     return _rows_of_tokens(rows, stream.q.shape[-2]), moments, line.exact_after(window, exact)
 
 

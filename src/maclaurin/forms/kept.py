@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from maclaurin.forms.exact_keys import ExactKeys, Line, TailForm, take, window_rows
-from maclaurin.forms.parallel import rows_beside_tail
+from maclaurin.forms.parallel import rows_with_exact_keys
 from maclaurin.forms.ranking import better, shares
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream
 from maclaurin.spec import AttentionSpec, Window
 
 
-def rows_beside_exact_keys(
+def rows_of_window_and_tail(
     spec: AttentionSpec,
     stream: Stream,
     count: Tensor,
@@ -71,7 +71,7 @@ def _piece(
     tail, statistics, moments = tail_form(spec, _displaced(columns, slots), moments)
     reference = spec.kernel.reference(statistics)
     seen = near[:, None] | torch.nn.functional.pad(slots.kept, (0, near.shape[-1] - slots.kept.shape[-1]))
-    rows = rows_beside_tail(
+    rows = rows_with_exact_keys(
         tail,
         logits - reference if isinstance(reference, Tensor) else logits,
         seen[:, :, None],

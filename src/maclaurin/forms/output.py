@@ -87,7 +87,7 @@ class SeenByRows:
 
     @property
     def unit(self) -> Tensor | float:
-        """The value of 1 in those units."""
+        """e^(−log_scale): what 1 is in the units of the rows."""
         scale = self._log_scale
         return 1.0 if scale is None else (-scale).exp()
 

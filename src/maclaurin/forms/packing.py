@@ -1,7 +1,7 @@
 """Padding and packed sequences, converted to the one layout that the forms take: padding on the right.
 
-Every form then needs just the lengths of its rows, and windows, sinks and positions count real
-tokens alone. Packed sequences become rows of a batch; those of similar length share one, so that
+Every form then needs only the lengths of its rows; windows, sinks and positions count real tokens
+only. Packed sequences become rows of a batch; those of similar length share one, so that
 no more than about half of it is padding. Some programs read packed sequences where they lie instead
 (`Packing`), and nothing is copied.
 """
@@ -29,11 +29,11 @@ class Packing(NamedTuple):
         return self.cuts.numel() - 1
 
     def length(self, tokens: int) -> int:
-        """About how long they are: the longest, if known, else the mean; the cuts are not looked at."""
+        """About how long they are: the longest, if known, else the mean; cu_seqlens is not read."""
         return max(1, self.longest or -(-tokens // self.sequences))
 
     def visible_keys(self, tokens: int, causal: bool) -> Tensor:
-        """How many keys of its own sequence each of the tokens sees, [1, T]; nothing waits for the cuts."""
+        """How many keys of its own sequence each token sees, [1, T], without a GPU synchronisation."""
         t = torch.arange(tokens, dtype=self.cuts.dtype, device=self.cuts.device)
         after = torch.searchsorted(self.cuts, t, right=True)  # the first cut behind the token
         last = t + 1 if causal else self.cuts[after]
@@ -121,8 +121,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, batch: int, tokens: int, max_seqlen: in
 def check_cuts(cu_seqlens: Tensor, tokens: int, max_seqlen: int | None) -> None:
     """Raise unless they rise from 0 to the number of tokens.
 
-    On a GPU nothing waits for the answer: there wrong cuts are a failed assertion of the device, which the
-    next call that does wait reports.
+    On a GPU the check runs without a synchronisation: wrong cuts fail an assertion on the device, and the
+    next call that synchronises reports it.
     """
     if torch.compiler.is_compiling():
         return

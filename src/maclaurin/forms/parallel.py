@@ -1,4 +1,4 @@
-"""The parallel form: every weight is written down.
+"""The parallel form: every weight is computed and stored.
 
     y_t = p_t N( o_t G_t Σ_{s≤t} D_ts κ(q_t, k_s) i_s v_s ),     D_ts = Π_{s<r≤t} f_r
 
@@ -46,7 +46,7 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
     if spec.window is None or exact is None:
         return rows
     logits = _biased(spec.window, x) - spec.kernel.reference(statistics)
-    return rows_beside_tail(rows, logits if log_decay is None else logits + log_decay, exact, stream.v)
+    return rows_with_exact_keys(rows, logits if log_decay is None else logits + log_decay, exact, stream.v)
 
 
 def _biased(window: Window, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _biased(window: Window, x: Tensor) -> Tensor:
     return x if bias is None else x + bias
 
 
-def rows_beside_tail(tail: Rows, logits: Tensor, exact: Tensor, v: Tensor) -> Rows:
+def rows_with_exact_keys(tail: Rows, logits: Tensor, exact: Tensor, v: Tensor) -> Rows:
     """Add keys of weight e^logits, where `exact`, to rows that hold the tail.
 
     Both are divided by e^m, m the largest exact logit or 0, so that neither overflows.

@@ -33,7 +33,7 @@ FILE_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What `attention` must remember of the tokens so far. It is never changed in place."""
+    """What `attention` keeps of the tokens so far. It is never changed in place."""
 
     spec: AttentionSpec
     moments: Tensor  # [B, K, F, e] or [B, K, F, e+1] with the row sum's column last
@@ -58,7 +58,7 @@ class State:
         new = stream.k
         return State(
             spec,
-            new.new_zeros(batch, kv_heads, spec.features(stream.key_size), columns),
+            new.new_zeros(batch, kv_heads, spec.features_of_mapped(stream.key_size), columns),
             torch.zeros(batch, dtype=torch.int64, device=new.device),
             new.new_zeros(batch, kv_heads) if spec.decay_gates else None,
             _nothing_yet(spec, new, heads),
@@ -73,6 +73,7 @@ class State:
         dtype = working_dtype(inputs.q.dtype)
         q, k, v = (u.to("meta", dtype).transpose(1, 2) for u in (inputs.q, inputs.k, inputs.v))
         decay = k[..., 0] if spec.decay_gates else None
+        k = k[..., :1].expand(*k.shape[:-1], spec.kernel.key_size(k.shape[-1]))
         stream = Stream(q.unflatten(1, (k.shape[1], -1)), k, v, decay)
         return dataclasses.replace(State.empty(spec, stream, q.shape[1], inputs.q.dtype), is_full=True)
 
@@ -239,8 +240,7 @@ class State:
             if argument.tokens == "key" and argument.name not in gates:
                 raise InputError(f"{spec} takes {argument.name}: pass it for these tokens too.")
         v = gated_values(spec, v.to(dtype), gates).transpose(1, 2)
-        k = k.to(dtype).transpose(1, 2)
-        k = k if spec.kernel.feature_map is None else spec.kernel.feature_map(k)
+        k = spec.kernel.mapped(k.to(dtype).transpose(1, 2))
         stream = Stream(k[:, :, None], k, v)
         running = spec.running_argument
         return dataclasses.replace(
@@ -349,7 +349,7 @@ def _as_indices(batch: object, device: torch.device) -> Tensor:
 
 
 def _nothing_yet(spec: AttentionSpec, like: Tensor, heads: int) -> Tensor | None:
-    """ln 0 for every head of the running argument, where the spec has one."""
+    """Initial running log-sum (−∞) per head, where the spec has a running argument."""
     argument = spec.running_argument
     if argument is None:
         return None

@@ -19,12 +19,12 @@ from maclaurin.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class Stream:
-    """Queries, keys and values with everything that acts per token already applied.
+    """Queries, keys and values after every step that acts on single tokens.
 
     The score is q·k: φ has been applied to both and the scale to q. Values carry their input gate.
     """
 
-    q: Tensor  # [B, K, G, T, d]
+    q: Tensor  # [B, K, G, T, d], d the size after φ
     k: Tensor  # [B, K, S, d]
     v: Tensor  # [B, K, S, e]
     log_forget: Tensor | None = None  # [B, K, S], 0 where a token is absent
@@ -68,7 +68,7 @@ class Rows:
 
     numerator: Tensor  # [B, K, G, T, e]
     row_sum: Tensor | None  # [B, K, G, T]
-    log_scale: Tensor | None = None  # [B, K, G, T]; None stands for 0
+    log_scale: Tensor | None = None  # [B, K, G, T]; None means 0
 
     @staticmethod
     def concatenate(parts: list[Rows]) -> Rows:
@@ -178,7 +178,6 @@ def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
     dtype = working_dtype(inputs.q.dtype)
     q, k = (u.to(dtype).transpose(1, 2) for u in (inputs.q, inputs.k))
     v = gated_values(spec, inputs.v.to(dtype), inputs.gates).transpose(1, 2)
-    if spec.kernel.feature_map is not None:
-        q, k = spec.kernel.feature_map(q), spec.kernel.feature_map(k)
+    q, k = spec.kernel.mapped(q), spec.kernel.mapped(k)
     q = (q * scale).unflatten(1, (k.shape[1], -1))
     return Stream(q, k, v, log_decay(spec, inputs), inputs.present)

@@ -26,7 +26,7 @@ from maclaurin.forms.attend import Form, output_of
 from maclaurin.forms.chunked import read_state
 from maclaurin.forms.exact_keys import ExactKeys, TailForm
 from maclaurin.forms.features import symmetric_powers
-from maclaurin.forms.kept import rows_beside_exact_keys
+from maclaurin.forms.kept import rows_of_window_and_tail
 from maclaurin.forms.recurrent import recurrent_rows
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, log_decay, make_stream, split_count, values_with_count
@@ -348,7 +348,7 @@ class TokenStep(Program):
             if exact is None:
                 rows, _, moments = one_token(spec, stream, moments)
             else:
-                rows, moments, exact = rows_beside_exact_keys(
+                rows, moments, exact = rows_of_window_and_tail(
                     spec, stream, state.count, moments, exact, one_token, 1
                 )
             if stream.log_forget is not None and decay is not None:

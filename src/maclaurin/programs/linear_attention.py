@@ -176,9 +176,7 @@ class _Rows(NamedTuple):
         """q, k, v with the parts of the spec that the program does not compute itself."""
         spec, (q, k, v, gates, _) = call.spec, call.inputs
         if self.feature_map is None:
-            feature_map = spec.kernel.feature_map
-            assert feature_map is not None
-            q, k = (feature_map(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
+            q, k = (spec.kernel.mapped(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         if self.gate is None and spec.value_gates:
             v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
         return q, k, v

@@ -58,7 +58,7 @@ class LinearTime(Program):
         if spec.window is not None:
             return "it does not support a window"
         return first_reason(
-            refuse_kernel(spec, call.inputs.q.shape[3]),
+            refuse_kernel(spec, spec.kernel.key_size(call.inputs.q.shape[3])),
             ("it supports only causal attention" if not call.causal else None),
             ("single tokens have their own programs" if call.is_step else None),
             refuse_denominator(spec),

@@ -55,7 +55,7 @@ def refuse_dtypes(call: Call) -> str | None:
 
 def refuse_head_size(call: Call) -> str | None:
     """Why heads are too large for fused programs; None if they are not."""
-    size = max(call.inputs.q.shape[3], call.inputs.v.shape[3])
+    size = max(call.spec.kernel.key_size(call.inputs.q.shape[3]), call.inputs.v.shape[3])
     return None if size <= _LARGEST_HEAD else f"it supports head sizes up to {_LARGEST_HEAD}"
 
 
@@ -71,7 +71,7 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
     q, k, v = inputs.q, inputs.k, inputs.v
     feature_map, dtype = spec.kernel.feature_map, working_dtype(q.dtype)
     if feature_map is not None and not feature_map.is_identity:
-        q, k = (feature_map(u.to(dtype)).to(u.dtype) for u in (q, k))
+        q, k = (spec.kernel.mapped(u.to(dtype)).to(u.dtype) for u in (q, k))
     if spec.value_gates:
         v = gated_values(spec, v.to(dtype), inputs.gates).to(v.dtype)
     return gpu.dense(q), gpu.dense(k), gpu.dense(v)

@@ -123,11 +123,6 @@ class AttentionSpec:
         """The spec with another kernel."""
         return self.replaced(self.kernel, kernel)
 
-    def with_window(self, window: Window | None) -> AttentionSpec:
-        """The spec with another window, or without one."""
-        others = tuple(p for p in self.parts[1:] if not isinstance(p, Window))
-        return AttentionSpec((self.kernel, *(() if window is None else (window,)), *others))
-
     def simplified(self) -> AttentionSpec:
         """An equal spec with fewer or simpler parts, or this one."""
         from maclaurin.spec.simplify import simplified
@@ -142,9 +137,12 @@ class AttentionSpec:
         return tuple(argument.name for argument in self.arguments)
 
     def may_be_per_channel(self, argument: Argument) -> bool:
-        """Whether the argument may have one number per channel: not before a norm."""
-        before = (gate.argument for gate in self.gates_before_norm)
-        return argument.per_channel and not (self.norm is not None and argument in before)
+        """Whether the argument may have one number per channel: not that of a factor before a norm.
+
+        A norm cancels such a factor, which is one number per head. Other gates before it are not cancelled.
+        """
+        factors = (gate.argument for gate in self.gates_before_norm if gate.multiplies)
+        return argument.per_channel and not (self.norm is not None and argument in factors)
 
     @property
     def running_argument(self) -> Argument | None:
@@ -186,10 +184,14 @@ class AttentionSpec:
         return self.kernel.has_finite_state
 
     def features(self, d: int) -> int:
-        """Rows of the state for head size d: Σ_n C(d+n−1, n), the distinct entries of k^⊗n."""
+        """Rows of the state for keys of size d: the distinct entries of φ(k)^⊗n, for all orders n."""
+        return self.features_of_mapped(self.kernel.key_size(d))
+
+    def features_of_mapped(self, size: int) -> int:
+        """Rows of the state for φ(k) of this size: Σ_n C(size+n−1, n)."""
         if not self.has_finite_state:
             raise SpecError(f"{self} has no finite recurrent form, so its state has no size.")
-        return sum(number_of_multisets(d, n) for n in self.orders)
+        return sum(number_of_multisets(size, n) for n in self.orders)
 
     def state_size(self, d: int, e: int) -> int:
         """Numbers held per sequence and key-value head, for key size d and value size e.
@@ -295,7 +297,7 @@ def in_formula_order(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             raise SpecError(f"a spec has one {part.family}, and this is a second.", place=part)
         stage = _AFTER_NORM if isinstance(part, RowGate) and Norm.stage in stages else part.stage
         if any(before > stage for before in stages if {before, stage} != set(_ON_KEYS)):
-            raise SpecError(f"this {part.family} comes too late; {ORDER_OF_PARTS}.", place=part)
+            raise SpecError(f"this {part.family} is out of order; {ORDER_OF_PARTS}.", place=part)
         stages.append(stage)
     order = sorted(range(len(parts)), key=lambda at: stages[at])
     return tuple(parts[at] for at in order)
@@ -306,13 +308,13 @@ def _only(parts: tuple[Part, ...], family: type[Part]) -> Any:
 
 
 def _refuse_parts_without_role(spec: AttentionSpec) -> None:
-    """Raise if a part would be printed and not computed."""
+    """Raise if a part appears in the formula but no form applies it."""
     one = (spec.kernel, spec.window, spec.denominator, spec.norm)
     gates = (*spec.value_gates, *spec.decay_gates, *spec.gates_before_norm, *spec.gates_after_norm)
     for part in spec.parts:
         if not any(part is each for each in (*one, *gates)):
             raise SpecError(
-                f"{part.mark}{part} has no role: a gate is a ValueGate, DecayGate or RowGate.",
+                f"{part.mark}{part} is not a ValueGate, DecayGate or RowGate, so no form would apply it.",
                 place=part,
             )
 

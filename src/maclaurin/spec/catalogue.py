@@ -303,7 +303,7 @@ _FIELD_ROWS = (
         "based",
         "taylor(2)/sum",
         "Arora et al. 2024",
-        note="small keys; the source puts convolution and window layers beside it",
+        note="small keys; the source alternates it with convolution and window layers",
         extras=LayerExtras(feature_size=16),
     ),
     Entry(

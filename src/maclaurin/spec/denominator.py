@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, final
 from maclaurin.errors import SpecError
 from maclaurin.spec.part import Argument, Part, Recipe, check_argument, flag, positive, register, written
 from maclaurin.spec.polynomials import Sign
-from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,6 +90,11 @@ class Denominator(Part):
             raise SpecError(
                 f"the denominator {cls.__qualname__} is_scaled, so it must set uses_row_sum = True."
             )
+        for promise, method in (("in_log_domain", "log_divisor"), ("has_log_slope", "log_slope")):
+            if getattr(cls, promise) and getattr(cls, method) is getattr(Denominator, method):
+                raise SpecError(
+                    f"the denominator {cls.__qualname__} sets {promise} = True, so it must define {method}."
+                )
         if cls.argument is not None:
             running = isinstance(cls.argument, Argument) and cls.argument.running
             tokens = "key" if running else "query"
@@ -107,12 +111,6 @@ class Denominator(Part):
     @abstractmethod
     def text(self, row_sum: str) -> str:
         """D as text, given the text of the row sum."""
-
-    def latex(self, row_sum: str) -> str:
-        """D as LaTeX, given the LaTeX of the row sum."""
-        mark = "Ω"  # a letter that stands for the row sum while the rest is typeset
-        text = self.text(mark)
-        return typeset(text[1:-1] if text == f"({mark})" else text).replace(mark, row_sum)
 
     #: whether `log_slope` is defined; fused softmax needs it if the denominator uses the row sum
     has_log_slope: ClassVar[bool] = False
@@ -136,9 +134,32 @@ class Denominator(Part):
         """Whether gradients flow through it."""
         return True
 
+    @property
+    def positive_for(self) -> Sign:
+        """The row sums for which D > 0: POSITIVE ones, as for D = Σ_s w_ts itself.
+
+        NONNEGATIVE: zero too, as for Σ_s w_ts + 1. INDEFINITE: any, as for max(Σ_s w_ts, 1).
+        """
+        return Sign.POSITIVE if self.uses_row_sum else Sign.INDEFINITE
+
     def can_vanish(self, spec: AttentionSpec) -> bool:
-        """Whether some row makes D exactly zero."""
-        return False
+        """Whether some row makes D exactly zero; in a window the current key has a positive weight."""
+        sign = spec.kernel.row_sum_sign
+        if sign is Sign.NONNEGATIVE and spec.window is not None:
+            sign = Sign.POSITIVE
+        return not sign.is_within(self.positive_for)
+
+    def check(self, spec: AttentionSpec) -> None:
+        kernel = spec.kernel
+        if kernel.row_sum_sign is not Sign.INDEFINITE or self.positive_for is Sign.INDEFINITE:
+            return
+        even = ", ".join(f"{alternative}/{self}" for alternative in kernel.positive_neighbours)
+        hints = ([f"an even order ({even})"] if even else []) + [f"a norm: {kernel}/l2"]
+        raise SpecError(
+            f"{kernel}/{self} divides by a row sum that can be negative, so it can vanish.\n"
+            f"Use {' or '.join(hints)}.",
+            place=self,
+        )
 
 
 @register
@@ -180,7 +201,7 @@ class RowSum(Denominator):
         body = row_sum if self.eps is None else f"{row_sum} + {written(self.eps)}"
         if self.floor is not None:
             body = f"max({body}, {written(self.floor)})"
-        return f"detach({body})" if self.detach else body if self.floor is not None else f"({body})"
+        return f"detach({body})" if self.detach else body
 
     @property
     def has_gradient(self) -> bool:
@@ -194,25 +215,11 @@ class RowSum(Denominator):
     def fused(self) -> FusedDivisor | None:
         return None if self.floor is not None or self.detach else FusedDivisor("sum", self.eps or 0.0)
 
-    def can_vanish(self, spec: AttentionSpec) -> bool:
-        """A window always holds the current key at a positive weight, and eps lifts the sum too."""
+    @property
+    def positive_for(self) -> Sign:
         if self.floor is not None:
-            return False
-        sign = spec.kernel.row_sum_sign
-        lifted = spec.window is not None or self.eps is not None
-        return sign is Sign.INDEFINITE or (sign is Sign.NONNEGATIVE and not lifted)
-
-    def check(self, spec: AttentionSpec) -> None:
-        kernel = spec.kernel
-        if kernel.row_sum_sign is not Sign.INDEFINITE or self.floor is not None:
-            return
-        even = ", ".join(f"{alternative}/sum" for alternative in kernel.positive_neighbours)
-        hints = ([f"an even order ({even})"] if even else []) + [f"a norm: {kernel}/l2"]
-        raise SpecError(
-            f"{kernel}/{self} divides by a row sum that can be negative, so it can vanish.\n"
-            f"Use {' or '.join(hints)}.",
-            place=self,
-        )
+            return Sign.INDEFINITE
+        return Sign.POSITIVE if self.eps is None else Sign.NONNEGATIVE
 
 
 @register
@@ -261,4 +268,4 @@ class RunningSum(Denominator):
     def text(self, row_sum: str) -> str:
         body = "Σ_r≤t exp(g_r)"
         body = f"({body})" if self.floor is None else f"max({body}, {written(self.floor)})"
-        return f"(t·{body})" if self.len else body
+        return f"t·{body}" if self.len else body

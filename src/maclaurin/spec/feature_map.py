@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 from maclaurin.errors import SpecError, did_you_mean
-from maclaurin.spec.part import Part, register, registered
+from maclaurin.spec.part import Part, register, registered, split_arguments
 from maclaurin.spec.polynomials import Sign
-from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FeatureMap(Part):
-    """φ: R^d → R^d, applied to queries and keys after their rotary embedding."""
+    """φ, applied to queries and keys of size d after their rotary embedding; gives vectors of `size(d)`."""
 
     family: ClassVar[str] = "feature map"
     #: what is known about the sign of φ(q)·φ(k)
@@ -30,6 +29,8 @@ class FeatureMap(Part):
     keeps_digits: ClassVar[bool] = False
     #: whether φ(u) = u, so that nothing need be computed
     is_identity: ClassVar[bool] = False
+    #: whether φ(q)·φ(k) is divided by √d when the caller gives no scale
+    divided_by_root: ClassVar[bool] = False
     #: its name in the fused program for linear(φ); None: φ is computed before the program runs
     fused: ClassVar[str | None] = None
 
@@ -41,17 +42,17 @@ class FeatureMap(Part):
     def text(self, u: str) -> str:
         """φ(u) as text."""
 
-    def latex(self, u: str) -> str:
-        """φ(u) as LaTeX."""
-        return typeset(self.text(u))
+    def size(self, d: int) -> int:
+        """How many numbers φ makes of d."""
+        return d
 
     def default_scale(self, d: int) -> float:
         """The factor on φ(q)·φ(k) when the caller gives none."""
-        return 1.0
+        return 1 / math.sqrt(d) if self.divided_by_root else 1.0
 
     def scaled_text(self, product: str) -> str:
         """The score as text, given the text of φ(q)·φ(k)."""
-        return product
+        return f"{product}/√d" if self.divided_by_root else product
 
 
 @register
@@ -62,6 +63,7 @@ class Identity(FeatureMap):
 
     notation: ClassVar[str] = "identity"
     fused: ClassVar[str | None] = "identity"
+    divided_by_root: ClassVar[bool] = True
     keeps_digits: ClassVar[bool] = True
     is_identity: ClassVar[bool] = True
 
@@ -71,11 +73,9 @@ class Identity(FeatureMap):
     def text(self, u: str) -> str:
         return u
 
-    def default_scale(self, d: int) -> float:
-        return 1 / math.sqrt(d)
 
-    def scaled_text(self, product: str) -> str:
-        return f"{product}/√d"
+#: what a kernel without a feature map applies
+NO_MAP = Identity()
 
 
 @register
@@ -103,6 +103,7 @@ class Relu(FeatureMap):
 
     notation: ClassVar[str] = "relu"
     fused: ClassVar[str | None] = "relu"
+    divided_by_root: ClassVar[bool] = True
     keeps_digits: ClassVar[bool] = True
     sign: ClassVar[Sign] = Sign.NONNEGATIVE
 
@@ -111,12 +112,6 @@ class Relu(FeatureMap):
 
     def text(self, u: str) -> str:
         return f"relu({u})"
-
-    def default_scale(self, d: int) -> float:
-        return 1 / math.sqrt(d)
-
-    def scaled_text(self, product: str) -> str:
-        return f"{product}/√d"
 
 
 @register
@@ -137,11 +132,13 @@ class Cosine(FeatureMap):
 
 
 def read_feature_map(text: str) -> FeatureMap:
-    """The feature map of that name, or an error that lists the known ones."""
+    """The feature map that is written like this: relu, or shifted(0.5) for one of your own with a field."""
+    name, positional, named = split_arguments(text)
     known = registered("feature map")
-    if text not in known:
+    if name not in known:
         raise SpecError(
-            f"there is no feature map {text!r}; known are {', '.join(sorted(known))}."
-            + did_you_mean(text, list(known))
+            f"there is no feature map {name!r}; known are {', '.join(sorted(known))}."
+            + did_you_mean(name, list(known)),
+            place=name,
         )
-    return known[text]()  # type: ignore[return-value]
+    return known[name].from_arguments(positional, named)  # type: ignore[return-value]

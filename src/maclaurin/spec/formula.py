@@ -1,105 +1,136 @@
 """A spec as mathematics: its parallel formula in text and LaTeX, and its recurrence.
 
-Every term comes from its part; this module only joins them.
+Every term comes from its part; this module only joins them. LaTeX follows from the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 from maclaurin.spec.attention_spec import AttentionSpec
-from maclaurin.spec.typeset import typeset
+from maclaurin.spec.typeset import in_brackets, is_factor, is_sum, typeset, typeset_words
 
 
 def text_formula(spec: AttentionSpec) -> str:
-    """y_t = p_t N( o_t Σ … / … ) with just the parts the spec has."""
-    return "\n".join([f"y_t = {_body(spec, _TEXT)}", *_where(spec, _TEXT)])
+    """y_t = p_t N( o_t Σ … / … ) with just the parts the spec has, then what its symbols mean."""
+    return "\n".join(line.text for line in _lines(spec))
 
 
 def latex_formula(spec: AttentionSpec) -> str:
     """The same as text_formula, for a paper."""
-    return r",\quad ".join([f"y_t = {_body(spec, _LATEX)}", *_where(spec, _LATEX)])
+    return r",\quad ".join(line.latex for line in _lines(spec))
 
 
 @final
 @dataclass(frozen=True)
-class _Style:
-    """How text and LaTeX differ: single terms, products, fractions, norms, and words between formulas."""
+class _Line:
+    """A formula, perhaps with words after it, and a formula after those."""
 
-    term: Callable[[str], str]
-    space: str
-    fraction: Callable[[str, str], str]
-    norm: Callable[[str, str], str]
-    words: Callable[[str], str]
-    latex: bool
+    formula: str
+    words: str = ""
+    rest: str = ""
 
+    @property
+    def text(self) -> str:
+        return self.formula + self.words + self.rest
 
-_TEXT = _Style(str, " ", lambda a, b: f"{a} / {b}", lambda n, y: f"{n}( {y} )", str, False)
-_LATEX = _Style(
-    typeset,
-    r"\, ",
-    lambda a, b: rf"\frac{{{a}}}{{{b}}}",
-    lambda n, y: rf"{n}\!\left({y}\right)",
-    lambda words: rf"\text{{ {words} }}",
-    True,
-)
+    @property
+    def latex(self) -> str:
+        return typeset(self.formula) + (typeset_words(self.words) if self.words else "") + typeset(self.rest)
 
 
-def _body(spec: AttentionSpec, style: _Style) -> str:
-    decay = [style.term("D_ts")] if spec.decay_gates else []
-    gates = [style.term(gate.text) for gate in spec.value_gates]
-    weights = [style.term("Σ_s≤t"), *decay, _weight(spec, style)]
-    body = style.space.join([*weights, *gates, style.term("v_s")])
-    if spec.denominator is not None:
-        write = spec.denominator.latex if style.latex else spec.denominator.text
-        body = style.fraction(body, write(style.space.join(weights)))
-    body = style.space.join([*(style.term(gate.text) for gate in spec.gates_before_norm), body])
-    if spec.norm is not None:
-        body = style.norm(spec.norm.latex if style.latex else spec.norm.text, body)
-    return style.space.join([*(style.term(gate.text) for gate in spec.gates_after_norm), body])
-
-
-def _weight(spec: AttentionSpec, style: _Style) -> str:
+def _lines(spec: AttentionSpec) -> Iterator[_Line]:
+    yield _Line(f"y_t = {_body(spec)}")
+    yield _Line(f"x_ts = {_score(spec)}")
     if spec.window is not None:
-        return style.term("w_ts")
-    if style.latex:
-        return rf"\left({spec.kernel.latex('x_{ts}')}\right)"
-    weight = spec.kernel.text("x_ts")
-    return f"({weight})" if " " in weight and not weight.endswith(")") else weight
-
-
-def _where(spec: AttentionSpec, style: _Style) -> list[str]:
-    lines = [f"{style.term('x_ts')} = {_score(spec, style)}"]
-    if spec.window is not None:
-        exact = style.term(f"exp(x_ts − r_t{spec.window.bias_text})")
-        tail = spec.kernel.latex("x_{ts}") if style.latex else spec.kernel.text("x_ts")
-        words = f"for {spec.window.text}, else"
-        between = style.words(words) if style.latex else f" {words} "
-        lines.append(f"{style.term('w_ts')} = {exact}{between}{tail}")
-        reference = spec.kernel.reference_text
-        point, _, meaning = reference.partition(", ")
-        behind = f", {meaning}" if meaning else ""
-        lines.append(f"{style.term('r_t')} = {style.term(point)}{style.words(behind) if behind else ''}")
+        yield _Line(
+            f"w_ts = exp(x_ts − r_t{spec.window.bias_text})",
+            f" for {spec.window.text}, else ",
+            spec.kernel.text("x_ts"),
+        )
+        point, meaning = spec.kernel.reference_text
+        yield _Line(f"r_t = {point}", meaning and f", {meaning}")
         if spec.window.kept:
             score, meaning = spec.window.score_text
-            lines.append(f"{style.term(score)}{style.words(f', {meaning}')}")
+            yield _Line(score, f", {meaning}")
+    formula, meaning = spec.kernel.where_text
+    if formula:
+        yield _Line(formula, meaning and f", {meaning}")
     if spec.kernel.depends_on_row:
         over = "the tail" if spec.window else "the visible keys"
-        mean = style.words(f"mean of the scores over {over}") if style.latex else f"mean of x_ts over {over}"
-        lines.append(f"{style.term('x̄')} = {mean}")
+        yield _Line("x̄ = ", f"mean of the scores over {over}")
     if spec.decay_gates:
-        factors = style.space.join(style.term(gate.text) for gate in spec.decay_gates)
-        lines.append(f"{style.term('D_ts')} = {style.term('Π_s<r≤t')} {factors}")
-        lines += [style.term(gate.where_text) for gate in spec.decay_gates if gate.where_text]
-    return lines
+        factors = " ".join(_as_factor(gate.text(gate.argument.symbol)) for gate in spec.decay_gates)
+        yield _Line(f"D_ts = Π_s<r≤t {factors}")
 
 
-def _score(spec: AttentionSpec, style: _Style) -> str:
+def _body(spec: AttentionSpec) -> str:
+    weights = " ".join(["Σ_s≤t", *(["D_ts"] if spec.decay_gates else []), _weight(spec)])
+    body = f"{weights} {_as_factor(_value(spec, 's'))}"
+    if spec.denominator is not None:
+        divisor = _inserted(spec.denominator.text, weights)
+        body = f"{body} / {divisor if is_factor(divisor) else in_brackets(divisor)}"
+    for gate in spec.gates_before_norm:
+        body = _inserted(gate.text, body)
+    if spec.norm is not None:
+        body = f"{spec.norm.text}( {body} )"
+    for gate in spec.gates_after_norm:
+        body = _inserted(gate.text, body)
+    return body
+
+
+def _weight(spec: AttentionSpec) -> str:
+    if spec.window is not None:
+        return "w_ts"
+    weight = spec.kernel.text("x_ts")
+    return weight if is_factor(weight.replace("·", "")) else in_brackets(weight)
+
+
+def _value(spec: AttentionSpec, token: str) -> str:
+    """v after its gates, for the token s or t."""
+    value = f"v_{token}"
+    for gate in spec.value_gates:
+        value = _inserted(gate.text, value)
+    return value if token == "s" else value.replace("_s", f"_{token}")
+
+
+def _as_factor(text: str) -> str:
+    """The text in brackets, unless a factor before it multiplies all of it."""
+    return in_brackets(text) if is_sum(text) or ("/" in text and not is_factor(text)) else text
+
+
+_HOLE = "Ω"  # a letter in place of the term while the text around it is looked at
+
+
+def _inserted(write: Callable[[str], str], term: str) -> str:
+    """write(term), the term in brackets where the text around it would tear it apart."""
+    text = write(_HOLE)
+
+    def bracketed(hole: re.Match[str]) -> str:
+        free = _stands_free(text[: hole.start()], text[hole.end() :], term)
+        return term if free else in_brackets(term)
+
+    return re.sub(_HOLE, bracketed, text)
+
+
+def _stands_free(before: str, after: str, term: str) -> bool:
+    """Whether the term needs no brackets between these texts."""
+    if is_factor(term):
+        return True
+    if re.match(r"$|\)|,| [+−-]", after) is None:
+        return False
+    alone = re.search(r"(^|\(|, |\+ )$", before) is not None
+    multiplied = re.search(r"([\w)] |·)$", before) is not None
+    return alone or (multiplied and not is_sum(term))
+
+
+def _score(spec: AttentionSpec) -> str:
     feature = spec.kernel.feature_map
     q, k = ("q_t", "k_s") if feature is None else (feature.text("q_t"), feature.text("k_s"))
-    return style.term(spec.kernel.scaled_text(f"{q}·{k}"))
+    return spec.kernel.scaled_text(f"{q}·{k}")
 
 
 def text_recurrence(spec: AttentionSpec) -> str:
@@ -107,9 +138,10 @@ def text_recurrence(spec: AttentionSpec) -> str:
     if not spec.has_finite_state and not spec.has_series:
         return "none: no finite state reproduces " + spec.kernel.text("x")
     orders = _orders(spec) if spec.has_finite_state else "n = 0, 1, 2, … (truncated at a certified order)"
-    forget = "".join(f"{gate.text.replace('_r', '_t')} " for gate in spec.decay_gates)
-    gated = " ".join([*(gate.text.replace("_s", "_t") for gate in spec.value_gates), "v_t"])
-    value = f"({gated})ᵀ" if spec.value_gates else f"{gated}ᵀ"
+    factors = (_as_factor(gate.text(gate.argument.symbol)) for gate in spec.decay_gates)
+    forget = "".join(f"{factor.replace('_r', '_t')} " for factor in factors)
+    value = _value(spec, "t")
+    value = f"{value if is_factor(value) else in_brackets(value)}ᵀ"
     feature = spec.kernel.feature_map
     key = "k_t" if feature is None or feature.is_identity else f"({feature.text('k_t')})"
     entering = "when k_t leaves the window: " if spec.window else ""

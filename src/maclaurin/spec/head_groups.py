@@ -94,10 +94,6 @@ class LayerAttention:
         """The attention of each group."""
         return tuple(group.spec for group in self.groups)
 
-    def spec_of(self, head: int) -> AttentionSpec:
-        """The attention of one key-value head."""
-        return next(group.spec for group in self.groups if head in group.heads)
-
     @staticmethod
     def of_heads(specs: Sequence[AttentionSpec], extras: LayerExtras | None = None) -> LayerAttention:
         """The attention of a layer, from the spec of each of its key-value heads."""

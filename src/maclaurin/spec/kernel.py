@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.feature_map import FeatureMap, read_feature_map
+from maclaurin.spec.feature_map import NO_MAP, FeatureMap, read_feature_map
 from maclaurin.spec.part import Part, choice, number, numbers, option, register, required, whole, written
 from maclaurin.spec.polynomials import (
     HIGHEST_ORDER,
@@ -31,7 +31,6 @@ from maclaurin.spec.polynomials import (
     sign_of_polynomial,
     text_of_series,
 )
-from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +91,18 @@ class Kernel(Part):
 
     family: ClassVar[str] = "kernel"
 
+    @classmethod
+    def check_class(cls) -> None:
+        """What a kernel promises it must compute: a state by its coefficients, a row by its statistics."""
+        super(Kernel, cls).check_class()
+        for promise, methods in _PROMISES.items():
+            missing = [m for m in methods if getattr(cls, m) is getattr(Kernel, m)]
+            if getattr(cls, promise) not in (False, getattr(Kernel, promise)) and missing:
+                raise SpecError(
+                    f"the kernel {cls.__qualname__} defines {promise}, so it must define "
+                    f"{' and '.join(missing)} too."
+                )
+
     # ------------------------------------------------------------------------ its meaning
 
     @abstractmethod
@@ -107,9 +118,10 @@ class Kernel(Part):
     def text(self, x: str) -> str:
         """κ as text, for the score x."""
 
-    def latex(self, x: str) -> str:
-        """κ as LaTeX, for the score x."""
-        return typeset(self.text(x))
+    @property
+    def where_text(self) -> tuple[str, str]:
+        """What a name in `text` means: a formula, and words after it; both empty if nothing is to be said."""
+        return "", ""
 
     # ------------------------------------------------------------------------ its score
 
@@ -119,12 +131,29 @@ class Kernel(Part):
         return None
 
     def default_scale(self, d: int) -> float:
-        """The factor on q·k when the caller gives none."""
-        return 1 / math.sqrt(d)
+        """The factor on φ(q)·φ(k) when the caller gives none."""
+        return NO_MAP.default_scale(d)
 
     def scaled_text(self, product: str) -> str:
         """The score as text, given the text of φ(q)·φ(k)."""
-        return f"{product}/√d"
+        return NO_MAP.scaled_text(product)
+
+    def key_size(self, d: int) -> int:
+        """The size of φ(q) and φ(k) for queries and keys of size d."""
+        return d if self.feature_map is None else self.feature_map.size(d)
+
+    def mapped(self, u: Tensor) -> Tensor:
+        """φ(u) over the last axis, u itself without a feature map."""
+        feature_map = self.feature_map
+        if feature_map is None:
+            return u
+        mapped, size = feature_map(u), self.key_size(u.shape[-1])
+        if mapped.shape[-1] != size:
+            raise SpecError(
+                f"the feature map {feature_map} made {mapped.shape[-1]} numbers of {u.shape[-1]}, but its "
+                f"size(d) says {size}: define size(self, d) on the class {type(feature_map).__qualname__}."
+            )
+        return mapped
 
     # ------------------------------------------------------------------------ its recurrent form
 
@@ -182,7 +211,7 @@ class Kernel(Part):
         """Similar kernels whose row sum cannot vanish, for error messages."""
         return ()
 
-    # ------------------------------------------------------------------------ beside exact keys
+    # ------------------------------------------------------------------------ with exact keys
 
     @property
     def is_exact_exp(self) -> bool:
@@ -191,17 +220,17 @@ class Kernel(Part):
 
     @property
     def expands_exp(self) -> bool:
-        """Whether κ(x) stands for e^(x − reference), so that exact keys can share its rows."""
+        """Whether κ(x) approximates e^(x − r), so that exact keys can share its rows."""
         return False
 
     def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
-        """The point r for which κ(x) stands for e^(x − r), where `expands_exp`."""
+        """The point r for which κ(x) approximates e^(x − r), where `expands_exp`."""
         return 0.0
 
     @property
-    def reference_text(self) -> str:
-        """The point r as text."""
-        return "0"
+    def reference_text(self) -> tuple[str, str]:
+        """The point r as text, and what its symbols mean, in words."""
+        return "0", ""
 
     def log_weight(self, x: Tensor) -> Tensor | None:
         """ln κ if κ is an exponential, so that the row's maximum can be subtracted first; else None."""
@@ -210,13 +239,21 @@ class Kernel(Part):
     # ------------------------------------------------------------------------ equal kernels, programs
 
     def simplified(self) -> Kernel:
-        """An equal kernel with a shorter name, or itself; exact keys beside it are not considered."""
+        """An equal kernel with a shorter name, or itself; a window is not considered."""
         return self
 
     @property
     def fused(self) -> FusedWeight | None:
         """κ in the form that fused programs take; None if they do not support it."""
         return None
+
+
+#: what a kernel must define together with a property
+_PROMISES = {
+    "has_finite_state": ("orders", "coefficients"),
+    "orders": ("has_finite_state",),
+    "depends_on_row": ("statistics",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +324,6 @@ class Exp(Kernel):
     def text(self, x: str) -> str:
         return f"exp({x})" if self.clamp is None else f"exp(min({x}, {written(self.clamp)}))"
 
-    def latex(self, x: str) -> str:
-        return f"e^{{{x}}}" if self.clamp is None else rf"e^{{\min({x},\,{written(self.clamp)})}}"
-
     @property
     def fused(self) -> FusedWeight | None:
         return FusedWeight("exp", clamp=self.clamp)
@@ -359,8 +393,8 @@ class Taylor(Polynomial):
         return 0.0 if statistics is None else statistics.mean
 
     @property
-    def reference_text(self) -> str:
-        return "x̄" if self.depends_on_row else "0"
+    def reference_text(self) -> tuple[str, str]:
+        return "x̄" if self.depends_on_row else "0", ""
 
     def check(self, spec: AttentionSpec) -> None:
         if not self.depends_on_row or spec.ignores_row_scale:
@@ -379,9 +413,9 @@ class Taylor(Polynomial):
     def text(self, x: str) -> str:
         return f"T{self.order}({x} − x̄)" if self.depends_on_row else f"T{self.order}({x})"
 
-    def latex(self, x: str) -> str:
-        argument = rf"({x}-\bar x_t)" if self.depends_on_row else x
-        return rf"\sum_{{n=0}}^{{{self.order}}} \frac{{{argument}^n}}{{n!}}"
+    @property
+    def where_text(self) -> tuple[str, str]:
+        return f"T{self.order}(x) = Σ_n≤{self.order} x^n/n!", ""
 
     def simplified(self) -> Kernel:
         """taylor(0) is constant, so its point does not matter; 1 + x − x̄ is also hermite(1)."""
@@ -461,28 +495,31 @@ class Hermite(Kernel):
         return recentred(statistics.coefficients, statistics.mean)
 
     def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
-        """κ stands for e^{x − x̄ − u/2}: u/2 is the log of a Gaussian row's mean e^{x − x̄}."""
+        """κ approximates e^{x − x̄ − u/2}: u/2 is the log of a Gaussian row's mean e^{x − x̄}."""
         if statistics is None or statistics.variance is None:
             return 0.0
         return statistics.mean + statistics.variance / 2
 
     @property
-    def reference_text(self) -> str:
-        return "x̄ + u/2, u the variance of x_ts over the tail" if self.depends_on_row else "0"
+    def reference_text(self) -> tuple[str, str]:
+        return ("x̄ + u/2", "u the variance of the scores over the tail") if self.depends_on_row else ("0", "")
 
     def text(self, x: str) -> str:
-        return f"H{self.order}({x} − x̄)"
+        return f"H{self.order}({x} − x̄)" if self.order else "1"
+
+    @property
+    def where_text(self) -> tuple[str, str]:
+        if not self.order:
+            return "", ""
+        return (
+            f"H{self.order}(c) = 1 + Σ_1≤n≤{self.order} (h_n(c) − m_n)/n!",
+            "with the Hermite polynomials h for the variance of the scores and their means m",
+        )
 
     @property
     def fused(self) -> FusedWeight | None:
         """1 + c + (c² − u)/2: taylor(2,about=mean) minus u/2."""
         return FusedWeight("balanced", (1.0, 1.0, 0.5), about_mean=True) if self.order == 2 else None
-
-    def latex(self, x: str) -> str:
-        return (
-            rf"1+\sum_{{n=1}}^{{{self.order}}} "
-            rf"\frac{{H_n({x}-\bar x_t)-\overline{{H_n}}}}{{n!}}"
-        )
 
     def simplified(self) -> Kernel:
         return Taylor(0) if self.order == 0 else self

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 from maclaurin.spec.part import Part, flag, option, register, written
-from maclaurin.spec.typeset import typeset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,11 +51,6 @@ class Norm(Part):
     @abstractmethod
     def text(self) -> str:
         """N as text."""
-
-    @property
-    def latex(self) -> str:
-        """N as LaTeX."""
-        return typeset(self.text)
 
 
 def _unit(y: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:

@@ -2,6 +2,7 @@
 
 spec  := kernel ["+" window] {"*" gate} ["/" denominator] {"*" gate} ["/" norm] {"*" gate}
 part  := name ["(" argument {"," argument} ")"]
+argument := [name "="] value                 a value is a word, a number or a part, as in linear(shifted(0.5))
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class _Reader:
     def at_end(self) -> bool:
         return not self.text[self.position :].strip()
 
+    @property
+    def following(self) -> str:
+        return self.text[self.position :].lstrip()
+
     def next(self) -> tuple[int, str, str]:
         """Position, kind and text of the next token, and move past it."""
         match = _TOKEN.match(self.text, self.position)
@@ -108,7 +113,7 @@ class _Reader:
         positional: list[str] = []
         named: dict[str, str] = {}
         self.written_at = {}
-        if not self.text[self.position :].lstrip().startswith("("):
+        if not self.following.startswith("("):
             return positional, named
         opened, _, _ = self.next()
         while True:
@@ -118,25 +123,38 @@ class _Reader:
             if kind not in ("word", "number"):
                 raise self.error(at if kind != "end" else opened, self._bad_argument(kind, word))
             self.written_at[word] = at
-            following = self.text[self.position :].lstrip()
-            if following.startswith("="):
+            if self.following.startswith("="):
                 self.next()
                 value_at, value_kind, value = self.next()
                 if value_kind not in ("word", "number"):
                     raise self.error(value_at, f"{word}= needs a value.")
                 if word in named:
                     raise self.error(at, f"{word} is given twice.")
-                named[word] = value
+                named[word] = value + (self.nested() if value_kind == "word" else "")
                 self.written_at[value] = value_at
             elif named and kind == "number":
                 raise self.error(at, "a number without a name comes before the named arguments.")
             else:
-                positional.append(word)
+                positional.append(word + (self.nested() if kind == "word" else ""))
             at, kind, mark = self.next()
             if (kind, mark) == ("mark", ")"):
                 return positional, named
             if (kind, mark) != ("mark", ","):
                 raise self.error(at if kind != "end" else opened, self._bad_argument(kind, mark))
+
+    def nested(self) -> str:
+        """The arguments of an argument with their parentheses, unread; empty if it has none."""
+        if not self.following.startswith("("):
+            return ""
+        opened, _, _ = self.next()
+        depth = 1
+        while depth:
+            at, kind, word = self.next()
+            if kind == "end":
+                raise self.error(opened, self._bad_argument(kind, word))
+            self.written_at.setdefault(word, at)
+            depth += (word == "(") - (word == ")")
+        return self.text[opened : self.position]
 
     @staticmethod
     def _bad_argument(kind: str, word: str) -> str:

@@ -45,9 +45,9 @@ class Part(ABC):
     notation: ClassVar[str]
     #: what kind of part it is
     family: ClassVar[str]
-    #: what stands before it in the notation
+    #: the sign before it in the notation: + * / or none
     mark: ClassVar[str] = ""
-    #: where it stands in the formula, from the inside out
+    #: its place in the formula, counted from the inside out
     stage: ClassVar[int] = 0
 
     @classmethod
@@ -57,7 +57,7 @@ class Part(ABC):
 
     @classmethod
     def check_class(cls) -> None:
-        """Raise SpecError if parts of this class could not mean what they declare; `register` calls it."""
+        """Raise SpecError if the class's declarations are inconsistent; `register` calls it."""
         if cls.declared_argument() is None and getattr(cls, "argument", None) is not None:
             raise SpecError(
                 f"the {cls.family} {cls.__qualname__} declares an argument, but a {cls.family} gets none."
@@ -232,7 +232,7 @@ _reserved: dict[str, str] = {}
 
 
 def register(part: PartType) -> PartType:
-    """Make a part reachable by its notation. A name that is taken is an error, not an overwrite.
+    """Add a part to the notation under its name. A name that is taken is an error, not an overwrite.
 
     The same class defined again, as when a notebook cell is run twice, replaces the earlier one.
     """
@@ -241,9 +241,7 @@ def register(part: PartType) -> PartType:
         raise SpecError(f"{part.__qualname__} belongs to no family: subclass one of {_FAMILY_CLASSES}.")
     notation = getattr(part, "notation", None)
     if notation is None:
-        raise SpecError(
-            f'the {family} {part.__qualname__} has no name: give it notation: ClassVar[str] = "…".'
-        )
+        raise SpecError(f'the {family} {part.__qualname__} has no name: give it notation = "…".')
     if not isinstance(notation, str) or not _NAME.fullmatch(notation):
         raise SpecError(f"a part cannot be called {notation!r}: use letters from a to z, digits and _.")
     missing = sorted(getattr(part, "__abstractmethods__", ()))
@@ -254,12 +252,30 @@ def register(part: PartType) -> PartType:
         )
     if part.arguments is not Part.arguments:
         raise SpecError(f"the {family} {part.__qualname__} overrides `arguments`: declare `argument`.")
+    _check_fields(part)
     part.check_class()
     _require_free(part)
     _registry.setdefault(part.family, {})[part.notation] = part
     for forget in _after_registration:
         forget()
     return part
+
+
+def _check_fields(part: type[Part]) -> None:
+    """Raise unless every field says how it is read from the notation."""
+    what = f"the {part.family} {part.__qualname__}"
+    if any(isinstance(value, dataclasses.Field) for value in vars(part).values()):
+        raise SpecError(
+            f"{what} has fields but is no dataclass: put @dataclass(frozen=True, slots=True) between "
+            "@register and the class."
+        )
+    for field in dataclasses.fields(part):
+        if "read" not in field.metadata:
+            raise SpecError(
+                f"{what}: the notation cannot read its field {field.name}. Declare how it is read, as in "
+                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), choice() "
+                f"or flag(); a constant of the class is {field.name}: ClassVar[float]."
+            )
 
 
 def _require_free(part: type[Part]) -> None:
@@ -281,7 +297,7 @@ def _require_free(part: type[Part]) -> None:
 
 
 def reserve_names(names: Iterable[str], owner: str) -> None:
-    """Keep parts from taking these names, which mean something alone, such as those of the catalogue."""
+    """Refuse these names, such as those of the catalogue, to parts that are registered later."""
     _reserved.update(dict.fromkeys(names, owner))
 
 
@@ -320,6 +336,21 @@ def _no_value(text: str) -> bool:
     if text:
         raise ValueError
     return True
+
+
+def split_arguments(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """name(a, b=c) as its name, its arguments without a name, and those with one."""
+    name, opened, rest = text.strip().partition("(")
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    inside = rest.rstrip().removesuffix(")").strip() if opened else ""
+    for argument in inside.split(",") if inside else ():
+        key, equals, value = (piece.strip() for piece in argument.partition("="))
+        if equals:
+            named[key] = value
+        else:
+            positional.append(key)
+    return name.strip(), positional, named
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
@@ -414,8 +445,10 @@ class Recipe(enum.Enum):
 class Argument:
     """A tensor [B, tokens, heads] that `attention` takes by name.
 
+    `symbol` is how formulas write it, with the index of its token: s for a value, r for a decay, t for a row.
     `tokens` and `heads` are those of the queries or of the keys. With `per_channel` it may also be
-    [B, tokens, heads, e]. With `running`, a part gets ln Σ_{r≤t} e^{g_r} instead of g_t.
+    [B, tokens, heads, e]. With `running`, a part gets ln Σ_{r≤t} e^{g_r} instead of g_t. `recipe` says how a
+    layer makes it from the token.
     """
 
     name: str
@@ -439,9 +472,7 @@ def check_argument(
     """Raise SpecError unless such a part can be given the argument; heads=None allows both sides."""
     what = f"the {part.family} {part.__qualname__}"
     if not isinstance(argument, Argument):
-        raise SpecError(
-            f"{what} must declare the tensor it takes: argument: ClassVar[Argument] = Argument(…)."
-        )
+        raise SpecError(f"{what} must declare the tensor it takes: argument = Argument(…).")
     name = argument.name
     if not _NAME.fullmatch(name):
         raise SpecError(
@@ -457,6 +488,12 @@ def check_argument(
         raise SpecError(f"{what}: its argument {name} needs heads={heads!r}, those of the {_SIDES[heads]}.")
     if argument.per_channel and not per_channel:
         raise SpecError(f"{what}: its argument {name} has one number per head, so it cannot be per_channel.")
+    if argument.recipe is Recipe.SILU and not argument.per_channel:
+        remedy = "set per_channel=True or use another recipe" if per_channel else "use another recipe"
+        raise SpecError(
+            f"{what}: its argument {name} has one number per head, but Recipe.SILU makes one per channel: "
+            f"{remedy}."
+        )
     if argument.running and not running:
         raise SpecError(f"{what}: only the argument of a denominator can be running, not {name}.")
 

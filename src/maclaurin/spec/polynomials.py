@@ -31,6 +31,11 @@ class Sign(enum.Enum):
     NONNEGATIVE = "nonnegative"
     INDEFINITE = "indefinite"
 
+    def is_within(self, other: Sign) -> bool:
+        """Whether every number of this sign has the other sign too."""
+        widening = (Sign.POSITIVE, Sign.NONNEGATIVE, Sign.INDEFINITE)
+        return widening.index(self) <= widening.index(other)
+
 
 def sign_of_polynomial(coefficients: Sequence[float]) -> Sign:
     """The sign of Σ aₙ xⁿ over all real x, from its values at its stationary points."""

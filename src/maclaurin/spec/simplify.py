@@ -1,4 +1,4 @@
-"""Equal specs: each rule is an identity of the algebra, tested as a law for every spec it touches."""
+"""Simpler specs that are equal: each rule is an identity of the algebra, and a law tests it on every spec."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def simplified(spec: AttentionSpec) -> AttentionSpec:
 def _shorter_kernel(spec: AttentionSpec) -> AttentionSpec:
     """poly(1,1,0.5) is taylor(2), power(1) is linear(identity).
 
-    With a window, the tail must still stand for e^(x − r) with the same r.
+    With a window, the tail must still approximate e^(x − r) with the same r.
     """
     kernel = spec.kernel.simplified()
     moves = kernel.reference_text != spec.kernel.reference_text or not kernel.expands_exp

@@ -1,4 +1,4 @@
-"""Exact keys beside a polynomial tail: the last ones, the first ones, and the most attended of the others."""
+"""Exact keys next to a polynomial tail: the last, the first, and the most attended of the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Window(Part):
     better one displaces later, never comes back, since its rank can only fall: the rule is causal and needs
     constant memory.
 
-    The others, the tail, weigh κ(x), which stands for e^(x − r); both share numerator and denominator.
+    The others, the tail, weigh κ(x), which approximates e^(x − r); both share numerator and denominator.
     With about=mean, r is the mean score over the keys in the tail.
     """
 
@@ -39,9 +39,9 @@ class Window(Part):
         """How many of the last keys are exact, at least 1."""
 
     @property
-    @abstractmethod
     def sinks(self) -> int:
         """How many of the first keys are exact."""
+        return 0
 
     @property
     def kept(self) -> int:
@@ -105,6 +105,13 @@ class Window(Part):
 
     def check(self, spec: AttentionSpec) -> None:
         kernel = spec.kernel
+        for name, least in (("size", 1), ("sinks", 0), ("kept", 0)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < least:
+                raise SpecError(
+                    f"{self} has {name} = {number!r}: the {name} of a window is a whole number ≥ {least}.",
+                    place=self,
+                )
         if self.kept and self.has_bias:
             raise SpecError(
                 f"{self} has a bias by the age of a key and keeps keys, whose age is not stored: "
@@ -115,14 +122,14 @@ class Window(Part):
             return
         if kernel.is_exact_exp:
             raise SpecError(
-                f"{kernel} is exact for every key, so a window beside it changes nothing.\n"
+                f"{kernel} is exact for every key, so a window added to it changes nothing.\n"
                 f"Use taylor(2,about=mean)+{self}/sum, or poly(0)+{self}/sum for the "
                 "window alone.",
                 place=self,
             )
         raise SpecError(
-            f"+{self} keeps keys at their exact weight e^x, and {kernel} does not stand "
-            f"for e^x, so the two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
+            f"+{self} keeps keys at their exact weight e^x, and {kernel} does not approximate e^x, so the "
+            f"two cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.",
             place=self,
         )
 

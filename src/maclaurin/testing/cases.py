@@ -112,7 +112,9 @@ def random_tensors(
     if spec.denominator_can_vanish:
         tensors |= {name: tensors[name].abs() + 0.1 for name in "qk"}
     for argument in spec.arguments:
-        numbers = (*rows, shape.heads if argument.heads == "query" else shape.kv_heads)
+        numbers: tuple[int, ...] = (*rows, shape.heads if argument.heads == "query" else shape.kv_heads)
+        if argument.recipe is Recipe.SILU:
+            numbers = (*numbers, shape.e)
         if argument.recipe is Recipe.LINEAR:
             tensors[argument.name] = normal(*numbers)
         elif argument.recipe is Recipe.LOG_SIGMOID:

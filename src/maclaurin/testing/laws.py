@@ -29,6 +29,7 @@ from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.definition import PlainSeen, dense_output
+from maclaurin.testing.printed_formula import printed_and_computed
 from maclaurin.testing.tolerances import assert_same, assert_same_gradients
 
 #: features a state may have in a test
@@ -122,7 +123,7 @@ class SpecLaws:
         statistics = spec.kernel.statistics(moments) if spec.kernel.depends_on_row else None
         coefficients = spec.kernel.coefficients(statistics)
         read = torch.zeros_like(x)
-        for n, place in zip(orders, feature_slices(shape.d, orders), strict=True):
+        for n, place in zip(orders, feature_slices(q.shape[-1], orders), strict=True):
             powers = symmetric_powers(q, orders)[:, place] @ symmetric_powers(k, orders)[:, place].T
             assert_same(powers, x**n, f"φ_{n}(q)·φ_{n}(k) = (q·k)^{n}")
             read = read + coefficients[n] * powers
@@ -147,6 +148,14 @@ class SpecLaws:
             assert_same_gradients(
                 case.gradients((y * weights).sum()), gradients, f"{form} against the formula, "
             )
+
+    @law
+    @given(seed=seeds)
+    def test_a_printed_formula_is_what_is_computed(self, notation: str, seed: int) -> None:
+        """The text of every part, computed as it reads, is what the part computes; some texts cannot be."""
+        spec = resolve(notation)
+        for part, printed, computed in printed_and_computed(spec, seed):
+            assert_same(printed.expand_as(computed), computed, f"the printed formula of {part.mark}{part}")
 
     @law
     @given(data=st.data(), seed=seeds)

@@ -101,12 +101,31 @@ const oneOf = (name, ...words) => ({
   name, initial: words[0], expects: words.join(" or "), read: (text) => accepted(text, words.includes(text)),
 });
 
+/** A feature map by name; those of the library take no arguments. */
 function readFeature(text) {
-  if (Object.hasOwn(FEATURES, text)) return text;
+  const { name, positional, named } = splitArguments(text);
   const known = Object.keys(FEATURES);
-  throw new SpecError(
-    `there is no feature map ${quoted(text)}; known are ${[...known].sort().join(", ")}.` + didYouMean(text, known),
-  );
+  if (!known.includes(name))
+    throw new SpecError(
+      `there is no feature map ${quoted(name)}; known are ${[...known].sort().join(", ")}.` + didYouMean(name, known), name);
+  if (positional.length) throw new SpecError(`${name} does not take ${quoted(positional[0])}; it is written ${name}.`, positional[0]);
+  for (const option of named.keys())
+    throw new SpecError(`${name} has no option ${quoted(option)}; it is written ${name}.`, option);
+  return name;
+}
+
+/** name(a, b=c) as its name, its arguments without a name, and those with one. */
+function splitArguments(text) {
+  const open = text.indexOf("(");
+  const [positional, named] = [[], new Map()];
+  if (open < 0) return { name: text.trim(), positional, named };
+  const inside = text.slice(open + 1).trimEnd().replace(/\)$/, "").trim();
+  for (const argument of inside ? inside.split(",") : []) {
+    const equals = argument.indexOf("=");
+    if (equals < 0) positional.push(argument.trim());
+    else named.set(argument.slice(0, equals).trim(), argument.slice(equals + 1).trim());
+  }
+  return { name: text.slice(0, open).trim(), positional, named };
 }
 
 // ------------------------------------------------------------------------------------------------- the parts
@@ -137,7 +156,7 @@ const KERNEL = {
   sign: () => "positive",
   rowSumSign(p) { return this.sign(p); },
   dependsOnRow: () => false, countsKeys: () => false, isExp: false, expandsExp: false, hasSeries: () => false,
-  reference: () => "0", neighbours: () => [], feature: () => null, scoreText: (p, product) => root(product),
+  reference: () => "0", where: () => [], neighbours: () => [], feature: () => null, scoreText: (p, product) => root(product),
   simplified: (p) => p, check() {},
 };
 
@@ -159,6 +178,7 @@ export const PARTS = {
     reference: (p) => (p.about === "mean" ? "x̄" : "0"),
     neighbours: (p) => neighbours(p.order).map((n) => make("taylor", { order: n, about: p.about })),
     text: (p, x) => (p.about === "mean" ? `T${p.order}(${x} − x̄)` : `T${p.order}(${x})`),
+    where: (p) => [`T${p.order}(x) = Σ_n≤${p.order} x^n/n!`],
     simplified: (p) => {
       if (p.about !== "mean" || p.order > 1) return p;
       return p.order === 0 ? make("taylor", { order: 0 }) : make("hermite", { order: 1 });
@@ -182,8 +202,13 @@ export const PARTS = {
     rowSumSign: () => "positive",
     countsKeys: () => true,
     dependsOnRow: (p) => p.order > 0,
-    reference: (p) => (p.order > 0 ? "x̄ + u/2, u the variance of x_ts over the tail" : "0"),
-    text: (p, x) => `H${p.order}(${x} − x̄)`,
+    reference: (p) => (p.order > 0 ? "x̄ + u/2, u the variance of the scores over the tail" : "0"),
+    text: (p, x) => (p.order > 0 ? `H${p.order}(${x} − x̄)` : "1"),
+    where: (p) =>
+      p.order > 0
+        ? [`H${p.order}(c) = 1 + Σ_1≤n≤${p.order} (h_n(c) − m_n)/n!, ` +
+            "with the Hermite polynomials h for the variance of the scores and their means m"]
+        : [],
     simplified: (p) => (p.order === 0 ? make("taylor", { order: 0 }) : p),
   },
   power: {
@@ -254,9 +279,9 @@ export const PARTS = {
       const [tail, name] = [print(spec.kernel), print(p)];
       throw new SpecError(
         kernel.isExp
-          ? `${tail} is exact for every key, so a window beside it changes nothing.\n` +
+          ? `${tail} is exact for every key, so a window added to it changes nothing.\n` +
             `Use taylor(2,about=mean)+${name}/sum, or poly(0)+${name}/sum for the window alone.`
-          : `+${name} keeps keys at their exact weight e^x, and ${tail} does not stand for e^x, so the two ` +
+          : `+${name} keeps keys at their exact weight e^x, and ${tail} does not approximate e^x, so the two ` +
             "cannot share a row.\nUse taylor(N), hermite(N) or poly(…) as the tail.", p);
     },
   },
@@ -281,7 +306,7 @@ export const PARTS = {
     check(p, spec) {
       const kernel = PARTS[spec.kernel.name];
       if (kernel.rowSumSign(spec.kernel) !== "indefinite" || p.floor !== null) return;
-      const [name, even] = [print(spec.kernel), kernel.neighbours(spec.kernel).map((k) => `${print(k)}/sum`)];
+      const [name, even] = [print(spec.kernel), kernel.neighbours(spec.kernel).map((k) => `${print(k)}/${print(p)}`)];
       const hints = [...(even.length ? [`an even order (${even.join(", ")})`] : []), `a norm: ${name}/l2`];
       throw new SpecError(
         `${name}/${print(p)} divides by a row sum that can be negative, so it can vanish.\n` +
@@ -443,6 +468,19 @@ class Reader {
     }
   }
 
+  /** The arguments of an argument with their parentheses, unread; empty if it has none. */
+  nested() {
+    if (!this.following.startsWith("(")) return "";
+    const opened = this.next().at;
+    for (let depth = 1; depth; ) {
+      const { at, kind, word } = this.next();
+      if (kind === "end") throw this.error(opened, "this parenthesis is never closed.");
+      if (!this.writtenAt.has(word)) this.writtenAt.set(word, at);
+      depth += (word === "(") - (word === ")");
+    }
+    return this.text.slice(opened, this.position);
+  }
+
   arguments() {
     const [positional, named] = [[], new Map()];
     this.writtenAt = new Map();
@@ -463,11 +501,11 @@ class Reader {
         if (value.kind !== "word" && value.kind !== "number")
           throw this.error(value.at, `${token.word}= needs a value.`);
         if (named.has(token.word)) throw this.error(token.at, `${token.word} is given twice.`);
-        named.set(token.word, value.word);
+        named.set(token.word, value.word + (value.kind === "word" ? this.nested() : ""));
         this.writtenAt.set(value.word, value.at);
       } else if (named.size && token.kind === "number") {
         throw this.error(token.at, "a number without a name comes before the named arguments.");
-      } else positional.push(token.word);
+      } else positional.push(token.word + (token.kind === "word" ? this.nested() : ""));
       const mark = this.next();
       if (mark.word === ")") return { positional, named };
       if (mark.word !== ",") throw bad(mark);
@@ -531,7 +569,7 @@ function inFormulaOrder(parts) {
     const stage = part.name === "out" && stages.includes(6) ? AFTER_NORM : own;
     const onKeys = (a, b) => (a === 2 && b === 3) || (a === 3 && b === 2);
     if (stages.some((before) => before > stage && !onKeys(before, stage)))
-      throw new SpecError(`this ${family} comes too late; ${ORDER_OF_PARTS}.`, part);
+      throw new SpecError(`this ${family} is out of order; ${ORDER_OF_PARTS}.`, part);
     stages.push(stage);
   });
   return parts.map((part, at) => [stages[at], part]).sort((a, b) => a[0] - b[0]).map(([, part]) => part);
@@ -724,7 +762,7 @@ function textOfSeries(series, x) {
 function textFormula(spec) {
   const kernel = PARTS[spec.kernel.name];
   const shown = spec.window ? "w_ts" : kernel.text(spec.kernel, "x_ts");
-  const weight = shown.includes(" ") && !shown.endsWith(")") ? `(${shown})` : shown;
+  const weight = /[-+−/\s]/.test(outsideBrackets(shown)) ? `(${shown})` : shown;
   const sum = ["Σ_s≤t", ...(spec.decayGates.length ? ["D_ts"] : []), weight];
   let body = [...sum, ...spec.valueGates.map(() => "i_s"), "v_s"].join(" ");
   if (spec.denominator) body += ` / ${PARTS[spec.denominator.name].text(spec.denominator, sum.join(" "))}`;
@@ -732,6 +770,13 @@ function textFormula(spec) {
   if (spec.norm) body = `${PARTS[spec.norm.name].text(spec.norm)}( ${body} )`;
   body = [...spec.gatesAfterNorm.map(() => "o_t"), body].join(" ");
   return [`y_t = ${body}`, ...where(spec, kernel)].join("\n");
+}
+
+/** What is not between brackets, without signs of exponents. */
+function outsideBrackets(text) {
+  let [shorter, before] = [text, ""];
+  while (shorter !== before) [shorter, before] = [shorter.replace(/\([^()]*\)/g, ""), shorter];
+  return shorter.replace(/([0-9.]e)[+-](?=[0-9])/g, "$1");
 }
 
 function where(spec, kernel) {
@@ -747,7 +792,8 @@ function where(spec, kernel) {
         `a_s = Σ_u p_us, over the queries u with s in their window, p the softmax over ${PARTS.window.near(spec.window)}, ` +
           "mean over the queries of a key-value head");
   }
-  if (spec.dependsOnRow) lines.push(`x̄ = mean of x_ts over ${spec.window ? "the tail" : "the visible keys"}`);
+  lines.push(...kernel.where(spec.kernel));
+  if (spec.dependsOnRow) lines.push(`x̄ = mean of the scores over ${spec.window ? "the tail" : "the visible keys"}`);
   if (spec.decayGates.length) lines.push(`D_ts = Π_s<r≤t ${spec.decayGates.map(() => "f_r").join(" ")}`);
   return lines;
 }
