@@ -52,7 +52,7 @@ def plan_study(
     """
     plan: Plan = {}
     for experiment in study.experiments:
-        steps, tasks = _equal_steps(experiment), _tasks_of(experiment)
+        steps, tasks = equal_steps(experiment), _tasks_of(experiment)
         metric = experiment.measure.name
         _require_equal_state(experiment)
         for cell, seed in experiment.points():
@@ -162,8 +162,8 @@ def scaled(config: TrainConfig, scale: float) -> TrainConfig:
     )
 
 
-def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """With equal="flops": the steps of each cell that cost the FLOPs of the baseline."""
+def equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """With equal="flops": cell → the steps that cost the FLOPs of the baseline; otherwise empty."""
     if experiment.equal != "flops":
         return {}
     configs, costs = {}, {}

@@ -21,7 +21,16 @@ from maclaurin.study.executors import check_executor, choose_executor, processes
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
 from maclaurin.study.metrics import METRICS, task_of
-from maclaurin.study.plan_runs import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
+from maclaurin.study.plan_runs import (
+    Plan,
+    Sources,
+    equal_steps,
+    plan_study,
+    resolved,
+    select,
+    waiting,
+    with_seeds,
+)
 from maclaurin.study.pool import Pool, Workplace, study_lock
 from maclaurin.study.run_record import (
     FILE,
@@ -325,10 +334,10 @@ class Planner:
             self._sources.require_tasks_fit(plan)
 
     def one(self, experiment: Experiment, cell: Cell, keys: Mapping[str, Any]) -> RunRecord:
-        """A run of one cell with some keys set, after opening its data."""
-        config = self._adapt(
-            resolved({**experiment.settings(cell), **keys}, scale=self._scale, device=self._device)
-        )
+        """A run of one cell with some keys set, as long as its final runs, after opening its data."""
+        steps = equal_steps(experiment).get(cell.name, {})
+        settings = {**experiment.settings(cell), **steps, **keys}
+        config = self._adapt(resolved(settings, scale=self._scale, device=self._device))
         return self._sources.complete(waiting(config))
 
     def _adapt(self, config: Any) -> Any:

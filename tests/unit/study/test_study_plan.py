@@ -21,7 +21,7 @@ from maclaurin.study.plan_runs import (
     waiting,
     with_seeds,
 )
-from maclaurin.study.runner import run
+from maclaurin.study.runner import Planner, run
 from maclaurin.training.config import TrainConfig
 
 KEYS = {"data": "mqar:pairs=3,vocab=32,length=24", "device": "cpu"}
@@ -110,6 +110,19 @@ def test_at_equal_flops_a_dearer_cell_takes_fewer_steps():
     }
     assert costs["wide"][0] < costs["softmax"][0] == 400
     assert costs["wide"][1].flops == pytest.approx(costs["softmax"][1].flops, rel=0.02)
+
+
+def test_at_equal_flops_rates_are_tuned_at_the_steps_that_are_trained():
+    """Tuning runs took the steps of the config, and the final runs those of equal FLOPs."""
+    cells = (*cells_of({"softmax": "exp/sum"}), Cell("wide", {"attention": ("exp/sum",), "size": "micro"}))
+    experiment = Experiment("e", "E", "loss", dict(KEYS), cells, (0,), "softmax", equal="flops")
+    study = Study("s", "S", "?", "b", (experiment,))
+    planner = Planner(study, scale=0.5, device=None, smoke=None, torchrun="")
+    final = {label.cell: record.run.config for label, record in planner.plan(study).items()}
+    for cell in cells:
+        trial = planner.one(experiment, cell, {"lr": 1e-3, "seed": 1000, "test": False}).run.config
+        for key in ("steps", "warmup", "decay_steps"):
+            assert trial[key] == final[cell.name][key], (cell.name, key)
 
 
 def at_equal_state(window):
