@@ -65,7 +65,7 @@ class CellOutcome:
 
     @property
     def has_result(self) -> bool:
-        """Whether any run came to an end that says something about the cell."""
+        """Whether any run finished or diverged."""
         return bool(self.values or self.diverged)
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class Outcome:
         return {name: self.compare(name, self.experiment.baseline) for name in self.cells}
 
     def compare(self, cell: str, other: str) -> Difference | None:
-        """Metric of cell − other, seed by seed; None if nothing is known."""
+        """Metric of cell − other, seed by seed; None if the cells share no seed, or if both diverged."""
         a, b = self.cells[cell], self.cells[other]
         known = paired(a.scaled, b.scaled)
         if bool(a.diverged) == bool(b.diverged):
@@ -145,8 +145,11 @@ class Outcome:
 
     def margin(self, reference: str, within: float) -> tuple[float, float]:
         """The margin ± within around a cell's mean, on the scale of differences."""
-        spread = self.cells[reference].spread
-        return margin_on_scale(spread.mean if spread else 0.5, within, self.experiment.scale)
+        cell = self.cells[reference]
+        if cell.spread is None:
+            return -within, within  # it diverged: every difference to it is infinite
+        answers = None if cell.first is None else answers_of(cell.first, self.experiment.metric)
+        return margin_on_scale(cell.spread.mean, within, self.experiment.scale, answers)
 
     def standing(self, cell: str) -> Standing:
         """How a cell compares with the baseline."""

@@ -111,6 +111,18 @@ def test_higher_accuracies_are_better_and_compared_by_log_odds():
     assert verdict(alike("a", "b", within=0.0005), near, metric="accuracy").verdict == UNDECIDED
 
 
+def test_likeness_to_a_reference_that_is_always_right_is_judged_on_the_scale_of_the_differences():
+    """The margin was clipped at 1e-9 and the differences at half an answer: 0.27 was like 1.0."""
+    values = {"a": [1.0, 1.0, 1.0], "b": [0.26, 0.27, 0.28], "c": [0.999, 1.0, 0.9995], "d": [1.0] * 3}
+    near = alike("a", "b", within=0.02)
+    assert verdict(near, values, metric="accuracy").verdict == DISAGREES
+    assert verdict(alike("a", "c", within=0.02), values, metric="accuracy").verdict == AGREES
+    assert verdict(alike("a", "d", within=0.02), values, metric="accuracy").verdict == AGREES
+    wrong = {name: [1 - v for v in row] for name, row in values.items()}
+    assert verdict(near, wrong, metric="accuracy").verdict == DISAGREES
+    assert verdict(alike("a", "d", within=0.02), wrong, metric="accuracy").verdict == AGREES
+
+
 def test_one_seed_concludes_nothing():
     found = verdict(behind("a", "d"), {"a": [1.0], "d": [9.0]})
     assert found.verdict == UNDECIDED
@@ -145,6 +157,13 @@ def test_a_cell_that_diverged_is_the_worst():
     assert verdict(alike("a", "e"), values, **options).verdict == DISAGREES
     assert verdict(ordered("e", "a"), values, **options).verdict == AGREES
     assert verdict(ordered("a", "e"), values, **options).verdict == DISAGREES
+
+
+def test_a_diverged_cell_is_not_like_a_reference_at_either_end():
+    values = {"a": [0.01, 0.011, 0.009], "b": [None] * 3}
+    options = {"metric": "accuracy", "statuses": all_diverged("b")}
+    assert verdict(alike("a", "b"), values, **options).verdict == UNDECIDED
+    assert verdict(alike("b", "a"), values, **options).verdict == DISAGREES
 
 
 def test_one_divergence_spoils_likeness_but_proves_nothing_alone():
