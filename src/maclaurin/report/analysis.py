@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from maclaurin.report.anova import Factorial
-from maclaurin.report.contributions import Contributions, contributions
+from maclaurin.report.contributions import Contributions, contributions, correct_over_page
 from maclaurin.report.formatting import counted
 from maclaurin.report.ladder import Ladder, ladder_of
 from maclaurin.report.outcome import Outcome
@@ -29,7 +29,7 @@ from maclaurin.study.run_record import StudyRecord
 class Analysis:
     """Outcomes by experiment, factorials of experiments with axes, waterfalls, a ladder, and judgements.
 
-    Created by `analyse`, which corrects claims over all studies of a page.
+    Created by `analyse`, which corrects claims and contributions over all studies of a page.
     """
 
     def __init__(self, study: StudyRecord, claims_from: str = "") -> None:
@@ -89,10 +89,14 @@ class Analysis:
 
 
 def analyse(studies: Sequence[tuple[StudyRecord, str]]) -> list[Analysis]:
-    """The studies of one page, each with the source of its claims; Holm's correction covers all claims."""
+    """The studies of one page, each with the source of its claims.
+
+    Holm's correction covers all claims of the page, and all contributions of its waterfalls.
+    """
     analyses = [Analysis(study, origin) for study, origin in studies]
     claims = [(claim, analysis.outcomes) for analysis in analyses for claim in analysis.study.claims]
     found = iter(judge(claims))
     for analysis in analyses:
         analysis.judgements = [next(found) for _ in analysis.study.claims]
+    correct_over_page([way for a in analyses for found in a.waterfalls.values() for way in found])
     return analyses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from maclaurin.errors import in_list
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.contributions import Contributions, PairEffect
 from maclaurin.report.formatting import (
@@ -239,14 +240,17 @@ def _range(outcome: Outcome, names: list[str], standing: str) -> str:
 def waterfall_finding(found: Contributions) -> str:
     """The gap, and the parts that contribute most to it."""
     way, outcome = found.waterfall, found.outcome
+    head = f"{way.title} ({outcome.experiment.name}): "
+    if not found.parts:
+        return f"{head}there is nothing to add up. {diverged_sentence(found)}"
     unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
     first, last = found.spread(way.start), found.spread(way.end)
     text = (
-        f"{way.title} ({outcome.experiment.name}): from {plain(first and first.mean)} ({way.start}) to "
+        f"{head}from {plain(first and first.mean)} ({way.start}) to "
         f"{plain(last and last.mean)} ({way.end}) in {outcome.metric}, "
         f"{signed(found.gap.value)} {interval(found.gap.bounds)}{unit}".rstrip()
     )
-    if len(found.seeds) < 2:
+    if len(found.seeds) < 2 and not found.diverged:
         return text + "; one seed only, so nothing can be concluded about the parts."
     helps = -1 if not outcome.higher_is_better else 1
     ranked = sorted(found.parts, key=lambda part: -helps * part.size.value)
@@ -259,16 +263,36 @@ def waterfall_finding(found: Contributions) -> str:
     return text + f" (averaged over {counted(way.orders, 'order')} of adding them)."
 
 
-def interaction_sentences(found: Contributions, most: int = 4) -> list[str]:
+def diverged_sentence(found: Contributions) -> str:
+    """Which cells of a waterfall diverged, and what that means for its numbers; empty if none did."""
+    if not found.diverged:
+        return ""
+    cells = [
+        f"{in_list(cell)} (seed {listed([str(seed) for seed in seeds])})"
+        for cell, seeds in found.diverged.items()
+    ]
+    if not found.parts:
+        return f"{listed(cells)} diverged, and no seed finished in every cell."
+    return (
+        f"{listed(cells)} diverged. Contributions that need such a cell are means over the other seeds, "
+        "which leave out a bad result: they have no interval and no p, are not decided, and need not add up."
+    )
+
+
+#: the most interactions that a page describes in words; its table has all of them
+MOST_INTERACTIONS = 4
+
+
+def interaction_sentences(found: Contributions) -> list[str]:
     """The pairs with a significant interaction, the largest first."""
-    if len(found.seeds) < 2 or not found.interactions:
+    if not any(effect.p is not None for effect in found.interactions):
         return []
     sure = [effect for effect in found.interactions if effect.supported]
     if not sure:
         return [
             "Whether any two parts need or replace each other is undecided: no interaction is significant."
         ]
-    return [_pair_sentence(found, effect) for effect in sure[:most]]
+    return [_pair_sentence(found, effect) for effect in sure[:MOST_INTERACTIONS]]
 
 
 def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
@@ -401,6 +425,11 @@ def _swapped(step: RankStep, *, decided: bool) -> list[str]:
 def effect_sentence(factorial: Factorial, effect: Effect) -> str:
     """One sentence that the numbers support."""
     numbers = _test(effect, factorial.noise_df)
+    if factorial.diverged:
+        return (
+            f"{effect.name}: {numbers} among the finished runs; not decided, as "
+            f"{listed_cells(factorial.diverged)} diverged."
+        )
     if effect.p is None:
         return f"{effect.name}: one seed only, so there is no noise to compare it with."
     if not effect.supported:
@@ -414,6 +443,10 @@ def _test(effect: Effect, noise_df: int) -> str:
     if effect.f is None or effect.p is None:
         return f"{share(effect.share)} of the variance"
     test = f"F({effect.df}, {noise_df}) = {ratio(effect.f)}, {chance(effect.p)}"
+    if effect.p_by_seed is None:
+        test += "; no test seed by seed, as fewer than two seeds have every cell"
+    else:
+        test += f"; seed by seed {chance(effect.p_by_seed)}"
     return f"{share(effect.share)} of the variance, {test}"
 
 
@@ -424,7 +457,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     ranked = sorted(means, key=lambda level: means[level], reverse=outcome.higher_is_better)
     best, worst = ranked[0], ranked[-1]
     level = 1 - (1 - CONFIDENCE) / math.comb(len(ranked), 2)
-    apart = {name: factorial.between(axis, name, best) for name in ranked[1:]}
+    apart = {name: factorial.seed_contrast({axis: (best, name)}) for name in ranked[1:]}
     behind = {
         name
         for name, difference in apart.items()
@@ -435,7 +468,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     head = f"{axis} makes a difference ({numbers})"
     last = apart[worst]
     if last is None or worst not in behind:
-        return f"{head}, though no two of its levels differ significantly."
+        return f"{head}, though its best and its last level do not differ significantly."
     with_best = [name for name in apart if name not in behind]
     if not with_best:
         lead = f"{best} is best"
@@ -453,21 +486,22 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
 def _interaction(factorial: Factorial, effect: Effect, numbers: str) -> str:
     first, second = effect.term
     head = f"What {first} does depends on {second} ({numbers})"
-    rows = list(itertools.combinations(factorial.levels[first], 2))
-    columns = list(itertools.combinations(factorial.levels[second], 2))
-    level = 1 - (1 - CONFIDENCE) / (len(rows) * len(columns))
+    every = list(factorial.pairs_of(effect.term))
+    level = 1 - (1 - CONFIDENCE) / len(every)
     found = []
-    for row, column in itertools.product(rows, columns):
-        contrast = factorial.interaction_contrast(effect.term, row, column)
+    for pairs in every:
+        contrast = factorial.seed_contrast(pairs)
         bounds = None if contrast is None else contrast.interval(level)
-        steps = [factorial.step(effect.term, row, name) for name in column]
-        if contrast is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
-            found.append((contrast, bounds, row, column, [step or 0.0 for step in steps]))
+        if contrast is not None and bounds and (bounds[0] > 0 or bounds[1] < 0):
+            found.append((contrast, bounds, pairs))
     if not found:
         return f"{head}, though no single pair of levels shows it significantly."
-    contrast, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
+    contrast, bounds, pairs = max(found, key=lambda item: abs(item[0].value))
+    row, column = pairs[first], pairs[second]
+    steps = [factorial.seed_contrast({first: row}, at={second: name}) for name in column]
+    before, after = (signed(step.value) if step else "an unknown amount" for step in steps)
     return (
-        f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "
-        f"{signed(steps[0])} under {column[0]} but by {signed(steps[1])} under {column[1]} "
-        f"(a difference of {signed(contrast.value)} {interval(bounds)})."
+        f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by {before} under "
+        f"{column[0]} but by {after} under {column[1]} (a difference of {signed(contrast.value)} "
+        f"{interval(bounds)})."
     )

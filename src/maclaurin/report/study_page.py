@@ -34,6 +34,7 @@ from maclaurin.report.page import (
     slug,
 )
 from maclaurin.report.sentences import (
+    diverged_sentence,
     effect_sentence,
     forms_finding,
     interaction_sentences,
@@ -294,23 +295,32 @@ class Composer:
         ways = [way for found in self._analysis.waterfalls.values() for way in found]
         if not ways:
             return []
+        contributions, pairs = ways[0].tested_parts, ways[0].tested_pairs
         lead = (
             "The contribution of a part depends on the parts that are already there, so it is averaged over "
             "all orders of adding the parts in which every combination on the way has a meaning (the Shapley "
-            "value). The contributions add up to the whole gap. Each is computed seed by seed; intervals are "
-            "Student's t over the seeds."
+            "value). The contributions add up to the whole gap. Each is computed seed by seed; its interval "
+            "is Student's t over the seeds, for this contribution alone. It is decided if its p, corrected "
+            f"for all {counted(contributions, 'contribution')} on this page (every waterfall, every metric; "
+            "Holm), is below 0.05."
         )
+        if pairs:
+            lead += f" Pairs of parts are corrected in the same way for all {counted(pairs, 'pair')}."
         return [Text(lead), *(block for way in ways for block in self._waterfall(way))]
 
     def _waterfall(self, found: Contributions) -> list[Block]:
         title, records = found.waterfall.title, self._records_of(found)
-        left_out = [
+        heading = Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}"))
+        if not found.parts:
+            return [heading, Text(waterfall_finding(found))]
+        notes = [f"Note. {text}" for text in (diverged_sentence(found),) if text]
+        notes += [
             f"Seed {seed} is left out: it has no result for {listed_cells(cells)}."
             for seed, cells in found.incomplete.items()
         ]
         pairs = pairs_table(found)
         return [
-            Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}")),
+            heading,
             Text(waterfall_finding(found)),
             *([Bullets(tuple(sentences))] if (sentences := interaction_sentences(found)) else []),
             *self._figure(
@@ -326,7 +336,7 @@ class Composer:
                 if pairs.rows
                 else []
             ),
-            *(Text(note, "note") for note in left_out),
+            *(Text(note, "note") for note in notes),
         ]
 
     def _records_of(self, found: Contributions) -> list[RunRecord]:
@@ -499,16 +509,23 @@ def _formulas(outcome: Outcome) -> dict[str, str]:
 
 def _cautions(factorial: Factorial) -> Iterator[str]:
     """What a reader of the effects should know."""
-    lost = [c.name for c in factorial.outcome.cells.values() if not c.values or c.diverged]
+    if factorial.diverged:
+        yield (
+            f"{listed_cells(factorial.diverged)} diverged. The shares are about the finished runs only, "
+            "which leave out a bad result, so no effect has a p or is decided."
+        )
+    else:
+        yield (
+            "An effect is decided if two tests agree, both corrected for the number of effects (Holm): F, "
+            "which pools the noise of all cells, and its contrasts seed by seed, each with one value per "
+            "seed (Student's t, Bonferroni over the contrasts). Intervals in the sentences are seed by seed."
+        )
     if not factorial.is_balanced:
+        lost = [c.name for c in factorial.outcome.cells.values() if not c.values and not c.diverged]
         text = "Not every combination has every seed, so shares need not add up to 100 %"
-        if lost:
-            text += (
-                f"; effects are about the finished runs only: {listed_cells(lost)} diverged or did not finish"
-            )
-        yield text + "."
+        yield text + (f"; {listed_cells(lost)} did not finish." if lost else ".")
     if factorial.spreads_differ:
         yield (
-            "The spread over seeds differs between cells (Bartlett's test, p < 0.05), but these tests "
-            "pool the noise over all cells: trust large effects more than small ones."
+            "The spread over seeds differs between cells (Bartlett's test, p < 0.05), so F, which pools it, "
+            "is too sure of some effects."
         )

@@ -377,23 +377,24 @@ def effects_table(factorial: Factorial) -> Table:
         Column("effect"),
         Column("share of variance", "number"),
         Column("df", "number"),
-        Column("F", "number"),
-        Column("p (Holm)", "number"),
-        Column("verdict"),
+        Column("F", "number", "against noise pooled over all cells"),
+        Column("p of F", "number", "corrected for the number of effects (Holm)"),
+        Column("p seed by seed", "number", "of its contrasts, one value per seed (Bonferroni, then Holm)"),
+        Column("verdict", "text", "decided if both p are below 0.05"),
     )
     rows = []
     for effect in (*factorial.effects, *factorial.left_over):
         left = effect in factorial.left_over
-        verdict = "" if left else "supported" if effect.supported else "undecided"
+        verdict = "" if left else "decided" if effect.supported else "undecided"
         tone: Tone = "muted" if left else "good" if effect.supported else "unsure"
-        p = NOTHING if effect.p is None else _p(effect.p)
         rows.append(
             (
                 Entry(effect.name, effect.name),
                 Entry(share(effect.share), effect.share),
                 Entry(str(effect.df), effect.df),
                 Entry(ratio(effect.f), effect.f),
-                Entry(p, effect.p),
+                _p_entry(effect.p),
+                _p_entry(effect.p_by_seed),
                 Entry(verdict, verdict, tone=tone),
             )
         )
@@ -412,14 +413,14 @@ def contributions_table(found: Contributions) -> Table:
             "mean over the orders of adding the parts, 95 % interval over seeds",
         ),
         Column("share of the gap", "number"),
-        Column("p (Holm)", "number"),
+        Column("p (Holm)", "number", f"corrected for {counted(found.tested_parts, 'contribution')}"),
     )
     rows = [
         (
             Entry(part.switch, part.switch),
             difference_entry(part.size, decimals),
             _share_entry(part.size.value, gap.value),
-            Entry(NOTHING if part.p is None else _p(part.p), part.p),
+            _p_entry(part.p),
         )
         for part in found.parts
     ]
@@ -438,7 +439,7 @@ def pairs_table(found: Contributions) -> Table:
         Column("contributes without it", "number"),
         Column("with it", "number"),
         Column("difference", "number", "95 % interval over seeds"),
-        Column("p (Holm)", "number"),
+        Column("p (Holm)", "number", f"corrected for {counted(found.tested_pairs, 'pair')}"),
     )
     rows = tuple(
         (
@@ -447,7 +448,7 @@ def pairs_table(found: Contributions) -> Table:
             Entry(signed(effect.alone.value, decimals), effect.alone.value),
             Entry(signed(effect.beside.value, decimals), effect.beside.value),
             difference_entry(effect.interaction_contrast, decimals),
-            Entry(NOTHING if effect.p is None else _p(effect.p), effect.p),
+            _p_entry(effect.p),
         )
         for effect in found.interactions
     )
@@ -476,7 +477,7 @@ def ladder_gaps_table(found: Ladder) -> Table:
                 Entry(cell, cell),
                 difference_entry(slope, 3),
                 difference_entry(trend.by_seed, 3),
-                Entry(NOTHING if trend.p is None else _p(trend.p), trend.p),
+                _p_entry(trend.p),
                 Entry(
                     trend.direction, trend.direction, tone="unsure" if trend.direction == UNDECIDED else ""
                 ),
@@ -538,8 +539,8 @@ def _share_entry(value: float, whole: float) -> Entry:
     return Entry(f"{100 * value / whole:.0f} %".replace("-", "−"), value / whole) if whole else Entry(NOTHING)
 
 
-def _p(p: float) -> str:
-    return chance(p).removeprefix("p ").removeprefix("= ")
+def _p_entry(p: float | None) -> Entry:
+    return Entry(NOTHING if p is None else chance(p).removeprefix("p ").removeprefix("= "), p)
 
 
 def claims_table(judgements: list[Judgement]) -> Table:

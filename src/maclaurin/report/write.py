@@ -16,7 +16,13 @@ from maclaurin.report.analysis import Analysis, analyse
 from maclaurin.report.formatting import markdown
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import Article, figures_of
-from maclaurin.report.sentences import effect_sentence, interaction_sentences, status_sentence
+from maclaurin.report.sentences import (
+    diverged_sentence,
+    effect_sentence,
+    interaction_sentences,
+    status_sentence,
+    waterfall_finding,
+)
 from maclaurin.report.statistics import Difference
 from maclaurin.report.study_page import FIGURES, study_articles, study_page
 from maclaurin.report.study_tables import (
@@ -295,8 +301,12 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
     for name, outcome in analysis.outcomes.items():
         yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
         for way in analysis.waterfalls.get(name, []):
+            if not way.parts:
+                yield f"### {way.waterfall.title}\n\n{waterfall_finding(way)}\n"
+                continue
             yield f"### {way.waterfall.title}\n\n" + markdown(contributions_table(way))
-            yield "\n".join(f"- {sentence}" for sentence in interaction_sentences(way)) + "\n"
+            sentences = [*interaction_sentences(way), *filter(None, [diverged_sentence(way)])]
+            yield "\n".join(f"- {sentence}" for sentence in sentences) + "\n"
             if way.interactions:
                 yield markdown(pairs_table(way))
         has_own_runs = outcome in analysis.with_own_runs
