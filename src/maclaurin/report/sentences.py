@@ -27,7 +27,7 @@ from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
 from maclaurin.report.study_tables import best_rate, good_range, planned_runs, trial_means
 from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
-from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning
+from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning, error_line
 
 SHORT = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided", NOT_RUN: "not run"}
 
@@ -52,7 +52,7 @@ def trouble(study: StudyRecord) -> list[str]:
     """One line for each run that did not finish and each planned run that has no record."""
     found = list(study.labelled())
     lines = [
-        f"{label}: {_became(record)}" + (f" ({_error_line(record.message)})" if record.message else "")
+        f"{label}: {_became(record)}" + (f" ({error_line(record.message)})" if record.message else "")
         for label, record in found
         if record.status != "finished"
     ]
@@ -76,13 +76,6 @@ def _became(record: RunRecord) -> str:
     if record.status in ("diverged", "crashed", "stopped", "running"):
         return f"{record.status} at step {record.step:,} of {record.run.steps:,}"
     return "waiting"
-
-
-def _error_line(message: str) -> str:
-    """The most useful line: an error of ours if there is one, else the first line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines or [""])[0]
 
 
 def verdict_counts(judgements: list[Judgement]) -> str:

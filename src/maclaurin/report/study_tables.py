@@ -290,7 +290,7 @@ def best_rate(cell: CellTuning, sign: float) -> float | None:
 
 
 def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds; infinite if a run diverged or crashed."""
+    """Rate → mean value over the tuning seeds; infinite if a run diverged."""
     found: dict[float, list[float]] = {}
     for trial in cell.trials:
         found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)

@@ -20,9 +20,7 @@ from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
-from maclaurin.study.metrics import METRICS, task_of
 from maclaurin.study.plan_runs import (
-    Plan,
     Sources,
     equal_steps,
     plan_study,
@@ -38,6 +36,7 @@ from maclaurin.study.run_record import (
     ExperimentRecord,
     FormsRecord,
     Label,
+    Plan,
     RunRecord,
     StudyRecord,
     Tuning,
@@ -246,11 +245,11 @@ def _with_few_items(study: Study) -> Study:
 def _with_added_seeds(
     study: Study, count: int | None, folder: Path
 ) -> tuple[Study, dict[str, tuple[int, ...]]]:
-    """The study with the seeds of --seeds, or those that --seeds added to this folder before."""
+    """The study with the seeds of --seeds, and those that --seeds added to this folder before."""
     own = {e.name: e.seeds for e in study.experiments}
     if count is not None:
         study = with_seeds(study, count)
-    elif (folder / FILE).is_file():
+    if (folder / FILE).is_file():
         before = {e.name: e.added_seeds for e in read_study(folder / FILE).experiments}
         experiments = tuple(
             dataclasses.replace(e, seeds=tuple(dict.fromkeys((*e.seeds, *before.get(e.name, ())))))
@@ -368,7 +367,7 @@ class _Running:
             )
             plan = self._planner.with_keys(self._planner.plan(study))
             metrics = {e.name: e.measure.name for e in study.experiments}
-            runs = self._session.train(plan, metrics, lambda runs: self._save_and_check(plan, runs, metrics))
+            runs = self._session.train(plan, metrics, lambda runs: self._save(plan, runs))
             if not self._session.interrupted:
                 self._forms.wait(SECONDS_FOR_FORMS)
             record = self._save(plan, runs)
@@ -380,25 +379,10 @@ class _Running:
 
     def _train_trials(self, plan: Plan) -> dict[str, RunRecord]:
         metrics = {e.name: e.tune.metric for e in self._study.experiments if e.tune is not None}
-        found = self._session.train(plan, metrics, lambda runs: None)
+        found = self._session.train(plan, metrics, lambda runs: None, job_type="tune")
         if self._session.interrupted:
             raise Interrupted
         return found
-
-    def _save_and_check(
-        self, plan: Plan, runs: Mapping[str, RunRecord], metrics: Mapping[str, str]
-    ) -> StudyRecord:
-        """Save; raise once a finished run shows that runs do not record a user-defined metric."""
-        record = self._save(plan, runs)
-        for label, planned in plan.items():
-            metric, found = metrics[label.experiment], runs.get(planned.key)
-            is_own = metric not in METRICS and task_of(metric) is None
-            if is_own and found is not None and found.status == "finished" and found.value(metric) is None:
-                raise InputError(
-                    f"experiment {label.experiment!r} compares {metric!r}, which no run records: a run has "
-                    f"{', '.join(sorted(found.metrics))}."
-                )
-        return record
 
     def _save(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
         record = self._record(plan, runs)
