@@ -115,6 +115,13 @@ def run_study(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep weights and checkpoints of the runs.")
     ] = False,
+    time: Annotated[
+        bool | None,
+        typer.Option(
+            "--time/--no-time",
+            help="Measure the speed of each cell alone at the end; by default if it is quick.",
+        ),
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
 ) -> None:
     """Run a study: train the runs that have no result yet, write OUT/records.json and the report.
@@ -177,6 +184,7 @@ def run_study(
                 slurm=slurm,
                 retry=retry,
                 keep_models=keep_models,
+                time=time,
                 view=make_view(study.title, Console(stderr=True)),
             )
         except KeyboardInterrupt:

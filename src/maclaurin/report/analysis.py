@@ -17,9 +17,8 @@ from maclaurin.report.sentences import (
     forms_finding,
     headline,
     ladder_findings,
-    tuning_finding,
     verdict_counts,
-    waterfall_finding,
+    waterfalls_finding,
 )
 from maclaurin.report.verdict import Judgement, judge
 from maclaurin.study.run_record import StudyRecord
@@ -67,20 +66,28 @@ class Analysis:
 
     @property
     def findings(self) -> list[str]:
-        """The study in a few sentences."""
+        """The study in a few sentences; the sections of the page say more."""
         sentences = [forms_finding(self.study.forms)] if self.study.forms else []
         sentences += ladder_findings(self.ladder) if self.ladder else []
+        sentences += [waterfalls_finding(ways) for ways in self._waterfalls_by_title.values()]
         for name, outcome in self.outcomes.items():
             factorial = self.factorials.get(name)
             effects = factorial_finding(factorial) if factorial else ""
-            sentences += [waterfall_finding(each) for each in self.waterfalls.get(name, [])]
             sentences.append(effects or experiment_finding(outcome))
-            sentences += [tuning_finding(outcome)] if outcome in self.with_own_runs else []
         if self.judgements:
             sentences.append(
                 f"Of {counted(len(self.judgements), 'claim')}: {verdict_counts(self.judgements)}."
             )
         return [sentence for sentence in sentences if sentence]
+
+    @property
+    def _waterfalls_by_title(self) -> dict[str, list[Contributions]]:
+        """Title → the waterfall with each metric."""
+        found: dict[str, list[Contributions]] = {}
+        for ways in self.waterfalls.values():
+            for way in ways:
+                found.setdefault(way.waterfall.title, []).append(way)
+        return found
 
     @property
     def headline(self) -> str:

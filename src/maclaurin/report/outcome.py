@@ -14,7 +14,7 @@ from typing import Literal, final
 
 from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, to_scale
 from maclaurin.study.metrics import task_of
-from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord
+from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, Speed, StudyRecord
 
 Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not run"]
 
@@ -35,6 +35,7 @@ class CellOutcome:
     scaled: Mapping[int, float]
     diverged: tuple[int, ...]
     crashed: tuple[int, ...]
+    speed: Speed | None = None
 
     @property
     def first(self) -> RunRecord | None:
@@ -62,6 +63,15 @@ class CellOutcome:
         if self.first is None:
             return None
         return self.first.state_bytes if self.first.memory_bytes is None else self.first.memory_bytes
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Training speed alone on a machine; None if it was measured neither so nor by a run on its own."""
+        if self.speed is not None:
+            return self.speed.tokens_per_second
+        alone = [record for record in self.finished() if record.provenance.get("runs_at_once") == 1]
+        known = [speed for record in alone if (speed := record.value("tokens_per_second")) is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def has_result(self) -> bool:
@@ -198,6 +208,7 @@ class Outcome:
             scaled,
             diverged=tuple(seed for seed, record in records.items() if record.status == "diverged"),
             crashed=tuple(seed for seed, record in records.items() if record.status == "crashed"),
+            speed=cell.speed,
         )
 
     def _scaled(self, value: float, record: RunRecord) -> float:

@@ -11,7 +11,7 @@ from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import Figure
-from maclaurin.report.formatting import Table, counted, listed, listed_cells
+from maclaurin.report.formatting import Table, counted, in_one_line, listed, listed_cells
 from maclaurin.report.ladder import Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import (
@@ -40,6 +40,7 @@ from maclaurin.report.sentences import (
     interaction_sentences,
     ladder_findings,
     ladder_limits,
+    rate_cautions,
     status_sentence,
     trouble,
     tuning_finding,
@@ -57,6 +58,7 @@ from maclaurin.report.study_tables import (
     figures_table,
     forms_table,
     ladder_gaps_table,
+    ladder_slopes_table,
     ladder_tokens_table,
     ladder_values_table,
     margin_text,
@@ -223,6 +225,7 @@ class Composer:
             return [Bullets(tuple(ladder_findings(found)))]
         records = [record for rung in found.rungs for record in rung.outcome.records]
         metric, during = found.first.metric, ladder_tokens_table(found)
+        unit = f", {found.first.difference_unit}" if found.first.difference_unit else ""
         return [
             Bullets(tuple(ladder_findings(found))),
             *self._figure(
@@ -236,8 +239,9 @@ class Composer:
                 "apart. Lines whose slope is decided are thick, others dashed.",
             ),
             self._table(
-                ladder_gaps_table(found), f"Difference to {found.baseline} by size, and its slope", records
+                ladder_slopes_table(found), f"Change of the difference to {found.baseline} with size", records
             ),
+            self._table(ladder_gaps_table(found), f"Difference to {found.baseline} by size{unit}", records),
             self._table(ladder_values_table(found), f"{metric.capitalize()} by size", records),
             *([Fold("The differences during training", (Text(DURING), Tabled(during)))] if during else []),
             Text(ladder_limits(found), "note"),
@@ -249,6 +253,8 @@ class Composer:
         words = f"{outcome.metric.capitalize()}; {direction} is better."
         if outcome.most_seeds == 1:
             words += " One seed only: there are no intervals, and nothing is concluded."
+        if experiment.added_seeds:
+            words += f" {_added_seeds(experiment.added_seeds)}"
         metric = outcome.metric.capitalize()
         formulas = _formulas(outcome)
         rows = tuple(
@@ -358,6 +364,7 @@ class Composer:
                 "note",
             ),
             self._table(table, f"Learning rates of {outcome.experiment.title}", ()),
+            *(Text(note, "note") for note in rate_cautions(outcome)),
             *self._figure(
                 f"{outcome.experiment.name} learning rates",
                 f"{tuning.metric.replace('_', ' ').capitalize()} against learning rate",
@@ -454,6 +461,7 @@ class Composer:
         title = f"Cost by cell, means over finished runs: {outcome.experiment.title}"
         return [
             self._table(table, title, outcome.records),
+            *(Text(note, "note") for note in self._speed_notes(outcome)),
             *self._figure(
                 f"{outcome.experiment.name} memory",
                 f"{outcome.metric.capitalize()} against the bytes kept at the trained length",
@@ -463,6 +471,15 @@ class Composer:
                 "the trained length. Large points are means, small ones seeds.",
             ),
         ]
+
+    def _speed_notes(self, outcome: Outcome) -> list[str]:
+        cells = [cell for cell in outcome.cells.values() if cell.finished()]
+        machines = {in_one_line(cell.speed.machine) for cell in cells if cell.speed is not None}
+        notes = [f"Tokens/s: {listed(sorted(machines))}."] if machines else []
+        if any(cell.tokens_per_second is None for cell in cells):
+            name = self._analysis.study.name
+            notes.append(f"Tokens/s that are missing: maclaurin study {name} --time measures them.")
+        return notes
 
     def _positions(self, outcome: Outcome) -> list[Block]:
         title = f"Test loss by position in the text: {outcome.experiment.title}"
@@ -479,6 +496,14 @@ class Composer:
             Fold("By figure and table", (Tabled(figures_table(self._sources)),)),
             Fold(f"All {count}", (Tabled(runs_table(study)),)),
         ]
+
+
+def _added_seeds(seeds: Sequence[int]) -> str:
+    names = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {listed([str(seed) for seed in seeds])}"
+    return (
+        f"{names} {'was' if len(seeds) == 1 else 'were'} added later: if somebody added seeds until a p was "
+        "small (optional stopping), p and intervals are too optimistic."
+    )
 
 
 def _card(judgement: Judgement) -> ClaimCard:

@@ -32,6 +32,7 @@ from maclaurin.report.study_tables import (
     effects_table,
     forms_table,
     ladder_gaps_table,
+    ladder_slopes_table,
     ladder_tokens_table,
     ladder_values_table,
     pairs_table,
@@ -173,7 +174,8 @@ def _joined(
     for cell in other.cells:
         cells[cell.name] = _joined_cell(cells[cell.name], cell, runs) if cell.name in cells else cell
     seeds = tuple(sorted({*one.seeds, *other.seeds}))
-    return dataclasses.replace(one, cells=tuple(cells.values()), seeds=seeds)
+    added = tuple(sorted({*one.added_seeds, *other.added_seeds}))
+    return dataclasses.replace(one, cells=tuple(cells.values()), seeds=seeds, added_seeds=added)
 
 
 def _joined_cell(one: CellRecord, other: CellRecord, runs: Mapping[str, RunRecord]) -> CellRecord:
@@ -294,7 +296,8 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
     if study.forms is not None:
         yield "## The form\n\n" + markdown(forms_table(study.forms))
     if analysis.ladder is not None and analysis.ladder.has_lines:
-        yield "## The ladder\n\n" + markdown(ladder_gaps_table(analysis.ladder))
+        yield "## The ladder\n\n" + markdown(ladder_slopes_table(analysis.ladder))
+        yield markdown(ladder_gaps_table(analysis.ladder))
         yield markdown(ladder_values_table(analysis.ladder))
         if (during := ladder_tokens_table(analysis.ladder)) is not None:
             yield "During training, on validation data:\n\n" + markdown(during)

@@ -225,12 +225,28 @@ class Tuning:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Training speed of a config, measured alone on a machine (study/timing.py).
+
+    subject   digest of what it depends on: the config without seed, rate and steps, and versions
+    """
+
+    tokens_per_second: float
+    subject: str
+    machine: Mapping[str, Any]
+    commit: str | None
+    date: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class CellRecord:
-    """A cell and the key of its run with each seed."""
+    """A cell, the key of its run with each seed, and its speed if it was measured."""
 
     name: str
     runs: Mapping[int, str]
     levels: Mapping[str, str] = field(default_factory=dict)
+    speed: Speed | None = None
 
 
 @final

@@ -34,6 +34,8 @@ class Session:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
+        #: whether a run was started here, not only reused
+        self.has_trained = False
         self._stop_request = StopRequest(
             "SIGINT", "SIGTERM", "SIGHUP"
         )  # a second Ctrl-C does not wait for runs to save
@@ -50,6 +52,11 @@ class Session:
     def interrupted(self) -> bool:
         """Whether a signal came."""
         return self._stop_request.is_set
+
+    @property
+    def workers(self) -> int:
+        """How many runs are trained at once."""
+        return self._executor.workers
 
     def train(
         self, plan: Plan, metrics: Mapping[str, str], changed: Changed, *, job_type: str = "train"
@@ -91,6 +98,7 @@ class Session:
                 tracked = dataclasses.replace(place, run_name=state.tracked_name(key))
                 self._executor.submit(state.waiting.pop(key), tracked)
                 state.running.add(key)
+                self.has_trained = True
                 free, changed = free - 1, True
         return changed
 

@@ -76,7 +76,17 @@ def test_an_order_says_which_neighbours_are_undecided():
     found = verdict(ordered("d", "a", "e"), close)
     assert found.verdict == UNDECIDED
     assert "undecided: a → e (1 of 2 comparisons)" in found.notes
-    assert found.ours == "d 3.034 ± 0.165 → a 1.033 ± 0.163 → e 1.030 ± 0.170"
+    means, _, differences = found.ours.partition("; difference to the one before: ")
+    assert means == "d 3.034 ± 0.165 → a 1.033 ± 0.163 → e 1.030 ± 0.170"
+    assert differences.startswith("a −2.001 [−2.006, −1.996], e −0.003 [")
+
+
+def test_a_claim_that_is_contradicted_lists_what_is_undecided_too():
+    close = {**TABLE, "e": [1.03, 1.20, 0.86]}
+    found = verdict(ordered("c", "d", "a", "e"), close)
+    assert found.verdict == DISAGREES
+    assert "contradicted by c → d" in found.notes
+    assert "undecided: a → e (1 of 3 comparisons)" in found.notes
 
 
 def test_a_claim_holds_only_if_every_pair_does():
