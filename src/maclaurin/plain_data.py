@@ -52,13 +52,19 @@ def digest(plain: Any) -> str:
 
 
 def write_record(
-    path: Path, record: Any, schema: int | None = None, *, indent: int | None = None, allow_nan: bool = False
+    path: Path,
+    record: Any,
+    schema: int | None = None,
+    *,
+    indent: int | None = None,
+    allow_nan: bool = False,
+    flush: bool = True,
 ) -> None:
     """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first."""
     data = to_plain(record) if schema is None else {"schema": schema, **to_plain(record)}
     separators = (",", ":") if indent is None else None
     text = json.dumps(data, indent=indent, separators=separators, ensure_ascii=False, allow_nan=allow_nan)
-    write_file(path, text + "\n")
+    write_file(path, text + "\n", flush=flush)
 
 
 def read_record(

@@ -191,6 +191,9 @@ class Display:
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
         """`done` steps are done; the speed is 0 while it is unknown."""
 
+    def recorded(self, step: int, loss: float) -> None:
+        """The loss of one step; called for every step in order, some steps later."""
+
     def say(self, text: str) -> None:
         """One line."""
 

@@ -106,7 +106,8 @@ def test_another_study_shares_the_run_and_has_its_page_and_retry_repeats_only_fa
     told = study(folder, "tiny", "--no-report", "--retry", expect=1)
     after = stamps(folder)
     again = {key for key in before if before[key] != after[key]}
-    assert again == {by_cell(folder, "tiny")[cell].key for cell in ("explodes", "impossible")}
+    assert again == {by_cell(folder, "tiny")["explodes"].key}
+    assert by_cell(folder, "tiny")["impossible"].key not in after, "wrong input is not kept in the pool"
 
 
 def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
@@ -282,7 +283,11 @@ def test_parts_of_a_study_copies_and_more_seeds(done):
     """One study in many ways, with what the pool has: nothing but the new seeds is trained."""
     folder, _ = done
     write_study(folder, "whole", {"softmax": SOFTMAX, "norm": NORM})
+    study(folder, "whole", "--no-report", "--time")
+    cells = read_study(folder / "runs" / "whole").experiments[0].cells
+    assert all(cell.speed.tokens_per_second > 0 for cell in cells)
     study(folder, "whole", "--no-report")
+    assert read_study(folder / "runs" / "whole").experiments[0].cells == cells, "speeds stay"
     before = (folder / "runs" / "whole" / "records.json").read_bytes()
 
     study(folder, "whole", "--no-report", "--only", "norm")

@@ -13,7 +13,7 @@ from rich.text import Text
 from maclaurin.cli import table_console
 
 if TYPE_CHECKING:
-    from maclaurin.study.compare import RunSummary
+    from maclaurin.training.run_folder import RunSummary
 
 #: number in a run's summary → heading, format, and the narrowest terminal that shows it
 NUMBERS = {
@@ -50,11 +50,11 @@ def runs(
         maclaurin runs runs/softmax runs/norm
     """
     from maclaurin.errors import InputError
-    from maclaurin.study.compare import find_runs, read_summary
+    from maclaurin.training.run_folder import find_runs, summary_of
 
     given = folders or [Path("runs")]
     console = table_console()
-    single = [run for folder in given if (run := read_summary(folder)) is not None]
+    single = [run for folder in given if (run := summary_of(folder)) is not None]
     if 2 <= len(single) == len(given) <= MOST_COMPARED:
         _compare(single, console)
         return
@@ -98,7 +98,7 @@ def _table(found: list[RunSummary], width: int) -> Table:
 
 
 def _compare(single: list[RunSummary], console: Console) -> None:
-    from maclaurin.study.compare import differing_keys
+    from maclaurin.training.run_folder import differing_keys
 
     table = Table(title="settings that differ, and results", title_justify="left")
     table.add_column("")

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +22,8 @@ from maclaurin.errors import InputError, MaclaurinError, in_list, requires_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 
 if TYPE_CHECKING:
-    from maclaurin.study.plan_runs import Plan
     from maclaurin.study.pool import Pool
+    from maclaurin.study.run_record import Plan
     from maclaurin.study.runner import Ending, Planner, Prepared
 
 INTERRUPTED = 130
@@ -114,6 +115,13 @@ def run_study(
     keep_models: Annotated[
         bool, typer.Option("--keep-models", help="Keep weights and checkpoints of the runs.")
     ] = False,
+    time: Annotated[
+        bool | None,
+        typer.Option(
+            "--time/--no-time",
+            help="Measure the speed of each cell alone at the end; by default if it is quick.",
+        ),
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
 ) -> None:
     """Run a study: train the runs that have no result yet, write OUT/records.json and the report.
@@ -176,6 +184,7 @@ def run_study(
                 slurm=slurm,
                 retry=retry,
                 keep_models=keep_models,
+                time=time,
                 view=make_view(study.title, Console(stderr=True)),
             )
         except KeyboardInterrupt:
@@ -287,10 +296,12 @@ def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchru
 def _print_ending(ending: Ending) -> None:
     """Print how many runs have which status, and the errors."""
     console = Console(stderr=True, highlight=False)
+    from maclaurin.study.run_record import error_line
+
     record = ending.record
     for label, run in record.having("diverged", "crashed"):
         place = f"{label.experiment}, {in_list(label.cell)}, seed {label.seed}"
-        text = f"{run.status}: {place}: {_reason(run.message)}"
+        text = f"{run.status}: {place}: {error_line(run.message)}"
         console.print(text, markup=False, soft_wrap=True)
     counts = ", ".join(
         f"{len(found)} {status}"
@@ -299,17 +310,6 @@ def _print_ending(ending: Ending) -> None:
     )
     if counts:
         print(f"{counts}; {ending.out / 'records.json'}")
-
-
-def _reason(message: str | None) -> str:
-    """The most useful line of a message: our own error, or the exit of the process and its last line."""
-    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    if errors:
-        return errors[-1].removeprefix("error:").strip()
-    return (
-        lines[0] if len(lines) < 2 or not lines[0].startswith("the process") else f"{lines[0]}: {lines[-1]}"
-    )
 
 
 def _print_resume_command(out: Path | None) -> None:
@@ -347,13 +347,15 @@ def diff_studies(
     before: Annotated[Path, typer.Argument(help="Folder or records.json of a study.")],
     after: Annotated[Path, typer.Argument(help="Another study, or the same one run again.")],
 ) -> None:
-    """Compare two studies cell by cell: means over seeds, and the settings that differ.
+    """Compare two studies cell by cell: means over seeds, and what differs between the runs.
+
+    The change has a 95 % interval (paired by seed) where both studies have two seeds or more in common.
 
     [bold]Examples[/]
 
         maclaurin study diff studies/mini runs/mini
     """
-    from maclaurin.study.compare import diff_studies as compare
+    from maclaurin.study.diff import diff_studies as compare
     from maclaurin.study.run_record import read_study
 
     table = Table(title=f"{before} → {after}", title_justify="left")
@@ -361,14 +363,28 @@ def diff_studies(
         table.add_column(column, overflow="fold")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right")
-    table.add_column("settings", overflow="fold")
+    table.add_column("what differs", overflow="fold")
     for row in compare(read_study(before), read_study(after)):
-        change = "" if row.before is None or row.after is None else f"{row.after[0] - row.before[0]:+.4f}"
         table.add_row(
-            row.experiment, row.cell, row.metric, _mean(row.before), _mean(row.after), change,
-            Text("; ".join(row.changed)),
+            row.experiment, row.cell, row.metric, _mean(row.before), _mean(row.after),
+            _change(row.by_seed), Text("; ".join(row.changed)),
         )  # fmt: skip
     table_console().print(table)
+
+
+def _change(by_seed: Mapping[int, tuple[float, float]]) -> str:
+    """The mean change over shared seeds with its interval, if the extra `report` is there to compute it."""
+    if not by_seed:
+        return ""
+    mean = sum(new - old for old, new in by_seed.values()) / len(by_seed)
+    try:
+        from maclaurin.report.statistics import paired
+    except ModuleNotFoundError:
+        return f"{mean:+.4f}"
+    old, new = ({seed: pair[place] for seed, pair in by_seed.items()} for place in (0, 1))
+    difference = paired(new, old)
+    bounds = None if difference is None else difference.bounds
+    return f"{mean:+.4f}" + ("" if bounds is None else f" [{bounds[0]:.4f}, {bounds[1]:.4f}]")
 
 
 def _mean(found: tuple[float, float | None, int] | None) -> str:
@@ -401,8 +417,7 @@ def clean_pool(
         maclaurin study clean --unused --models
     """
     from maclaurin.report.formatting import counted, size
-    from maclaurin.study.compare import pool_use
-    from maclaurin.study.pool import Pool
+    from maclaurin.study.pool import Pool, pool_use
 
     if not pool.is_dir():
         raise InputError(f"there is no pool {pool}.")
@@ -422,9 +437,7 @@ def clean_pool(
     console.print(table)
     idle = [use for use in uses if not use.is_busy]
     gone = [use for use in idle if unused and not use.studies]
-    bare = [
-        use for use in idle if models and use not in gone and use.model_bytes and use.status != "unfinished"
-    ]
+    bare = [use for use in idle if models and use not in gone and use.model_bytes and use.has_result]
     if not gone and not bare:
         if not (models or unused):
             console.print("nothing was deleted; choose with --unused or --models.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from maclaurin.report.anova import Factorial
-from maclaurin.report.contributions import Contributions, contributions
+from maclaurin.report.contributions import Contributions, contributions, correct_over_page
 from maclaurin.report.formatting import counted
 from maclaurin.report.ladder import Ladder, ladder_of
 from maclaurin.report.outcome import Outcome
@@ -17,9 +17,8 @@ from maclaurin.report.sentences import (
     forms_finding,
     headline,
     ladder_findings,
-    tuning_finding,
     verdict_counts,
-    waterfall_finding,
+    waterfalls_finding,
 )
 from maclaurin.report.verdict import Judgement, judge
 from maclaurin.study.run_record import StudyRecord
@@ -29,7 +28,7 @@ from maclaurin.study.run_record import StudyRecord
 class Analysis:
     """Outcomes by experiment, factorials of experiments with axes, waterfalls, a ladder, and judgements.
 
-    Created by `analyse`, which corrects claims over all studies of a page.
+    Created by `analyse`, which corrects claims and contributions over all studies of a page.
     """
 
     def __init__(self, study: StudyRecord, claims_from: str = "") -> None:
@@ -67,20 +66,28 @@ class Analysis:
 
     @property
     def findings(self) -> list[str]:
-        """The study in a few sentences."""
+        """The study in a few sentences; the sections of the page say more."""
         sentences = [forms_finding(self.study.forms)] if self.study.forms else []
         sentences += ladder_findings(self.ladder) if self.ladder else []
+        sentences += [waterfalls_finding(ways) for ways in self._waterfalls_by_title.values()]
         for name, outcome in self.outcomes.items():
             factorial = self.factorials.get(name)
             effects = factorial_finding(factorial) if factorial else ""
-            sentences += [waterfall_finding(each) for each in self.waterfalls.get(name, [])]
             sentences.append(effects or experiment_finding(outcome))
-            sentences += [tuning_finding(outcome)] if outcome in self.with_own_runs else []
         if self.judgements:
             sentences.append(
                 f"Of {counted(len(self.judgements), 'claim')}: {verdict_counts(self.judgements)}."
             )
         return [sentence for sentence in sentences if sentence]
+
+    @property
+    def _waterfalls_by_title(self) -> dict[str, list[Contributions]]:
+        """Title → the waterfall with each metric."""
+        found: dict[str, list[Contributions]] = {}
+        for ways in self.waterfalls.values():
+            for way in ways:
+                found.setdefault(way.waterfall.title, []).append(way)
+        return found
 
     @property
     def headline(self) -> str:
@@ -89,10 +96,14 @@ class Analysis:
 
 
 def analyse(studies: Sequence[tuple[StudyRecord, str]]) -> list[Analysis]:
-    """The studies of one page, each with the source of its claims; Holm's correction covers all claims."""
+    """The studies of one page, each with the source of its claims.
+
+    Holm's correction covers all claims of the page, and all contributions of its waterfalls.
+    """
     analyses = [Analysis(study, origin) for study, origin in studies]
     claims = [(claim, analysis.outcomes) for analysis in analyses for claim in analysis.study.claims]
     found = iter(judge(claims))
     for analysis in analyses:
         analysis.judgements = [next(found) for _ in analysis.study.claims]
+    correct_over_page([way for a in analyses for found in a.waterfalls.values() for way in found])
     return analyses

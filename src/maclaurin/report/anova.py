@@ -6,11 +6,16 @@ Sums of squares are of type II, by least squares: an effect is what it explains 
 contain it. In a complete design these are the textbook values and the shares add up to one; if cells are
 missing the definition is the same, but shares need not add up. Noise is the residual of the block model (one
 mean per cell, one shift per seed), pooled over all cells. An effect's F is its mean square over that of the
-noise, and its p is corrected for the number of effects tested (Holm).
+noise.
 
-Contrasts that are used in sentences have intervals at a level divided by their number (Bonferroni). If runs
-are missing, a contrast is meaningful only if it lies in the row space of the design, which
-`Fit.can_estimate` checks; statsmodels gives a number for every contrast.
+Pooled noise is too small for contrasts of the cells that vary most, so F alone decides nothing. Each effect
+has a second test that pools nothing: a contrast of two levels on each of its axes, averaged over the other
+axes, has one value per seed, and is tested by Student's t over the seeds. The smallest p of the contrasts of
+an effect is multiplied by their number (Bonferroni). Both p are corrected for the number of effects of the
+experiment (Holm), and an effect is decided if both are below 0.05.
+
+A run that diverged has no value. Effects over the other runs alone would leave out a bad result, so with a
+diverged run no effect has a p.
 """
 
 from __future__ import annotations
@@ -18,7 +23,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -26,10 +33,13 @@ from numpy.typing import NDArray
 from scipy import linalg, special
 
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.statistics import CONFIDENCE, Difference, holm, spreads_differ
+from maclaurin.report.statistics import CONFIDENCE, Difference, holm, mean_of, spreads_differ, two_sided
 
 Term = tuple[str, ...]
+#: axis → two of its levels, compared as second − first
+Pairs = Mapping[str, tuple[str, str]]
 Vector = NDArray[np.float64]
+ANYWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 @final
@@ -38,23 +48,15 @@ class Fit:
 
     def __init__(self, x: Vector, y: Vector) -> None:
         inverse, rank = linalg.pinv(x, return_rank=True)
-        self._x, self._inverse, self.rank = x, np.asarray(inverse), int(rank)
+        self.rank = int(rank)
         self.df = len(y) - self.rank
-        self._coefficients = self._inverse @ y
+        self._coefficients = np.asarray(inverse) @ y
         self.residuals = y - x @ self._coefficients
         self.residual_sum = float(np.sum(self.residuals**2))
-
-    def can_estimate(self, c: Vector) -> bool:
-        """Whether cᵀβ is the same for every β that fits: c lies in the row space of X."""
-        return bool(np.allclose(c, (c @ self._inverse) @ self._x, atol=1e-7))
 
     def value(self, c: Vector) -> float:
         """cᵀβ̂."""
         return float(c @ self._coefficients)
-
-    def variance_factor(self, c: Vector) -> float:
-        """Var(cᵀβ̂)/σ²."""
-        return float(np.sum((c @ self._inverse) ** 2))
 
 
 def indicators(labels: list[str], levels: tuple[str, ...]) -> Vector:
@@ -67,7 +69,11 @@ def indicators(labels: list[str], levels: tuple[str, ...]) -> Vector:
 @final
 @dataclass(frozen=True)
 class Effect:
-    """One line of the table. f and p are None if there is no noise to compare with; p is corrected (Holm)."""
+    """One line of the table; what cannot be tested is None.
+
+    p           of F, corrected (Holm)
+    p_by_seed   of its contrasts seed by seed, corrected for their number and for that of the effects
+    """
 
     term: Term
     df: int
@@ -75,6 +81,7 @@ class Effect:
     share: float
     f: float | None = None
     p: float | None = None
+    p_by_seed: float | None = None
 
     @property
     def name(self) -> str:
@@ -83,8 +90,9 @@ class Effect:
 
     @property
     def supported(self) -> bool:
-        """Whether it is significant: noise alone would rarely look like it."""
-        return self.p is not None and self.p < 1 - CONFIDENCE
+        """Whether both tests are significant."""
+        ps = (self.p, self.p_by_seed)
+        return all(p is not None and p < 1 - CONFIDENCE for p in ps)
 
 
 @final
@@ -122,6 +130,11 @@ class Factorial:
         seeds = {seed for _, seed, *_ in self._points}
         return len(self._points) == everything * len(seeds) > 0
 
+    @property
+    def diverged(self) -> tuple[str, ...]:
+        """Cells with a run that diverged."""
+        return tuple(cell.name for cell in self.outcome.cells.values() if cell.diverged)
+
     @functools.cached_property
     def noise_df(self) -> int:
         """Degrees of freedom of the noise."""
@@ -156,9 +169,14 @@ class Factorial:
         """Main effects, two-way interactions, then the rest: higher ones together, seed, noise."""
         if not len(self._y) or self.total == 0:
             return ()
-        found = [self._effect(term) for term in self._tested]
+        found = [replace(self._effect(term), p_by_seed=self._p_by_seed([term])) for term in self._tested]
         if len(self.axes) > 2:
-            found.append(self._compare(("higher interactions",), self._fit(*self._tested), self._whole))
+            higher = self._compare(("higher interactions",), self._fit(*self._tested), self._whole)
+            sizes = range(3, len(self.axes) + 1)
+            terms = [term for size in sizes for term in itertools.combinations(self.axes, size)]
+            found.append(replace(higher, p_by_seed=self._p_by_seed(terms)))
+        if self.diverged:
+            found = [replace(effect, p=None, p_by_seed=None) for effect in found]
         return _corrected(tuple(effect for effect in found if effect.df > 0))
 
     @functools.cached_property
@@ -182,31 +200,27 @@ class Factorial:
         centre = float(np.mean([value for *_, value in self._points]))
         return {level: centre + fit.value(self._marginal_weights(axis, level)) for level in self.levels[axis]}
 
-    def between(self, axis: str, level: str, other: str) -> Difference | None:
-        """Level − other of one axis, averaged over the others."""
-        weights = self._marginal_weights(axis, level) - self._marginal_weights(axis, other)
-        return self._contrast(self._fit(*((a,) for a in self.axes)), weights)
+    def seed_contrast(self, pairs: Pairs, at: Mapping[str, str] = ANYWHERE) -> Difference | None:
+        """The change from the first to the second level of each pair, seed by seed.
 
-    def interaction_contrast(
-        self, term: Term, rows: tuple[str, str], columns: tuple[str, str]
-    ) -> Difference | None:
-        """(row₁ − row₀ at column₁) − (row₁ − row₀ at column₀)."""
-        weights = sum(
-            sign * self._pair_weights(term, row, column)
-            for row, column, sign in (
-                (rows[1], columns[1], 1),
-                (rows[0], columns[1], -1),
-                (rows[1], columns[0], -1),
-                (rows[0], columns[0], 1),
-            )
-        )
-        return self._contrast(self._fit(*self._tested), np.asarray(weights))
-
-    def step(self, term: Term, rows: tuple[str, str], column: str) -> float | None:
-        """row₁ − row₀ at one column, averaged over the other axes; None if it cannot be estimated."""
-        fit = self._fit(*self._tested)
-        weights = self._pair_weights(term, rows[1], column) - self._pair_weights(term, rows[0], column)
-        return fit.value(weights) if fit.can_estimate(weights) else None
+        One pair is a difference of two levels. Two pairs are an interaction: (row₁ − row₀ at column₁) −
+        (row₁ − row₀ at column₀). It is averaged over the axes that neither `pairs` nor `at` names, where all
+        corners exist. None if no seed has all cells, or nowhere all corners exist.
+        """
+        chosen = {**{axis: (level,) for axis, level in at.items()}, **pairs}
+        others = [axis for axis in self.axes if axis not in chosen]
+        rests = itertools.product(*(self.levels[axis] for axis in others))
+        everywhere = [self._corners(chosen, dict(zip(others, rest, strict=True))) for rest in rests]
+        places = [
+            corners for corners in everywhere if all(place in self._complete_cells for place, _ in corners)
+        ]
+        if not places or not self._complete_seeds:
+            return None
+        values = [
+            sum(sign * found[place] for corners in places for place, sign in corners) / len(places)
+            for found in self._complete_seeds
+        ]
+        return mean_of(values)
 
     def mean_at(self, levels: dict[str, str]) -> tuple[float | None, int, int]:
         """Mean over the cells with these levels, number of cells with a result, and number planned."""
@@ -261,11 +275,42 @@ class Factorial:
         f = gained / df / self.noise
         return Effect(term, df, gained, gained / self.total, f, float(special.fdtrc(df, self.noise_df, f)))
 
-    def _contrast(self, fit: Fit, weights: Vector) -> Difference | None:
-        if self.noise is None or not fit.can_estimate(weights):
-            return None
-        error = math.sqrt(self.noise * fit.variance_factor(weights))
-        return Difference(fit.value(weights), error, self.noise_df, len(self._y))
+    @functools.cached_property
+    def _complete_cells(self) -> set[tuple[str, ...]]:
+        """Levels of the cells with at least one value."""
+        return {tuple(levels[axis] for axis in self.axes) for _, _, levels, _ in self._points}
+
+    @functools.cached_property
+    def _complete_seeds(self) -> list[dict[tuple[str, ...], float]]:
+        """Levels → value, for each seed that has a value in all of these cells."""
+        seeds: dict[str, dict[tuple[str, ...], float]] = {}
+        for _, seed, levels, value in self._points:
+            seeds.setdefault(seed, {})[tuple(levels[axis] for axis in self.axes)] = value
+        return [found for found in seeds.values() if found.keys() == self._complete_cells]
+
+    def _corners(
+        self, chosen: Mapping[str, tuple[str, ...]], rest: Mapping[str, str]
+    ) -> list[tuple[tuple[str, ...], int]]:
+        """Levels of every corner, and its sign: −1 for each first level of a pair."""
+        found = []
+        for levels in itertools.product(*chosen.values()):
+            place = {**rest, **dict(zip(chosen, levels, strict=True))}
+            pairs = zip(levels, chosen.values(), strict=True)
+            firsts = sum(len(pair) == 2 and level == pair[0] for level, pair in pairs)
+            found.append((tuple(place[axis] for axis in self.axes), (-1) ** firsts))
+        return found
+
+    def pairs_of(self, term: Term) -> Iterator[dict[str, tuple[str, str]]]:
+        """Every choice of two levels on each axis of a term."""
+        choices = [list(itertools.combinations(self.levels[axis], 2)) for axis in term]
+        for chosen in itertools.product(*choices):
+            yield dict(zip(term, chosen, strict=True))
+
+    def _p_by_seed(self, terms: list[Term]) -> float | None:
+        """The smallest p of the contrasts of these terms, times their number; None if none can be tested."""
+        found = [self.seed_contrast(pairs) for term in terms for pairs in self.pairs_of(term)]
+        ps = [two_sided(contrast) for contrast in found if contrast is not None and contrast.is_tested]
+        return min(1.0, len(ps) * min(ps)) if ps else None
 
     def _marginal_weights(self, axis: str, level: str) -> Vector:
         """Weights of one level in the model of main effects, averaged over all other axes and the seed."""
@@ -273,19 +318,6 @@ class Factorial:
         for other in self.axes:
             levels = self.levels[other]
             parts.append(_one(levels, level) if other == axis else _even(len(levels)))
-        return np.concatenate(parts)
-
-    def _pair_weights(self, term: Term, row: str, column: str) -> Vector:
-        """Weights of two levels in the model of main effects and two-way interactions."""
-        fixed = dict(zip(term, (row, column), strict=True))
-        parts = [_even(self._seed_columns.shape[1])]
-        for effect in self._tested:
-            weights = np.ones(1)
-            for axis in effect:
-                levels = self.levels[axis]
-                own = _one(levels, fixed[axis]) if axis in fixed else _even(len(levels))
-                weights = np.outer(weights, own).ravel()
-            parts.append(weights)
         return np.concatenate(parts)
 
 
@@ -298,7 +330,14 @@ def _one(levels: tuple[str, ...], level: str) -> Vector:
 
 
 def _corrected(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
-    """Each p after Holm's correction for the number of effects tested."""
-    tested = [effect for effect in effects if effect.p is not None]
-    found = dict(zip((e.term for e in tested), holm([e.p or 0.0 for e in tested]), strict=True))
-    return tuple(replace(effect, p=found.get(effect.term)) for effect in effects)
+    """Both p of each effect after Holm's correction for the number of effects; one without a p counts too."""
+    by_f = holm([1.0 if effect.p is None else effect.p for effect in effects])
+    by_seed = holm([1.0 if effect.p_by_seed is None else effect.p_by_seed for effect in effects])
+    return tuple(
+        replace(
+            effect,
+            p=None if effect.p is None else by_f[place],
+            p_by_seed=None if effect.p_by_seed is None else by_seed[place],
+        )
+        for place, effect in enumerate(effects)
+    )

@@ -14,7 +14,7 @@ from typing import Literal, final
 
 from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, to_scale
 from maclaurin.study.metrics import task_of
-from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord
+from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, Speed, StudyRecord
 
 Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not run"]
 
@@ -35,6 +35,7 @@ class CellOutcome:
     scaled: Mapping[int, float]
     diverged: tuple[int, ...]
     crashed: tuple[int, ...]
+    speed: Speed | None = None
 
     @property
     def first(self) -> RunRecord | None:
@@ -64,8 +65,17 @@ class CellOutcome:
         return self.first.state_bytes if self.first.memory_bytes is None else self.first.memory_bytes
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """Training speed alone on a machine; None if it was measured neither so nor by a run on its own."""
+        if self.speed is not None:
+            return self.speed.tokens_per_second
+        alone = [record for record in self.finished() if record.provenance.get("runs_at_once") == 1]
+        known = [speed for record in alone if (speed := record.value("tokens_per_second")) is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
     def has_result(self) -> bool:
-        """Whether any run came to an end that says something about the cell."""
+        """Whether any run finished or diverged."""
         return bool(self.values or self.diverged)
 
     @functools.cached_property
@@ -123,7 +133,7 @@ class Outcome:
         return {name: self.compare(name, self.experiment.baseline) for name in self.cells}
 
     def compare(self, cell: str, other: str) -> Difference | None:
-        """Metric of cell − other, seed by seed; None if nothing is known."""
+        """Metric of cell − other, seed by seed; None if the cells share no seed, or if both diverged."""
         a, b = self.cells[cell], self.cells[other]
         known = paired(a.scaled, b.scaled)
         if bool(a.diverged) == bool(b.diverged):
@@ -145,8 +155,11 @@ class Outcome:
 
     def margin(self, reference: str, within: float) -> tuple[float, float]:
         """The margin ± within around a cell's mean, on the scale of differences."""
-        spread = self.cells[reference].spread
-        return margin_on_scale(spread.mean if spread else 0.5, within, self.experiment.scale)
+        cell = self.cells[reference]
+        if cell.spread is None:
+            return -within, within  # it diverged: every difference to it is infinite
+        answers = None if cell.first is None else answers_of(cell.first, self.experiment.metric)
+        return margin_on_scale(cell.spread.mean, within, self.experiment.scale, answers)
 
     def standing(self, cell: str) -> Standing:
         """How a cell compares with the baseline."""
@@ -195,6 +208,7 @@ class Outcome:
             scaled,
             diverged=tuple(seed for seed, record in records.items() if record.status == "diverged"),
             crashed=tuple(seed for seed, record in records.items() if record.status == "crashed"),
+            speed=cell.speed,
         )
 
     def _scaled(self, value: float, record: RunRecord) -> float:

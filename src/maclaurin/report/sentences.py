@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from maclaurin.errors import in_list
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.contributions import Contributions, PairEffect
 from maclaurin.report.formatting import (
@@ -24,9 +25,16 @@ from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, Ladder, Line, RankSte
 from maclaurin.report.ladder import UNDECIDED as OPEN
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
-from maclaurin.report.study_tables import best_rate, good_range, planned_runs, trial_means
+from maclaurin.report.study_tables import (
+    best_rate,
+    parabola_at,
+    planned_runs,
+    trial_means,
+    tuned_steps,
+    tuning_sign,
+)
 from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
-from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning
+from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning, error_line
 
 SHORT = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided", NOT_RUN: "not run"}
 
@@ -51,7 +59,7 @@ def trouble(study: StudyRecord) -> list[str]:
     """One line for each run that did not finish and each planned run that has no record."""
     found = list(study.labelled())
     lines = [
-        f"{label}: {_became(record)}" + (f" ({_error_line(record.message)})" if record.message else "")
+        f"{label}: {_became(record)}" + (f" ({error_line(record.message)})" if record.message else "")
         for label, record in found
         if record.status != "finished"
     ]
@@ -75,13 +83,6 @@ def _became(record: RunRecord) -> str:
     if record.status in ("diverged", "crashed", "stopped", "running"):
         return f"{record.status} at step {record.step:,} of {record.run.steps:,}"
     return "waiting"
-
-
-def _error_line(message: str) -> str:
-    """The most useful line: an error of ours if there is one, else the first line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    return (errors or lines or [""])[0]
 
 
 def verdict_counts(judgements: list[Judgement]) -> str:
@@ -146,31 +147,45 @@ def tuning_finding(outcome: Outcome) -> str:
     tuning = outcome.experiment.tuning
     if tuning is None or not tuning.cells:
         return ""
-    rates = [cell.rate for cell in tuning.cells.values()]
-    sign = -1.0 if tuning.metric.endswith("accuracy") else 1.0
     if tuning.rule:
-        return f"{outcome.experiment.title}: {_rule_text(tuning, sign)}"
-    widths = {}
-    for name, cell in tuning.cells.items():
-        low, high, _ = good_range(trial_means(cell), cell.rate, sign)
-        widths[name] = high / low
-    narrow, wide = min(widths, key=lambda n: widths[n]), max(widths, key=lambda n: widths[n])
+        return f"{outcome.experiment.title}: {_rule_text(tuning, tuning_sign(tuning))}"
+    rates = [cell.rate for cell in tuning.cells.values()]
     spread = f"all {rates[0]:g}" if len(set(rates)) == 1 else f"{min(rates):g} to {max(rates):g}"
     text = (
         f"{outcome.experiment.title}: each cell trains at its own learning rate ({spread}), chosen by "
         f"{tuning.metric.replace('_', ' ')} in {tuning.source}"
     )
-    if len(widths) > 1 and widths[wide] > widths[narrow]:
-        text += (
-            f"; the good range is widest for {wide} (a factor of {widths[wide]:.1f}) and narrowest for "
-            f"{narrow} ({widths[narrow]:.1f})"
-        )
+    steps = {found for name in tuning.cells if (found := tuned_steps(outcome, name)) is not None}
+    if steps:
+        shown = listed([f"{count:,}" for count in sorted(steps)])
+        text += f". Some rates were tuned at {shown} steps, and their runs took another number of steps"
     read = {record.content for cell in outcome.cells.values() for record in cell.records.values()} - {""}
     if tuning.data and not read <= set(tuning.data):
         text += (
             ". The rates were chosen on other data than these runs read, so a close choice may differ here"
         )
     return text + "."
+
+
+def rate_cautions(outcome: Outcome) -> list[str]:
+    """What the error of a learning rate may cost; empty without tuning runs."""
+    tuning = outcome.experiment.tuning
+    if tuning is None or not any(cell.trials for cell in tuning.cells.values()):
+        return []
+    sign = tuning_sign(tuning)
+    found = [
+        parabola.half_step
+        for cell in tuning.cells.values()
+        if (parabola := parabola_at(trial_means(cell), best_rate(cell, sign), sign)) is not None
+    ]
+    text = "Intervals of differences are over seeds: they do not include the error of a learning rate."
+    if found:
+        text += (
+            " Rates are tried in factors of two. By a parabola through the best rate and its neighbours, a "
+            f"rate half a step (a factor of √2) from the best costs {plain(min(found))} to "
+            f"{plain(max(found))} in {tuning.metric.replace('_', ' ')}."
+        )
+    return [text]
 
 
 def _rule_text(tuning: Tuning, sign: float) -> str:
@@ -219,8 +234,14 @@ def _is(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def _some(names: list[str], most: int = 6) -> list[str]:
-    return names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} others"]
+#: the most names in a list of cells
+MOST_NAMES = 4
+
+
+def _some(names: list[str]) -> list[str]:
+    if len(names) <= MOST_NAMES:
+        return names
+    return [*names[: MOST_NAMES - 1], f"{len(names) - MOST_NAMES + 1} others"]
 
 
 def _range(outcome: Outcome, names: list[str], standing: str) -> str:
@@ -239,14 +260,17 @@ def _range(outcome: Outcome, names: list[str], standing: str) -> str:
 def waterfall_finding(found: Contributions) -> str:
     """The gap, and the parts that contribute most to it."""
     way, outcome = found.waterfall, found.outcome
+    head = f"{way.title} ({outcome.experiment.name}): "
+    if not found.parts:
+        return f"{head}there is nothing to add up. {diverged_sentence(found)}"
     unit = f" {outcome.difference_unit}" if outcome.difference_unit else ""
     first, last = found.spread(way.start), found.spread(way.end)
     text = (
-        f"{way.title} ({outcome.experiment.name}): from {plain(first and first.mean)} ({way.start}) to "
+        f"{head}from {plain(first and first.mean)} ({way.start}) to "
         f"{plain(last and last.mean)} ({way.end}) in {outcome.metric}, "
         f"{signed(found.gap.value)} {interval(found.gap.bounds)}{unit}".rstrip()
     )
-    if len(found.seeds) < 2:
+    if len(found.seeds) < 2 and not found.diverged:
         return text + "; one seed only, so nothing can be concluded about the parts."
     helps = -1 if not outcome.higher_is_better else 1
     ranked = sorted(found.parts, key=lambda part: -helps * part.size.value)
@@ -259,16 +283,52 @@ def waterfall_finding(found: Contributions) -> str:
     return text + f" (averaged over {counted(way.orders, 'order')} of adding them)."
 
 
-def interaction_sentences(found: Contributions, most: int = 4) -> list[str]:
+def waterfalls_finding(ways: list[Contributions]) -> str:
+    """One waterfall for all of its metrics: the gap, and the parts whose contribution is decided."""
+    return f"{ways[0].waterfall.title}: {'; '.join(_gap_text(way) for way in ways)}."
+
+
+def _gap_text(found: Contributions) -> str:
+    if not found.parts:
+        return f"{found.outcome.metric} unknown, as cells diverged"
+    unit = f" {found.outcome.difference_unit}" if found.outcome.difference_unit else ""
+    text = f"{found.outcome.metric} {signed(found.gap.value)} {interval(found.gap.bounds)}".rstrip() + unit
+    sure = sorted((part for part in found.parts if part.supported), key=lambda part: -abs(part.size.value))
+    if sure:
+        return text + ", of which " + listed([f"{part.switch} {signed(part.size.value)}" for part in sure])
+    return text + ", the contribution of no part is decided"
+
+
+def diverged_sentence(found: Contributions) -> str:
+    """Which cells of a waterfall diverged, and what that means for its numbers; empty if none did."""
+    if not found.diverged:
+        return ""
+    cells = [
+        f"{in_list(cell)} (seed {listed([str(seed) for seed in seeds])})"
+        for cell, seeds in found.diverged.items()
+    ]
+    if not found.parts:
+        return f"{listed(cells)} diverged, and no seed finished in every cell."
+    return (
+        f"{listed(cells)} diverged. Contributions that need such a cell are means over the other seeds, "
+        "which leave out a bad result: they have no interval and no p, are not decided, and need not add up."
+    )
+
+
+#: the most interactions that a page describes in words; its table has all of them
+MOST_INTERACTIONS = 4
+
+
+def interaction_sentences(found: Contributions) -> list[str]:
     """The pairs with a significant interaction, the largest first."""
-    if len(found.seeds) < 2 or not found.interactions:
+    if not any(effect.p is not None for effect in found.interactions):
         return []
     sure = [effect for effect in found.interactions if effect.supported]
     if not sure:
         return [
             "Whether any two parts need or replace each other is undecided: no interaction is significant."
         ]
-    return [_pair_sentence(found, effect) for effect in sure[:most]]
+    return [_pair_sentence(found, effect) for effect in sure[:MOST_INTERACTIONS]]
 
 
 def _pair_sentence(found: Contributions, effect: PairEffect) -> str:
@@ -309,7 +369,11 @@ def ladder_limits(found: Ladder) -> str:
             f" All runs have {many(tokens.pop())} training tokens, so larger models see fewer tokens per "
             f"parameter ({' → '.join(shares)}), and the effect of size cannot be separated from that."
         )
-    return text + " Intervals are over seeds; they ignore that a learning rate may suit one size better."
+    return text + (
+        " Intervals are over seeds; they ignore that a learning rate may suit one size better. In a "
+        "simulation with three sizes and three seeds, an error that all runs of a cell share at one size, as "
+        "large as the spread over seeds, leaves the true slope inside its 95 % interval in 81 % of cases."
+    )
 
 
 def _points_of(found: Ladder) -> str:
@@ -401,6 +465,11 @@ def _swapped(step: RankStep, *, decided: bool) -> list[str]:
 def effect_sentence(factorial: Factorial, effect: Effect) -> str:
     """One sentence that the numbers support."""
     numbers = _test(effect, factorial.noise_df)
+    if factorial.diverged:
+        return (
+            f"{effect.name}: {numbers} among the finished runs; not decided, as "
+            f"{listed_cells(factorial.diverged)} diverged."
+        )
     if effect.p is None:
         return f"{effect.name}: one seed only, so there is no noise to compare it with."
     if not effect.supported:
@@ -414,6 +483,10 @@ def _test(effect: Effect, noise_df: int) -> str:
     if effect.f is None or effect.p is None:
         return f"{share(effect.share)} of the variance"
     test = f"F({effect.df}, {noise_df}) = {ratio(effect.f)}, {chance(effect.p)}"
+    if effect.p_by_seed is None:
+        test += "; no test seed by seed, as fewer than two seeds have every cell"
+    else:
+        test += f"; seed by seed {chance(effect.p_by_seed)}"
     return f"{share(effect.share)} of the variance, {test}"
 
 
@@ -424,7 +497,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     ranked = sorted(means, key=lambda level: means[level], reverse=outcome.higher_is_better)
     best, worst = ranked[0], ranked[-1]
     level = 1 - (1 - CONFIDENCE) / math.comb(len(ranked), 2)
-    apart = {name: factorial.between(axis, name, best) for name in ranked[1:]}
+    apart = {name: factorial.seed_contrast({axis: (best, name)}) for name in ranked[1:]}
     behind = {
         name
         for name, difference in apart.items()
@@ -435,7 +508,7 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
     head = f"{axis} makes a difference ({numbers})"
     last = apart[worst]
     if last is None or worst not in behind:
-        return f"{head}, though no two of its levels differ significantly."
+        return f"{head}, though its best and its last level do not differ significantly."
     with_best = [name for name in apart if name not in behind]
     if not with_best:
         lead = f"{best} is best"
@@ -453,21 +526,22 @@ def _main(factorial: Factorial, effect: Effect, numbers: str) -> str:
 def _interaction(factorial: Factorial, effect: Effect, numbers: str) -> str:
     first, second = effect.term
     head = f"What {first} does depends on {second} ({numbers})"
-    rows = list(itertools.combinations(factorial.levels[first], 2))
-    columns = list(itertools.combinations(factorial.levels[second], 2))
-    level = 1 - (1 - CONFIDENCE) / (len(rows) * len(columns))
+    every = list(factorial.pairs_of(effect.term))
+    level = 1 - (1 - CONFIDENCE) / len(every)
     found = []
-    for row, column in itertools.product(rows, columns):
-        contrast = factorial.interaction_contrast(effect.term, row, column)
+    for pairs in every:
+        contrast = factorial.seed_contrast(pairs)
         bounds = None if contrast is None else contrast.interval(level)
-        steps = [factorial.step(effect.term, row, name) for name in column]
-        if contrast is not None and bounds and (bounds[0] > 0 or bounds[1] < 0) and None not in steps:
-            found.append((contrast, bounds, row, column, [step or 0.0 for step in steps]))
+        if contrast is not None and bounds and (bounds[0] > 0 or bounds[1] < 0):
+            found.append((contrast, bounds, pairs))
     if not found:
         return f"{head}, though no single pair of levels shows it significantly."
-    contrast, bounds, row, column, steps = max(found, key=lambda item: abs(item[0].value))
+    contrast, bounds, pairs = max(found, key=lambda item: abs(item[0].value))
+    row, column = pairs[first], pairs[second]
+    steps = [factorial.seed_contrast({first: row}, at={second: name}) for name in column]
+    before, after = (signed(step.value) if step else "an unknown amount" for step in steps)
     return (
-        f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by "
-        f"{signed(steps[0])} under {column[0]} but by {signed(steps[1])} under {column[1]} "
-        f"(a difference of {signed(contrast.value)} {interval(bounds)})."
+        f"{head}: from {row[0]} to {row[1]}, {factorial.outcome.metric} changes by {before} under "
+        f"{column[0]} but by {after} under {column[1]} (a difference of {signed(contrast.value)} "
+        f"{interval(bounds)})."
     )

@@ -41,14 +41,23 @@ def to_scale(value: float, scale: str, answers: float | None = None) -> float:
     return math.log(value) if scale == "log" else value
 
 
-def margin_on_scale(reference: float, within: float, scale: str) -> tuple[float, float]:
-    """The ends of reference ± `within`, relative to the reference, on the scale."""
+def margin_on_scale(
+    reference: float, within: float, scale: str, answers: float | None = None
+) -> tuple[float, float]:
+    """The ends of reference ± `within`, relative to the reference, on the scale.
+
+    They are clipped by half an answer, as values are. An end that no value can pass is infinite: no accuracy
+    is above 1.
+    """
     if scale == "linear":
         return -within, within
-    edge = 1 - 1e-9 if scale == "logit" else math.inf
-    low, high = max(reference - within, 1e-9), min(reference + within, edge)
-    middle = to_scale(min(max(reference, 1e-9), edge), scale, 1e9)
-    return to_scale(low, scale, 1e9) - middle, to_scale(high, scale, 1e9) - middle
+
+    def end(value: float) -> float:
+        return to_scale(value, scale, answers) - to_scale(reference, scale, answers)
+
+    low, high = reference - within, reference + within
+    largest = 1.0 if scale == "logit" else math.inf
+    return (end(low) if low > 0 else -math.inf), (end(high) if high < largest else math.inf)
 
 
 @final
@@ -58,14 +67,14 @@ class Difference:
 
     error      standard error; None if n < 2
     df         degrees of freedom of t
-    runaway    1 or −1 if a run of one of the two cells diverged: the difference has no bound on that side
+    unbounded  1 or −1 if a run of one of the two cells diverged: the difference has no bound on that side
     """
 
     value: float
     error: float | None
     df: int
     n: int
-    runaway: int = 0
+    unbounded: int = 0
 
     @property
     def is_tested(self) -> bool:
@@ -88,27 +97,27 @@ class Difference:
         )
         low, high = self.value - half, self.value + half
         return (
-            -math.inf if self.runaway < 0 else low,
-            math.inf if self.runaway > 0 else high,
+            -math.inf if self.unbounded < 0 else low,
+            math.inf if self.unbounded > 0 else high,
         )
 
     def p_above(self, bound: float) -> float:
         """One-sided p of 'the difference is at most `bound`': small if it is significantly above."""
-        return 1.0 if self.runaway < 0 else self._tail(self.value - bound)
+        return 1.0 if self.unbounded < 0 else self._tail(self.value - bound)
 
     def p_below(self, bound: float) -> float:
         """One-sided p of 'the difference is at least `bound`': small if it is significantly below."""
-        return 1.0 if self.runaway > 0 else self._tail(bound - self.value)
+        return 1.0 if self.unbounded > 0 else self._tail(bound - self.value)
 
     def _tail(self, distance: float) -> float:
-        if self.error is None:
+        if self.error is None or math.isnan(distance):  # nan: both are infinite
             return 1.0
         if math.isinf(distance):
             return 0.0 if distance > 0 else 1.0
         return float(special.stdtr(self.df, -distance / self.error))
 
     def __neg__(self) -> Difference:
-        return Difference(-self.value, self.error, self.df, self.n, -self.runaway)
+        return Difference(-self.value, self.error, self.df, self.n, -self.unbounded)
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:

@@ -49,30 +49,30 @@ class Look:
     names: tuple[str, ...]
     baseline: str | None = None
 
-    def colour(self, *, legend: bool = True, symbol: str = "stroke") -> alt.Color:
+    def colour(self, *, legend: bool = True) -> alt.Color:
         """The colour of each name; the palette repeats."""
         places = {name: place % len(PALETTE) for place, name in enumerate(self._others)}
         wanted = [alt.ExprRef("ink" if n == self.baseline else f"c{places[n]}") for n in self.names]
         scale = alt.Scale(domain=list(self.names), range=wanted)
-        return alt.Color("name:N", legend=self._legend(symbol) if legend else None, scale=scale)
+        return alt.Color("name:N", legend=self._legend() if legend else None, scale=scale)
 
     def dash(self) -> alt.StrokeDash:
         """The dash of each name; a repeated palette is dashed."""
         rounds = {name: place // len(PALETTE) for place, name in enumerate(self._others)}
         wanted = [DASHES[rounds.get(name, 0) % len(DASHES)] for name in self.names]
         scale = alt.Scale(domain=list(self.names), range=wanted)
-        return alt.StrokeDash("name:N", legend=self._legend("stroke"), scale=scale)
+        return alt.StrokeDash("name:N", legend=self._legend(), scale=scale)
 
     @property
     def _others(self) -> list[str]:
         return [name for name in self.names if name != self.baseline]
 
-    def _legend(self, symbol: str) -> alt.Legend | None:
+    def _legend(self) -> alt.Legend | None:
         """The legend below the chart, if there is more than one name."""
         if len(self.names) < 2:
             return None
         return alt.Legend(
-            orient="bottom", columns=5, symbolLimit=0, title=None, symbolType=symbol, symbolOpacity=1,
+            orient="bottom", columns=5, symbolLimit=0, title=None, symbolType="stroke", symbolOpacity=1,
             symbolStrokeWidth=2.5,
         )  # fmt: skip
 

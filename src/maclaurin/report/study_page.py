@@ -11,7 +11,7 @@ from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import Figure
-from maclaurin.report.formatting import Table, counted, listed, listed_cells
+from maclaurin.report.formatting import Table, counted, in_one_line, listed, listed_cells
 from maclaurin.report.ladder import Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import (
@@ -34,11 +34,13 @@ from maclaurin.report.page import (
     slug,
 )
 from maclaurin.report.sentences import (
+    diverged_sentence,
     effect_sentence,
     forms_finding,
     interaction_sentences,
     ladder_findings,
     ladder_limits,
+    rate_cautions,
     status_sentence,
     trouble,
     tuning_finding,
@@ -56,6 +58,7 @@ from maclaurin.report.study_tables import (
     figures_table,
     forms_table,
     ladder_gaps_table,
+    ladder_slopes_table,
     ladder_tokens_table,
     ladder_values_table,
     margin_text,
@@ -222,6 +225,7 @@ class Composer:
             return [Bullets(tuple(ladder_findings(found)))]
         records = [record for rung in found.rungs for record in rung.outcome.records]
         metric, during = found.first.metric, ladder_tokens_table(found)
+        unit = f", {found.first.difference_unit}" if found.first.difference_unit else ""
         return [
             Bullets(tuple(ladder_findings(found))),
             *self._figure(
@@ -235,8 +239,9 @@ class Composer:
                 "apart. Lines whose slope is decided are thick, others dashed.",
             ),
             self._table(
-                ladder_gaps_table(found), f"Difference to {found.baseline} by size, and its slope", records
+                ladder_slopes_table(found), f"Change of the difference to {found.baseline} with size", records
             ),
+            self._table(ladder_gaps_table(found), f"Difference to {found.baseline} by size{unit}", records),
             self._table(ladder_values_table(found), f"{metric.capitalize()} by size", records),
             *([Fold("The differences during training", (Text(DURING), Tabled(during)))] if during else []),
             Text(ladder_limits(found), "note"),
@@ -248,6 +253,8 @@ class Composer:
         words = f"{outcome.metric.capitalize()}; {direction} is better."
         if outcome.most_seeds == 1:
             words += " One seed only: there are no intervals, and nothing is concluded."
+        if experiment.added_seeds:
+            words += f" {_added_seeds(experiment.added_seeds)}"
         metric = outcome.metric.capitalize()
         formulas = _formulas(outcome)
         rows = tuple(
@@ -294,23 +301,32 @@ class Composer:
         ways = [way for found in self._analysis.waterfalls.values() for way in found]
         if not ways:
             return []
+        contributions, pairs = ways[0].tested_parts, ways[0].tested_pairs
         lead = (
             "The contribution of a part depends on the parts that are already there, so it is averaged over "
             "all orders of adding the parts in which every combination on the way has a meaning (the Shapley "
-            "value). The contributions add up to the whole gap. Each is computed seed by seed; intervals are "
-            "Student's t over the seeds."
+            "value). The contributions add up to the whole gap. Each is computed seed by seed; its interval "
+            "is Student's t over the seeds, for this contribution alone. It is decided if its p, corrected "
+            f"for all {counted(contributions, 'contribution')} on this page (every waterfall, every metric; "
+            "Holm), is below 0.05."
         )
+        if pairs:
+            lead += f" Pairs of parts are corrected in the same way for all {counted(pairs, 'pair')}."
         return [Text(lead), *(block for way in ways for block in self._waterfall(way))]
 
     def _waterfall(self, found: Contributions) -> list[Block]:
         title, records = found.waterfall.title, self._records_of(found)
-        left_out = [
+        heading = Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}"))
+        if not found.parts:
+            return [heading, Text(waterfall_finding(found))]
+        notes = [f"Note. {text}" for text in (diverged_sentence(found),) if text]
+        notes += [
             f"Seed {seed} is left out: it has no result for {listed_cells(cells)}."
             for seed, cells in found.incomplete.items()
         ]
         pairs = pairs_table(found)
         return [
-            Heading(f"{title}: {found.outcome.experiment.title}", self._anchor(f"gap-{title}")),
+            heading,
             Text(waterfall_finding(found)),
             *([Bullets(tuple(sentences))] if (sentences := interaction_sentences(found)) else []),
             *self._figure(
@@ -326,7 +342,7 @@ class Composer:
                 if pairs.rows
                 else []
             ),
-            *(Text(note, "note") for note in left_out),
+            *(Text(note, "note") for note in notes),
         ]
 
     def _records_of(self, found: Contributions) -> list[RunRecord]:
@@ -348,6 +364,7 @@ class Composer:
                 "note",
             ),
             self._table(table, f"Learning rates of {outcome.experiment.title}", ()),
+            *(Text(note, "note") for note in rate_cautions(outcome)),
             *self._figure(
                 f"{outcome.experiment.name} learning rates",
                 f"{tuning.metric.replace('_', ' ').capitalize()} against learning rate",
@@ -444,6 +461,7 @@ class Composer:
         title = f"Cost by cell, means over finished runs: {outcome.experiment.title}"
         return [
             self._table(table, title, outcome.records),
+            *(Text(note, "note") for note in self._speed_notes(outcome)),
             *self._figure(
                 f"{outcome.experiment.name} memory",
                 f"{outcome.metric.capitalize()} against the bytes kept at the trained length",
@@ -453,6 +471,15 @@ class Composer:
                 "the trained length. Large points are means, small ones seeds.",
             ),
         ]
+
+    def _speed_notes(self, outcome: Outcome) -> list[str]:
+        cells = [cell for cell in outcome.cells.values() if cell.finished()]
+        machines = {in_one_line(cell.speed.machine) for cell in cells if cell.speed is not None}
+        notes = [f"Tokens/s: {listed(sorted(machines))}."] if machines else []
+        if any(cell.tokens_per_second is None for cell in cells):
+            name = self._analysis.study.name
+            notes.append(f"Tokens/s that are missing: maclaurin study {name} --time measures them.")
+        return notes
 
     def _positions(self, outcome: Outcome) -> list[Block]:
         title = f"Test loss by position in the text: {outcome.experiment.title}"
@@ -469,6 +496,14 @@ class Composer:
             Fold("By figure and table", (Tabled(figures_table(self._sources)),)),
             Fold(f"All {count}", (Tabled(runs_table(study)),)),
         ]
+
+
+def _added_seeds(seeds: Sequence[int]) -> str:
+    names = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {listed([str(seed) for seed in seeds])}"
+    return (
+        f"{names} {'was' if len(seeds) == 1 else 'were'} added later: if somebody added seeds until a p was "
+        "small (optional stopping), p and intervals are too optimistic."
+    )
 
 
 def _card(judgement: Judgement) -> ClaimCard:
@@ -499,16 +534,23 @@ def _formulas(outcome: Outcome) -> dict[str, str]:
 
 def _cautions(factorial: Factorial) -> Iterator[str]:
     """What a reader of the effects should know."""
-    lost = [c.name for c in factorial.outcome.cells.values() if not c.values or c.diverged]
+    if factorial.diverged:
+        yield (
+            f"{listed_cells(factorial.diverged)} diverged. The shares are about the finished runs only, "
+            "which leave out a bad result, so no effect has a p or is decided."
+        )
+    else:
+        yield (
+            "An effect is decided if two tests agree, both corrected for the number of effects (Holm): F, "
+            "which pools the noise of all cells, and its contrasts seed by seed, each with one value per "
+            "seed (Student's t, Bonferroni over the contrasts). Intervals in the sentences are seed by seed."
+        )
     if not factorial.is_balanced:
+        lost = [c.name for c in factorial.outcome.cells.values() if not c.values and not c.diverged]
         text = "Not every combination has every seed, so shares need not add up to 100 %"
-        if lost:
-            text += (
-                f"; effects are about the finished runs only: {listed_cells(lost)} diverged or did not finish"
-            )
-        yield text + "."
+        yield text + (f"; {listed_cells(lost)} did not finish." if lost else ".")
     if factorial.spreads_differ:
         yield (
-            "The spread over seeds differs between cells (Bartlett's test, p < 0.05), but these tests "
-            "pool the noise over all cells: trust large effects more than small ones."
+            "The spread over seeds differs between cells (Bartlett's test, p < 0.05), so F, which pools it, "
+            "is too sure of some effects."
         )

@@ -33,10 +33,10 @@ from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference
 from maclaurin.report.verdict import Judgement
 from maclaurin.study.claims import Alike, Published
-from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord
+from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord, Tuning
 from maclaurin.wording import duration
 
-#: a rate is good if its value is within this share of the best
+#: a rate is good if its value is within this share of the lowest
 GOOD = 0.01
 #: data whose rows are generated: they have no documents to hold out
 _GENERATED = ("mqar", "induction", "copy", "state", "parity")
@@ -240,15 +240,19 @@ def tuning_table(outcome: Outcome) -> Table | None:
     tuning = outcome.experiment.tuning
     if tuning is None:
         return None
-    sign = -1.0 if tuning.metric.endswith("accuracy") else 1.0
+    sign = tuning_sign(tuning)
     columns = (
         Column("cell"),
         Column("learning rate", "number"),
         Column(tuning.metric.replace("_", " "), "number", "at that rate, on the tuning seeds"),
         Column(
-            "good range", "number", f"rates whose value is within {share(GOOD)} of the best, interpolated"
+            "good range",
+            "number",
+            f"rates within {share(GOOD)} of the lowest point of a parabola through the best rate and its "
+            "neighbours",
         ),
         Column("width", "number", "largest over smallest good rate"),
+        Column("half a step off", "number", "what a rate √2 too large or small costs, by that parabola"),
         Column("tried", "number"),
         Column("time", "number", "all tuning runs of the cell"),
     )
@@ -256,16 +260,13 @@ def tuning_table(outcome: Outcome) -> Table | None:
     for name, cell in tuning.cells.items():
         values = trial_means(cell)
         at_rate, best = values.get(cell.rate), best_rate(cell, sign) if tuning.rule else cell.rate
-        note = "at the edge of the rates tried" if cell.on_edge else ""
-        if best is not None and best != cell.rate:
-            note = f"by the rule; {best:g} is better here"
         seconds = sum(trial.seconds or 0.0 for trial in cell.trials)
         rows.append(
             (
                 Entry(name, name),
-                Entry(f"{cell.rate:g}", cell.rate, note),
+                Entry(f"{cell.rate:g}", cell.rate, "; ".join(_rate_notes(outcome, name, best))),
                 Entry(plain(at_rate), at_rate),
-                *(_good_range_entries(values, best, sign) if best is not None else (Entry(NOTHING),) * 2),
+                *_parabola_entries(parabola_at(values, best, sign)),
                 Entry(counted(len({trial.rate for trial in cell.trials}), "rate"), len(cell.trials)),
                 Entry(duration(seconds) if cell.trials else NOTHING, seconds),
             )
@@ -273,14 +274,49 @@ def tuning_table(outcome: Outcome) -> Table | None:
     return Table("learning rates", columns, tuple(rows))
 
 
-def _good_range_entries(values: dict[float, float], best: float, sign: float) -> tuple[Entry, Entry]:
-    """The good range, and its width."""
-    low, high, is_open = good_range(values, best, sign)
-    width = high / low if low else None
+def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
+    """What a reader should know about the rate of a cell."""
+    cell = outcome.experiment.tuning.cells[name] if outcome.experiment.tuning else None
+    if cell is None:
+        return []
+    notes = ["at the edge of the rates tried"] if cell.on_edge else []
+    if best is not None and best != cell.rate:
+        notes.append(f"by the rule; {best:g} is better here")
+    steps = tuned_steps(outcome, name)
+    return notes + ([f"tuned at {steps:,} steps"] if steps is not None else [])
+
+
+def tuned_steps(outcome: Outcome, name: str) -> int | None:
+    """The steps at which the rate of a cell was tuned, if its runs took another number of steps."""
+    tuning, found = outcome.experiment.tuning, outcome.cells.get(name)
+    if tuning is None or name not in tuning.cells or found is None or found.first is None:
+        return None
+    run = found.first.run
+    steps = {
+        round(trial.tokens * run.steps / run.tokens)  # tokens per step are the same
+        for trial in tuning.cells[name].trials
+        if trial.tokens is not None
+    }
+    return max(steps) if steps and steps != {run.steps} else None
+
+
+def _parabola_entries(found: Parabola | None) -> tuple[Entry, Entry, Entry]:
+    """The good range, its width, and the cost of half a grid step."""
+    if found is None:
+        return Entry(NOTHING), Entry(NOTHING), Entry(NOTHING)
+    low, high = found.good_range
+    more = " or more" if found.is_wide else ""
+    cost = found.half_step
     return (
-        Entry(f"{low:.2g} – {high:.2g}{' or more' if is_open else ''}", low),
-        Entry(NOTHING if width is None else f"× {width:.1f}", width),
+        Entry(f"{low:.2g} – {high:.2g}{more}", low),
+        Entry(f"× {high / low:.1f}{more}", high / low),
+        Entry(plain(cost), cost),
     )
+
+
+def tuning_sign(tuning: Tuning) -> float:
+    """1 if a lower value of the metric is better, −1 if a higher one is."""
+    return -1.0 if tuning.metric.endswith("accuracy") else 1.0
 
 
 def best_rate(cell: CellTuning, sign: float) -> float | None:
@@ -290,38 +326,66 @@ def best_rate(cell: CellTuning, sign: float) -> float | None:
 
 
 def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds; infinite if a run diverged or crashed."""
+    """Rate → mean value over the tuning seeds; infinite if a run diverged."""
     found: dict[float, list[float]] = {}
     for trial in cell.trials:
         found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)
     return {rate: sum(values) / len(values) for rate, values in sorted(found.items())}
 
 
-def good_range(values: dict[float, float], best: float, sign: float) -> tuple[float, float, bool]:
-    """(smallest good rate, largest good rate, whether a side has no bad rate), among the rates tried.
+@final
+@dataclass(frozen=True)
+class Parabola:
+    """curvature · (x − centre)² + lowest through three rates, x = log₂ of the rate; less is better.
 
-    Interpolated on the logarithm of the rate; a rate that diverged bounds the range at its neighbour.
+    middle   x of the best rate; its neighbours are at middle ± 1
     """
-    if math.isinf(values[best]):
-        return best, best, False
-    rates = sorted(values)
-    limit = sign * values[best] + GOOD * abs(values[best])
-    ends, is_open = [], False
-    for step in (-1, 1):
-        place, end = rates.index(best), best
-        while 0 <= place + step < len(rates):
-            inner, outer = rates[place], rates[place + step]
-            here, there = sign * values[inner], sign * values[outer]
-            if there <= limit:
-                place, end = place + step, outer
-                continue
-            part = 0.0 if math.isinf(there) else (limit - here) / (there - here)
-            end = inner * (outer / inner) ** part
-            break
-        else:
-            is_open = True
-        ends.append(end)
-    return ends[0], ends[1], is_open
+
+    middle: float
+    centre: float
+    curvature: float
+    lowest: float
+
+    @property
+    def half_step(self) -> float:
+        """What being half a grid step (a factor of √2) away from the best rate costs."""
+        return self.curvature / 4
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the good range is wider than the three rates, so that its ends are not known."""
+        return self._ends != self._clipped
+
+    @property
+    def good_range(self) -> tuple[float, float]:
+        """(smallest, largest) rate whose value is within 1 % of the lowest, not beyond the three rates."""
+        low, high = self._clipped
+        return 2**low, 2**high
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        half = math.sqrt(GOOD * abs(self.lowest) / self.curvature)
+        return self.centre - half, self.centre + half
+
+    @property
+    def _clipped(self) -> tuple[float, float]:
+        low, high = self._ends
+        return max(low, self.middle - 1), min(high, self.middle + 1)
+
+
+def parabola_at(values: dict[float, float], best: float | None, sign: float) -> Parabola | None:
+    """The parabola through the best rate and its neighbours; None if a neighbour is missing or diverged."""
+    if best is None or best not in values:
+        return None
+    near = [
+        next((r for r in values if math.isclose(r, wanted)), None) for wanted in (best / 2, best, best * 2)
+    ]
+    below, here, above = (math.inf if rate is None else sign * values[rate] for rate in near)
+    curvature, slope = (below + above) / 2 - here, (above - below) / 2
+    if not math.isfinite(curvature) or curvature <= 0:
+        return None
+    middle = math.log2(best)
+    return Parabola(middle, middle - slope / curvature / 2, curvature, here - slope**2 / curvature / 4)
 
 
 # -------------------------------------------------------------------------------------- the rest
@@ -331,7 +395,7 @@ def cost_table(outcome: Outcome) -> Table:
     """The cost of each cell: means over its finished runs."""
     columns = (
         Column("cell"),
-        Column("tokens/s", "number", "of runs that did not share the machine"),
+        Column("tokens/s", "number", "of training alone on the machine, a few steps after the study"),
         Column("state", "number", "recurrent state of all layers in fp32"),
         Column(
             "kept", "number", "at the trained length, in fp32: the state, or keys and values where it grows"
@@ -345,11 +409,7 @@ def cost_table(outcome: Outcome) -> Table:
     for cell in outcome.cells.values():
         if not cell.finished():
             continue
-        speeds = [
-            r.value("tokens_per_second") for r in cell.finished() if r.provenance.get("runs_at_once") == 1
-        ]
-        known = [speed for speed in speeds if speed is not None]
-        speed = sum(known) / len(known) if known else None
+        speed = cell.tokens_per_second
         memory, seconds = cell.average("peak_gpu_bytes"), cell.average("seconds")
         parameters, flops = cell.average("parameters"), cell.average("training_flops")
         state, kept = cell.state_bytes, cell.memory_bytes
@@ -377,23 +437,24 @@ def effects_table(factorial: Factorial) -> Table:
         Column("effect"),
         Column("share of variance", "number"),
         Column("df", "number"),
-        Column("F", "number"),
-        Column("p (Holm)", "number"),
-        Column("verdict"),
+        Column("F", "number", "against noise pooled over all cells"),
+        Column("p of F", "number", "corrected for the number of effects (Holm)"),
+        Column("p seed by seed", "number", "of its contrasts, one value per seed (Bonferroni, then Holm)"),
+        Column("verdict", "text", "decided if both p are below 0.05"),
     )
     rows = []
     for effect in (*factorial.effects, *factorial.left_over):
         left = effect in factorial.left_over
-        verdict = "" if left else "supported" if effect.supported else "undecided"
+        verdict = "" if left else "decided" if effect.supported else "undecided"
         tone: Tone = "muted" if left else "good" if effect.supported else "unsure"
-        p = NOTHING if effect.p is None else _p(effect.p)
         rows.append(
             (
                 Entry(effect.name, effect.name),
                 Entry(share(effect.share), effect.share),
                 Entry(str(effect.df), effect.df),
                 Entry(ratio(effect.f), effect.f),
-                Entry(p, effect.p),
+                _p_entry(effect.p),
+                _p_entry(effect.p_by_seed),
                 Entry(verdict, verdict, tone=tone),
             )
         )
@@ -412,14 +473,14 @@ def contributions_table(found: Contributions) -> Table:
             "mean over the orders of adding the parts, 95 % interval over seeds",
         ),
         Column("share of the gap", "number"),
-        Column("p (Holm)", "number"),
+        Column("p (Holm)", "number", f"corrected for {counted(found.tested_parts, 'contribution')}"),
     )
     rows = [
         (
             Entry(part.switch, part.switch),
             difference_entry(part.size, decimals),
             _share_entry(part.size.value, gap.value),
-            Entry(NOTHING if part.p is None else _p(part.p), part.p),
+            _p_entry(part.p),
         )
         for part in found.parts
     ]
@@ -438,7 +499,7 @@ def pairs_table(found: Contributions) -> Table:
         Column("contributes without it", "number"),
         Column("with it", "number"),
         Column("difference", "number", "95 % interval over seeds"),
-        Column("p (Holm)", "number"),
+        Column("p (Holm)", "number", f"corrected for {counted(found.tested_pairs, 'pair')}"),
     )
     rows = tuple(
         (
@@ -447,43 +508,49 @@ def pairs_table(found: Contributions) -> Table:
             Entry(signed(effect.alone.value, decimals), effect.alone.value),
             Entry(signed(effect.beside.value, decimals), effect.beside.value),
             difference_entry(effect.interaction_contrast, decimals),
-            Entry(NOTHING if effect.p is None else _p(effect.p), effect.p),
+            _p_entry(effect.p),
         )
         for effect in found.interactions
     )
     return Table("pairs of parts", columns, rows)
 
 
-def ladder_gaps_table(found: Ladder) -> Table:
-    """The slope of the difference to the baseline, and the difference at each size."""
-    unit = f", {found.first.difference_unit}" if found.first.difference_unit else ""
+def ladder_slopes_table(found: Ladder) -> Table:
+    """How the difference to the baseline changes with the size."""
     columns = (
         Column("cell"),
         Column("per doubling of the parameters", "number", "slope of the line, 95 % interval (HC3)"),
         Column("one slope per seed", "number", "their mean, 95 % interval over the seeds"),
         Column("p (Holm)", "number", "of the slope of the line"),
         Column("verdict"),
+    )
+    rows = tuple(
+        (
+            Entry(cell, cell),
+            difference_entry(trend.line.slope if trend.line else None, 3),
+            difference_entry(trend.by_seed, 3),
+            _p_entry(trend.p),
+            Entry(trend.direction, trend.direction, tone="unsure" if trend.direction == UNDECIDED else ""),
+        )
+        for cell, trend in found.trends.items()
+    )
+    return Table("slopes", columns, rows)
+
+
+def ladder_gaps_table(found: Ladder) -> Table:
+    """The difference to the baseline at each size."""
+    columns = (
+        Column("cell"),
         *(
-            Column(f"minus {found.baseline} at {rung.name}{unit}", "number", "seed by seed, 95 % interval")
+            Column(f"at {rung.name} ({many(rung.parameters)})", "number", "seed by seed, 95 % interval")
             for rung in found.rungs
         ),
     )
-    rows = []
-    for cell, trend in found.trends.items():
-        slope = trend.line.slope if trend.line else None
-        rows.append(
-            (
-                Entry(cell, cell),
-                difference_entry(slope, 3),
-                difference_entry(trend.by_seed, 3),
-                Entry(NOTHING if trend.p is None else _p(trend.p), trend.p),
-                Entry(
-                    trend.direction, trend.direction, tone="unsure" if trend.direction == UNDECIDED else ""
-                ),
-                *(difference_entry(rung.outcome.differences[cell], 3) for rung in found.rungs),
-            )
-        )
-    return Table("gaps by size", columns, tuple(rows))
+    rows = tuple(
+        (Entry(cell, cell), *(difference_entry(rung.outcome.differences[cell], 3) for rung in found.rungs))
+        for cell in found.others
+    )
+    return Table("gaps by size", columns, rows)
 
 
 def ladder_values_table(found: Ladder) -> Table:
@@ -538,8 +605,8 @@ def _share_entry(value: float, whole: float) -> Entry:
     return Entry(f"{100 * value / whole:.0f} %".replace("-", "−"), value / whole) if whole else Entry(NOTHING)
 
 
-def _p(p: float) -> str:
-    return chance(p).removeprefix("p ").removeprefix("= ")
+def _p_entry(p: float | None) -> Entry:
+    return Entry(NOTHING if p is None else chance(p).removeprefix("p ").removeprefix("= "), p)
 
 
 def claims_table(judgements: list[Judgement]) -> Table:

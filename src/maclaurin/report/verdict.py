@@ -158,11 +158,11 @@ def _judgement(test: _Test, p: float, claims: int) -> Judgement:
     if (test.missing or not test.pairs) and verdict != DISAGREES:
         verdict = NOT_RUN
     notes = [*_failures(outcome, claim.cells), *_one_seed(test.pairs)]
-    if verdict == UNDECIDED:
-        notes += _what_is_undecided(test, claims)
     if verdict == DISAGREES:
         wrong = [_named(claim, pair) for pair in test.pairs if 2 * pair.p_contradicted < LIMIT]
         notes.append(f"contradicted by {listed_cells(wrong)}")
+    if verdict in (UNDECIDED, DISAGREES):
+        notes += _what_is_undecided(test, claims)
     return Judgement(
         claim, verdict, None if verdict == NOT_RUN else p, _ours(claim, outcome, test), tuple(notes)
     )
@@ -177,7 +177,7 @@ def _what_is_undecided(test: _Test, claims: int) -> list[str]:
             else f" ({len(open_ones)} of {len(test.pairs)} comparisons)"
         )
         return [f"undecided: {listed_cells([_named(test.claim, pair) for pair in open_ones])}{some}"]
-    if all(pair.difference is not None for pair in test.pairs):
+    if test.p_contradicted >= LIMIT and all(pair.difference is not None for pair in test.pairs):
         return [f"every comparison is decided alone, but not after correction for {counted(claims, 'claim')}"]
     return []
 
@@ -208,12 +208,12 @@ def _failures(outcome: Outcome, names: Sequence[str]) -> list[str]:
 def _ours(claim: AnyClaim, outcome: Outcome, test: _Test) -> str:
     names = [name for name in claim.cells if outcome.cells[name].has_result]
     if isinstance(claim, Ordered):
-        return " → ".join(mean_text(outcome, name) for name in names) or "–"
-    if not names:
-        return "–"
+        means, other = " → ".join(mean_text(outcome, name) for name in names), "the one before"
+    else:
+        means, other = "".join(mean_text(outcome, name) for name in names[:1]), "it"
     differences = ", ".join(f"{in_list(pair.cell)} {difference_text(pair.difference)}" for pair in test.pairs)
     unit = f" ({outcome.difference_unit})" if outcome.difference_unit else ""
-    return mean_text(outcome, names[0]) + (f"; difference to it{unit}: {differences}" if differences else "")
+    return (means or "–") + (f"; difference to {other}{unit}: {differences}" if differences else "")
 
 
 def mean_text(outcome: Outcome, name: str) -> str:
@@ -225,10 +225,10 @@ def mean_text(outcome: Outcome, name: str) -> str:
     return f"{name} {plain(spread.mean)}{sd}"
 
 
-def difference_text(difference: Difference | None, decimals: int = 3) -> str:
+def difference_text(difference: Difference | None) -> str:
     """+0.104 [0.081, 0.127]."""
     if difference is None:
         return "unknown"
     if math.isinf(difference.value):
         return "diverged"
-    return f"{signed(difference.value, decimals)} {interval(difference.bounds, decimals)}".rstrip()
+    return f"{signed(difference.value)} {interval(difference.bounds)}".rstrip()

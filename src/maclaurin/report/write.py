@@ -16,7 +16,13 @@ from maclaurin.report.analysis import Analysis, analyse
 from maclaurin.report.formatting import markdown
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import Article, figures_of
-from maclaurin.report.sentences import effect_sentence, interaction_sentences, status_sentence
+from maclaurin.report.sentences import (
+    diverged_sentence,
+    effect_sentence,
+    interaction_sentences,
+    status_sentence,
+    waterfall_finding,
+)
 from maclaurin.report.statistics import Difference
 from maclaurin.report.study_page import FIGURES, study_articles, study_page
 from maclaurin.report.study_tables import (
@@ -26,6 +32,7 @@ from maclaurin.report.study_tables import (
     effects_table,
     forms_table,
     ladder_gaps_table,
+    ladder_slopes_table,
     ladder_tokens_table,
     ladder_values_table,
     pairs_table,
@@ -167,7 +174,8 @@ def _joined(
     for cell in other.cells:
         cells[cell.name] = _joined_cell(cells[cell.name], cell, runs) if cell.name in cells else cell
     seeds = tuple(sorted({*one.seeds, *other.seeds}))
-    return dataclasses.replace(one, cells=tuple(cells.values()), seeds=seeds)
+    added = tuple(sorted({*one.added_seeds, *other.added_seeds}))
+    return dataclasses.replace(one, cells=tuple(cells.values()), seeds=seeds, added_seeds=added)
 
 
 def _joined_cell(one: CellRecord, other: CellRecord, runs: Mapping[str, RunRecord]) -> CellRecord:
@@ -288,15 +296,20 @@ def _study_md(analysis: Analysis) -> Iterator[str]:
     if study.forms is not None:
         yield "## The form\n\n" + markdown(forms_table(study.forms))
     if analysis.ladder is not None and analysis.ladder.has_lines:
-        yield "## The ladder\n\n" + markdown(ladder_gaps_table(analysis.ladder))
+        yield "## The ladder\n\n" + markdown(ladder_slopes_table(analysis.ladder))
+        yield markdown(ladder_gaps_table(analysis.ladder))
         yield markdown(ladder_values_table(analysis.ladder))
         if (during := ladder_tokens_table(analysis.ladder)) is not None:
             yield "During training, on validation data:\n\n" + markdown(during)
     for name, outcome in analysis.outcomes.items():
         yield f"## {outcome.experiment.title}\n\n" + markdown(parts_table(outcome))
         for way in analysis.waterfalls.get(name, []):
+            if not way.parts:
+                yield f"### {way.waterfall.title}\n\n{waterfall_finding(way)}\n"
+                continue
             yield f"### {way.waterfall.title}\n\n" + markdown(contributions_table(way))
-            yield "\n".join(f"- {sentence}" for sentence in interaction_sentences(way)) + "\n"
+            sentences = [*interaction_sentences(way), *filter(None, [diverged_sentence(way)])]
+            yield "\n".join(f"- {sentence}" for sentence in sentences) + "\n"
             if way.interactions:
                 yield markdown(pairs_table(way))
         has_own_runs = outcome in analysis.with_own_runs

@@ -13,7 +13,14 @@ from typing import Any, Literal, final
 
 from maclaurin.errors import InputError, listed_names
 from maclaurin.study.claims import AnyClaim
-from maclaurin.study.metrics import METRICS_OF_TEST_DATA, TASK, Metric, metric_named, task_of
+from maclaurin.study.metrics import (
+    METRICS_OF_TEST_DATA,
+    TASK,
+    Metric,
+    metric_named,
+    require_recorded,
+    task_of,
+)
 from maclaurin.study.shapley import Waterfall
 
 Settings = Mapping[str, Any]
@@ -153,8 +160,7 @@ class Experiment:
     where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.metric, str):
-            metric_named(self.metric)
+        require_recorded(self.measure)
         self._check_task()
         self._check_cells()
         _check_seeds(self.seeds, f"experiment {self.name!r}")

@@ -27,7 +27,7 @@ from maclaurin.errors import InputError
 from maclaurin.study.pool import Pool, PoolEntry, Workplace
 from maclaurin.study.progress import RunProgress, read_progress
 from maclaurin.study.run_record import RunRecord
-from maclaurin.study.worker import Job, work_in_child
+from maclaurin.study.worker import INPUT_ERROR, Job, work_in_child
 
 WORKER = "maclaurin.study.worker"
 EXECUTORS = ("local", "ray", "slurm")
@@ -36,11 +36,15 @@ EXECUTORS = ("local", "ray", "slurm")
 @final
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: with a record, with a problem (it crashed), or with neither (it was stopped)."""
+    """How a run ended: with a record, with a problem (it crashed), or with neither (it was stopped).
+
+    is_input_error   whether the problem is wrong input, such as a setting that cannot work
+    """
 
     key: str
     record: RunRecord | None = None
     problem: str | None = None
+    is_input_error: bool = False
 
 
 class Executor(Protocol):
@@ -61,7 +65,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
-        """Begin a run."""
+        """Start a run."""
         ...
 
     def poll(self, seconds: float) -> list[Result]:
@@ -86,10 +90,9 @@ def result_of_exit(entry: PoolEntry, code: int | None) -> Result:
     record = entry.record()
     if record is not None or code == 0:
         return Result(entry.path.name, record)
-    lines = entry.last_lines()
-    return Result(
-        entry.path.name, problem=f"{_how_it_ended(code)}\n{lines}" if lines else _how_it_ended(code)
-    )
+    lines, ended = entry.last_lines(), _how_it_ended(code)
+    problem = f"{ended}\n{lines}" if lines else ended
+    return Result(entry.path.name, problem=problem, is_input_error=code == INPUT_ERROR)
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -162,7 +165,7 @@ class LocalExecutor:
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
-        """Fork one more."""
+        """Start a process for this run."""
         taken = {running.slot for running in self._running.values()}
         slot = next(i for i in range(self._workers) if i not in taken)
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.code_version import code_version
-from maclaurin.files import write_file
+from maclaurin.plain_data import to_plain, write_record
 from maclaurin.study.executors import without_main_module
 from maclaurin.study.run_record import FormsRecord
 
@@ -99,5 +99,4 @@ def _measure_to(path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     found = measure_forms()
-    data = {"code": code_version(), "agreement": found.agreement, "series": found.series}
-    write_file(Path(path), json.dumps(data).encode())
+    write_record(Path(path), {"code": code_version(), **to_plain(found)})

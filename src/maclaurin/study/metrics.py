@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -46,6 +47,8 @@ METRICS = {
         Metric("parameters", "parameters", scale="log"),
     )
 }
+#: everything that a run records at its end, apart from the numbers of tasks
+RECORDED = (*METRICS, "scored_tokens", "validation_scored_tokens")
 #: numbers of the final evaluation on test data, which tuning runs do not have
 METRICS_OF_TEST_DATA = ("loss", "accuracy", "perplexity")
 
@@ -92,8 +95,18 @@ def metric_named(name: str) -> Metric:
     if name.startswith(TASK):
         return _task_metric(name)
     if name not in METRICS:
-        raise InputError(
-            f"metric={name!r} is not recorded by any run; metrics are {', '.join(METRICS)}, and {TASK}NAME."
-            f"{did_you_mean(name, METRICS)}"
-        )
+        raise _unrecorded(name, METRICS)
     return METRICS[name]
+
+
+def require_recorded(metric: Metric) -> None:
+    """Raise unless runs record a number of this name; the title and the scale may be your own."""
+    if not metric.name.startswith(TASK) and metric.name not in RECORDED:
+        raise _unrecorded(metric.name, RECORDED)
+
+
+def _unrecorded(name: str, known: Iterable[str]) -> InputError:
+    return InputError(
+        f"metric={name!r} is not recorded by any run; metrics are {', '.join(known)}, and {TASK}NAME."
+        f"{did_you_mean(name, known)}"
+    )

@@ -26,16 +26,16 @@ from maclaurin.spec.catalogue import LayerExtras, catalogue, resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.metrics import task_number, task_of
-from maclaurin.study.run_record import Label, Run, RunRecord, TaskItems
+from maclaurin.study.run_record import Label, Plan, Run, RunRecord, TaskItems
 from maclaurin.training.batches import data_config
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
 from maclaurin.training.model import row_length
+from maclaurin.training.run_folder import require_trackers
 
 #: vocabulary size of tokenizers that are only on the hub
 ASSUMED_VOCABULARY = 32_000
 
-Plan = dict[Label, RunRecord]
 Adapt = Callable[[TrainConfig], TrainConfig]
 
 
@@ -50,9 +50,9 @@ def plan_study(
 
     An invalid config is an error here, before any run begins. `adapt` is applied last to each config.
     """
-    plan: Plan = {}
+    plan: dict[Label, RunRecord] = {}
     for experiment in study.experiments:
-        steps, tasks = _equal_steps(experiment), _tasks_of(experiment)
+        steps, tasks = equal_steps(experiment), _tasks_of(experiment)
         metric = experiment.measure.name
         _require_equal_state(experiment)
         for cell, seed in experiment.points():
@@ -61,6 +61,7 @@ def plan_study(
                 config = adapt(resolved(keys, scale=scale, device=device))
                 _require_text(config, tasks)
                 _require_recorded(metric, config)
+                require_trackers(config.trackers)
                 plan[Label(experiment.name, cell.name, seed)] = waiting(config, tasks)
     return plan
 
@@ -162,8 +163,8 @@ def scaled(config: TrainConfig, scale: float) -> TrainConfig:
     )
 
 
-def _equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """With equal="flops": the steps of each cell that cost the FLOPs of the baseline."""
+def equal_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """With equal="flops": cell → the steps that cost the FLOPs of the baseline; otherwise empty."""
     if experiment.equal != "flops":
         return {}
     configs, costs = {}, {}

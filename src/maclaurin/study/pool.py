@@ -22,9 +22,11 @@ from typing import final
 from maclaurin.errors import InputError
 from maclaurin.extensions import Extension
 from maclaurin.files import LockedError, is_locked, locked, write_file
-from maclaurin.study.run_record import RunRecord, read_run, write_run
+from maclaurin.study.run_record import FILE, RunRecord, read_run, read_study, write_run
 
 MARKER = ".marker"
+#: folders of a run with its weights
+MODELS = ("checkpoints", "model")
 LOG_LINES = 12
 SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_SAVE = 60.0
@@ -62,7 +64,7 @@ class PoolEntry:
 
     def drop_models(self) -> None:
         """Delete weights and checkpoints, which no record needs."""
-        for name in ("checkpoints", "model"):
+        for name in MODELS:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def forget(self) -> None:
@@ -119,14 +121,16 @@ class Pool:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Where and how the runs of a study are trained; the same for all of them.
+    """Where and how a run of a study is trained; nothing here changes its numbers.
 
     pool           folder of the pool, absolute
     marker         text of the pool's marker file, by which a worker knows whether it sees the same disk
     study_lock     file that is locked while the study runs; None for a run without a study
     threads        torch threads; None leaves them unchanged
-    runs_at_once   how many runs share the machine
+    runs_at_once   how many runs share the machine; None if unknown
     group          name of the study, for trackers
+    run_name       name of the run in the study, for trackers
+    job_type       train, or tune for a run that chooses a learning rate, for trackers
     code           user modules that a worker loads first
     """
 
@@ -134,10 +138,48 @@ class Workplace:
     marker: str | None = None
     study_lock: str | None = None
     threads: int | None = None
-    runs_at_once: int = 1
+    runs_at_once: int | None = None
     group: str = ""
+    run_name: str = ""
+    job_type: str = "train"
     code: tuple[Extension, ...] = ()
     keep_models: bool = False
+
+
+# ---------------------------------------------------------------------------------- disk use
+
+
+@final
+@dataclass(frozen=True)
+class PoolUse:
+    """A run of the pool: its size, its weights and checkpoints, and the studies that refer to it."""
+
+    entry: PoolEntry
+    size: int
+    model_bytes: int
+    studies: tuple[str, ...]
+    has_result: bool
+    is_busy: bool
+
+
+def pool_use(pool: Pool, studies: Path) -> list[PoolUse]:
+    """Every run of a pool; `studies` holds the folders of the studies that may use it."""
+    users: dict[str, list[str]] = {}
+    for file in sorted(studies.glob(f"*/{FILE}")):
+        try:
+            study = read_study(file)
+        except InputError:
+            continue
+        for key in study.keys:
+            users.setdefault(key, []).append(file.parent.name)
+    return [_use(entry, users.get(entry.path.name, [])) for entry in pool.entries()]
+
+
+def _use(entry: PoolEntry, studies: list[str]) -> PoolUse:
+    models = sum(
+        file.stat().st_size for name in MODELS for file in (entry.path / name).rglob("*") if file.is_file()
+    )
+    return PoolUse(entry, entry.size(), models, tuple(studies), entry.record() is not None, entry.is_busy())
 
 
 # ------------------------------------------------------------------------------ a study's life

@@ -12,14 +12,15 @@ from types import TracebackType
 from typing import Self, final
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.files import write_file
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import from_plain, write_record
 from maclaurin.progress_bar import Display
 
 SECONDS_BETWEEN_REPORTS = 1.0
-#: a run is stopped when its loss stays this far above its start for this many reports in a row
+#: a run is stopped when its loss is this far above its start at so many judged steps in a row
 NATS_ABOVE_START = 1.0
-REPORTS_ABOVE_START = 10
+JUDGED_STEPS = 10
+#: every tenth step is judged, whatever the log interval, which must not change a result
+STEPS_BETWEEN_JUDGED = 10
 
 
 class StoppedEarly(MaclaurinError):
@@ -58,7 +59,7 @@ class RunReporter(Display):
         report: Callable[[RunProgress], None],
         *,
         seconds_before: float = 0.0,
-        losses_before: Sequence[float] = (),
+        losses_before: Sequence[tuple[int, float]] = (),
         prints: bool = True,
     ) -> None:
         self._steps, self._report, self._prints = steps, report, prints
@@ -66,9 +67,9 @@ class RunReporter(Display):
         self._first: tuple[int, float] | None = None  # step and time of the first logged loss
         self._step, self._loss = 0, None
         self._starts: list[float] = []
-        self._above = 0
-        for loss in losses_before:
-            self._count_high_losses(loss)
+        self._above, self._judged = 0, 0
+        for step, loss in losses_before:
+            self._judge(step, loss)
 
     def __enter__(self) -> Self:
         self._pass_on()
@@ -86,8 +87,11 @@ class RunReporter(Display):
         self._step, self._loss = done, loss
         if now - self._reported >= SECONDS_BETWEEN_REPORTS:
             self._pass_on()
-        if self._count_high_losses(loss) >= REPORTS_ABOVE_START:
-            raise StoppedEarly(done, loss, statistics.median(self._starts))
+
+    def recorded(self, step: int, loss: float) -> None:
+        """The loss of one step; raises once the run has diverged."""
+        if self._judge(step, loss) >= JUDGED_STEPS:
+            raise StoppedEarly(step, loss, statistics.median(self._starts))
 
     def say(self, text: str) -> None:
         """One line of the log."""
@@ -99,8 +103,14 @@ class RunReporter(Display):
         """Seconds of the whole run so far."""
         return time.monotonic() - self._begun
 
-    def _count_high_losses(self, loss: float) -> int:
-        """How many logged losses in a row are far above the start, the median of the first three."""
+    def _judge(self, step: int, loss: float) -> int:
+        """How many judged losses in a row are far above the start, the median of the first three.
+
+        A resumed run repeats the steps after its checkpoint; they are judged once.
+        """
+        if step <= self._judged or step % STEPS_BETWEEN_JUDGED:
+            return self._above
+        self._judged = step
         if len(self._starts) < 3:
             self._starts.append(loss)
         else:
@@ -121,7 +131,7 @@ class RunReporter(Display):
 
 def write_progress(path: Path, progress: RunProgress) -> None:
     """Write atomically, but without a flush to the disk: losing a report does no harm."""
-    write_file(path, json.dumps(to_plain(progress)), flush=False)
+    write_record(path, progress, flush=False)
 
 
 def read_progress(path: Path) -> RunProgress | None:

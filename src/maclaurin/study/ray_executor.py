@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
 from maclaurin.study.pool import Pool, Workplace
@@ -84,8 +84,9 @@ class RayExecutor:
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
-        """One more task."""
-        job = Job(record=record, place=dataclasses.replace(place, study_lock=None))
+        """Start a task for this run."""
+        # tasks go to any node, so how many share one is unknown
+        job = Job(record=record, place=dataclasses.replace(place, study_lock=None, runs_at_once=None))
         self._running[self._task.remote(to_plain(job), self._board)] = (record.key, place.pool)
 
     def poll(self, seconds: float) -> list[Result]:
@@ -128,7 +129,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as problem:
             return Result(key, problem=f"the run was lost {RETRIES + 1} times: {problem}")
         if answer["record"] is None:
-            return Result(key, problem=answer["problem"])
+            return Result(key, problem=answer["problem"], is_input_error=answer["is_input_error"])
         record = from_plain(RunRecord, answer["record"])
         entry = Pool(Path(pool)).entry(key)
         if entry.record() is None:  # trained on another disk
@@ -173,12 +174,14 @@ def train_task(values: dict[str, Any], board: Any) -> dict[str, Any]:
         with contextlib.suppress(Exception):  # a lost report must not end the run
             board.report.remote(job.record.key, to_plain(progress))
 
+    answer: dict[str, Any] = {"record": None, "problem": None, "is_input_error": False}
     try:
         record = work(job, report)
     except KeyboardInterrupt:
-        return {"record": None, "problem": None}
+        return answer
     except MaclaurinError as problem:
-        return {"record": None, "problem": f"error: {problem}"}
+        wrong = isinstance(problem, InputError)
+        return {**answer, "problem": f"error: {problem}", "is_input_error": wrong}
     except Exception:
-        return {"record": None, "problem": traceback.format_exc(limit=-6)}
-    return {"record": None if record is None else to_plain(record), "problem": None}
+        return {**answer, "problem": traceback.format_exc(limit=-6)}
+    return {**answer, "record": None if record is None else to_plain(record)}

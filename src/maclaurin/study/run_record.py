@@ -167,10 +167,17 @@ class RunRecord:
         return None if found is None else float(found)
 
 
+#: the runs of a study by their labels; two labels may have the same run
+Plan = Mapping[Label, RunRecord]
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One tuning run: the rate, the seed, and the value it was judged by; None if it diverged."""
+    """One tuning run: the rate, the seed, and the value it was judged by; None if it diverged.
+
+    tokens   training tokens, which say how many steps it took: tokens per step are those of the final runs
+    """
 
     rate: float
     seed: int
@@ -218,12 +225,28 @@ class Tuning:
 
 @final
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Training speed of a config, measured alone on a machine (study/timing.py).
+
+    subject   digest of what it depends on: the config without seed, rate and steps, and versions
+    """
+
+    tokens_per_second: float
+    subject: str
+    machine: Mapping[str, Any]
+    commit: str | None
+    date: str
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class CellRecord:
-    """A cell and the key of its run with each seed."""
+    """A cell, the key of its run with each seed, and its speed if it was measured."""
 
     name: str
     runs: Mapping[int, str]
     levels: Mapping[str, str] = field(default_factory=dict)
+    speed: Speed | None = None
 
 
 @final
@@ -291,6 +314,13 @@ class StudyRecord:
                     if key in self.runs:
                         yield Label(experiment.name, cell.name, seed), self.runs[key]
 
+    @property
+    def keys(self) -> set[str]:
+        """The keys of all its runs, those that chose learning rates too."""
+        runs = {key for e in self.experiments for cell in e.cells for key in cell.runs.values()}
+        tunings = [e.tuning for e in self.experiments if e.tuning is not None]
+        return runs | {t.key for tuning in tunings for cell in tuning.cells.values() for t in cell.trials}
+
     def having(self, *statuses: Status) -> list[tuple[Label, RunRecord]]:
         """The runs with one of these statuses, each once: experiments may share runs."""
         first = {record.run.key: (label, record) for label, record in reversed(list(self.labelled()))}
@@ -306,6 +336,20 @@ def without_default_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in config.items() if name not in LATER_KEYS or value != LATER_KEYS[name]
     }
+
+
+def error_line(message: str | None) -> str:
+    """The most useful line of the message of a failed run.
+
+    That is our own error if there is one, else how its process ended, with the last line of its log.
+    """
+    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:")]
+    if errors:
+        return errors[-1].removeprefix("error:").strip()
+    if len(lines) > 1 and lines[0].startswith("the process"):
+        return f"{lines[0]}: {lines[-1]}"
+    return lines[0] if lines else ""
 
 
 # ------------------------------------------------------------------------------------------ files
@@ -328,7 +372,6 @@ def read_study(path: Path) -> StudyRecord:
             f"{path} holds no records of a study: run one with 'maclaurin study mini --out {path}', or give "
             "the folder of one."
         ),
-        older={1: " Convert it with studies/migrate_schema_1.py."},
     )
 
 
@@ -338,7 +381,7 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 
 def read_run(path: Path) -> RunRecord | None:
-    """The record of one run; None if it is missing, damaged or of an older schema: the run is repeated."""
+    """The record of one run; None if it is missing or cannot be read: the run is repeated."""
     try:
         return from_plain(RunRecord, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -355,14 +398,10 @@ def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> tup
 
 
 def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None], ...]:
-    """Loss by position, in at most 64 ranges named by their first position; None where nothing is scored.
-
-    Older records have 0.0 for a position that is never scored; the mean cross-entropy of a scored one is
-    never exactly zero.
-    """
+    """Loss by position, in at most 64 ranges named by their first position; None where nothing is scored."""
     found = []
     for part in _parts(list(enumerate(losses)), MOST_POSITIONS):
-        scored = [y for _, y in part if y is not None and y != 0.0 and math.isfinite(y)]
+        scored = [y for _, y in part if y is not None and math.isfinite(y)]
         found.append((part[0][0], _rounded(sum(scored) / len(scored)) if scored else None))
     return tuple(found)
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 from maclaurin.errors import InputError, MaclaurinError, listed_names
@@ -20,8 +21,15 @@ from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
-from maclaurin.study.metrics import METRICS, task_of
-from maclaurin.study.plan_runs import Plan, Sources, plan_study, resolved, select, waiting, with_seeds
+from maclaurin.study.plan_runs import (
+    Sources,
+    equal_steps,
+    plan_study,
+    resolved,
+    select,
+    waiting,
+    with_seeds,
+)
 from maclaurin.study.pool import Pool, Workplace, study_lock
 from maclaurin.study.run_record import (
     FILE,
@@ -29,7 +37,9 @@ from maclaurin.study.run_record import (
     ExperimentRecord,
     FormsRecord,
     Label,
+    Plan,
     RunRecord,
+    Speed,
     StudyRecord,
     Tuning,
     read_study,
@@ -37,6 +47,7 @@ from maclaurin.study.run_record import (
 )
 from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
+from maclaurin.study.timing import is_cheap, measure, require_local, subject_of, to_measure
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import View
 
@@ -71,6 +82,7 @@ def run(
     slurm: str | None = None,
     retry: bool = False,
     keep_models: bool = False,
+    time: bool | None = None,
     view: View | None = None,
 ) -> Ending:
     """Train the runs of a study that have no result yet, and write OUT/records.json.
@@ -88,9 +100,12 @@ def run(
     slurm        options of submitit, such as "partition=gpu,timeout_min=600"
     retry        run diverged and crashed runs again
     keep_models  keep weights and checkpoints of the runs
+    time         measure the training speed of each cell alone, after the runs; by default where the speed is
+                 not known and that takes less than 5 % of the time of the study
     view         displays the runs while they are trained; none by default
     """
     check_executor(executor, torchrun)
+    require_local(executor=executor, torchrun=torchrun, wanted=time)
     loaded = study if isinstance(study, Study) else load_study(study)
     require_writable_folder(study_folder(loaded, out, only=only, scale=scale, smoke=smoke))
     prepared = prepare(
@@ -129,7 +144,8 @@ def run(
             keep_models=keep_models,
         )
         with Session(trainer, place, view or View(), retry=retry) as session:
-            return _Running(prepared, session).run(retune=tune)
+            is_local = executor == "local" and torchrun is None and not smoke
+            return _Running(prepared, session).run(retune=tune, time=time if is_local else False)
 
 
 @contextlib.contextmanager
@@ -237,11 +253,11 @@ def _with_few_items(study: Study) -> Study:
 def _with_added_seeds(
     study: Study, count: int | None, folder: Path
 ) -> tuple[Study, dict[str, tuple[int, ...]]]:
-    """The study with the seeds of --seeds, or those that --seeds added to this folder before."""
+    """The study with the seeds of --seeds, and those that --seeds added to this folder before."""
     own = {e.name: e.seeds for e in study.experiments}
     if count is not None:
         study = with_seeds(study, count)
-    elif (folder / FILE).is_file():
+    if (folder / FILE).is_file():
         before = {e.name: e.added_seeds for e in read_study(folder / FILE).experiments}
         experiments = tuple(
             dataclasses.replace(e, seeds=tuple(dict.fromkeys((*e.seeds, *before.get(e.name, ())))))
@@ -325,10 +341,10 @@ class Planner:
             self._sources.require_tasks_fit(plan)
 
     def one(self, experiment: Experiment, cell: Cell, keys: Mapping[str, Any]) -> RunRecord:
-        """A run of one cell with some keys set, after opening its data."""
-        config = self._adapt(
-            resolved({**experiment.settings(cell), **keys}, scale=self._scale, device=self._device)
-        )
+        """A run of one cell with some keys set, as long as its final runs, after opening its data."""
+        steps = equal_steps(experiment).get(cell.name, {})
+        settings = {**experiment.settings(cell), **steps, **keys}
+        config = self._adapt(resolved(settings, scale=self._scale, device=self._device))
         return self._sources.complete(waiting(config))
 
     def _adapt(self, config: Any) -> Any:
@@ -347,9 +363,10 @@ class _Running:
         self._study, self._out, self._planner = prepared.study, prepared.out, prepared.planner
         self._forms = FormsCheck(prepared.pool / "forms.json")  # measured once for all studies
         self._tunings: dict[str, Tuning] = {}
+        self._speeds = _known_speeds(self._out)
 
-    def run(self, *, retune: bool) -> Ending:
-        """Train until every run has a result, or a signal interrupts."""
+    def run(self, *, retune: bool, time: bool | None) -> Ending:
+        """Train until every run has a result, or a signal interrupts; then measure speeds."""
         plan: Plan = {}
         self._planner.require_tasks_fit(self._prepared.plan)
         self._forms.start()
@@ -359,9 +376,10 @@ class _Running:
             )
             plan = self._planner.with_keys(self._planner.plan(study))
             metrics = {e.name: e.measure.name for e in study.experiments}
-            runs = self._session.train(plan, metrics, lambda runs: self._save_and_check(plan, runs, metrics))
+            runs = self._session.train(plan, metrics, lambda runs: self._save(plan, runs))
             if not self._session.interrupted:
                 self._forms.wait(SECONDS_FOR_FORMS)
+                self._measure_speeds(plan, runs, time)
             record = self._save(plan, runs)
         except Interrupted:  # while tuning: there are no runs to record yet
             record = self._record(plan, {})
@@ -371,25 +389,21 @@ class _Running:
 
     def _train_trials(self, plan: Plan) -> dict[str, RunRecord]:
         metrics = {e.name: e.tune.metric for e in self._study.experiments if e.tune is not None}
-        found = self._session.train(plan, metrics, lambda runs: None)
+        found = self._session.train(plan, metrics, lambda runs: None, job_type="tune")
         if self._session.interrupted:
             raise Interrupted
         return found
 
-    def _save_and_check(
-        self, plan: Plan, runs: Mapping[str, RunRecord], metrics: Mapping[str, str]
-    ) -> StudyRecord:
-        """Save; raise once a finished run shows that runs do not record a user-defined metric."""
-        record = self._save(plan, runs)
-        for label, planned in plan.items():
-            metric, found = metrics[label.experiment], runs.get(planned.key)
-            is_own = metric not in METRICS and task_of(metric) is None
-            if is_own and found is not None and found.status == "finished" and found.value(metric) is None:
-                raise InputError(
-                    f"experiment {label.experiment!r} compares {metric!r}, which no run records: a run has "
-                    f"{', '.join(sorted(found.metrics))}."
-                )
-        return record
+    def _measure_speeds(self, plan: Plan, runs: Mapping[str, RunRecord], time: bool | None) -> None:
+        """Measure if asked to (`time`), or where it is cheap after runs that were trained now."""
+        wanted = to_measure(plan, runs, () if time else self._speeds)
+        if time is None:
+            time = self._session.has_trained and is_cheap(
+                wanted.values(), runs.values(), self._session.workers
+            )
+        if time and wanted:
+            found = measure(wanted, self._planner.code, lambda: self._session.interrupted)
+            self._speeds |= found
 
     def _save(self, plan: Plan, runs: Mapping[str, RunRecord]) -> StudyRecord:
         record = self._record(plan, runs)
@@ -407,6 +421,7 @@ class _Running:
             added=self._prepared.added_seeds,
             tunings=self._tunings,
             forms=forms,
+            speeds=self._speeds,
         )
 
     def _link_tensorboard(self, plan: Plan) -> None:
@@ -420,6 +435,14 @@ class _Running:
                 link.symlink_to(os.path.relpath(target, link.parent))
 
 
+def _known_speeds(out: Path) -> dict[str, Speed]:
+    """Subject → speed, from the records that are already there."""
+    if not (out / FILE).is_file():
+        return {}
+    cells = [cell for e in read_study(out / FILE).experiments for cell in e.cells]
+    return {cell.speed.subject: cell.speed for cell in cells if cell.speed is not None}
+
+
 def study_record(
     study: Study,
     plan: Plan,
@@ -429,9 +452,11 @@ def study_record(
     added: Mapping[str, tuple[int, ...]],
     tunings: Mapping[str, Tuning],
     forms: FormsRecord | None,
+    speeds: Mapping[str, Speed] = MappingProxyType({}),
 ) -> StudyRecord:
     """The study as one record: its labels, the keys of the runs, and the runs."""
     keys = {label: record.key for label, record in plan.items()}
+    measured = {label[:2]: speeds.get(subject_of(record.run)) for label, record in plan.items()}
     experiments = tuple(
         ExperimentRecord(
             name=e.name,
@@ -448,6 +473,7 @@ def study_record(
                     name=cell.name,
                     levels=dict(cell.levels),
                     runs={s: key for s in e.seeds if (key := keys.get(Label(e.name, cell.name, s)))},
+                    speed=measured.get((e.name, cell.name)),
                 )
                 for cell in e.cells
             ),

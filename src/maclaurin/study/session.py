@@ -13,13 +13,12 @@ from maclaurin.study.executors import Executor, Result
 from maclaurin.study.metrics import task_of
 from maclaurin.study.pool import SECONDS_TO_SAVE, Pool, Workplace
 from maclaurin.study.progress import RunProgress, read_progress
-from maclaurin.study.run_record import SETTLED, Label, RunRecord, Status
-from maclaurin.study.view import Overview, Row, State, View
+from maclaurin.study.run_record import SETTLED, Label, Plan, RunRecord, Status
+from maclaurin.study.view import Overview, Row, RowStatus, View
 from maclaurin.study.worker import from_folder
 
 POLL_SECONDS = 0.5
 
-Plan = Mapping[Label, RunRecord]
 Changed = Callable[[dict[str, RunRecord]], object]
 
 
@@ -35,6 +34,8 @@ class Session:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
+        #: whether a run was started here, not only reused
+        self.has_trained = False
         self._stop_request = StopRequest(
             "SIGINT", "SIGTERM", "SIGHUP"
         )  # a second Ctrl-C does not wait for runs to save
@@ -52,19 +53,27 @@ class Session:
         """Whether a signal came."""
         return self._stop_request.is_set
 
-    def train(self, plan: Plan, metrics: Mapping[str, str], changed: Changed) -> dict[str, RunRecord]:
+    @property
+    def workers(self) -> int:
+        """How many runs are trained at once."""
+        return self._executor.workers
+
+    def train(
+        self, plan: Plan, metrics: Mapping[str, str], changed: Changed, *, job_type: str = "train"
+    ) -> dict[str, RunRecord]:
         """Key → final record; `changed` is called with the current records whenever a run begins or ends.
 
-        `metrics` maps each experiment to the number the view shows.
+        `metrics` maps each experiment to the number the view shows; `job_type` is for trackers.
         """
         state = _State(plan, self.pool, metrics)
+        place = dataclasses.replace(self._place, job_type=job_type)
         if self._retry:
             state.forget_failures()
         state.take_results()
         changed(state.records())
         with self._view:
             while state.has_work and not self.interrupted:
-                begun = self._submit(state)
+                begun = self._submit(state, place)
                 results = self._executor.poll(POLL_SECONDS)
                 ended = state.settle(results, stopping=self.interrupted)
                 state.progress |= self._executor.progress()
@@ -77,7 +86,7 @@ class Session:
         changed(state.records())
         return state.records()
 
-    def _submit(self, state: _State) -> bool:
+    def _submit(self, state: _State, place: Workplace) -> bool:
         """Fill the free places, except with runs that another study is training."""
         free, changed = self._executor.free(), False
         for key in list(state.waiting):
@@ -86,8 +95,10 @@ class Session:
             if state.take_result(key):
                 changed = True
             elif not self.pool.entry(key).is_busy():
-                self._executor.submit(state.waiting.pop(key), self._place)
+                tracked = dataclasses.replace(place, run_name=state.tracked_name(key))
+                self._executor.submit(state.waiting.pop(key), tracked)
                 state.running.add(key)
+                self.has_trained = True
                 free, changed = free - 1, True
         return changed
 
@@ -109,8 +120,11 @@ class _State:
     """The state of the runs of a plan."""
 
     def __init__(self, plan: Plan, pool: Pool, metrics: Mapping[str, str]) -> None:
-        self._plan, self._pool, self._metrics = plan, pool, metrics
+        self._pool, self._metrics = pool, metrics
         self._asked = {record.key: record for record in plan.values()}  # two cells may share a run
+        self._labels: dict[str, Label] = {}
+        for label, record in plan.items():
+            self._labels.setdefault(record.key, label)
         self.waiting = dict(self._asked)
         self.running: set[str] = set()
         self.progress: dict[str, RunProgress] = {}
@@ -151,7 +165,7 @@ class _State:
                 self._stopped.add(result.key)
                 self.progress.pop(result.key, None)  # its last report is in the pool
             else:
-                self._results[result.key] = self._crashed(result.key, result.problem)
+                self._results[result.key] = self._crashed(result)
         return bool(results)
 
     def records(self) -> dict[str, RunRecord]:
@@ -159,10 +173,12 @@ class _State:
 
     def rows(self) -> tuple[Row, ...]:
         """Each run once, under its first label."""
-        names: dict[str, Label] = {}
-        for label, record in self._plan.items():
-            names.setdefault(record.key, label)
-        return tuple(self._row(label, key) for key, label in names.items())
+        return tuple(self._row(label, key) for key, label in self._labels.items())
+
+    def tracked_name(self, key: str) -> str:
+        """The name of a run for trackers: its first label in this study."""
+        label = self._labels[key]
+        return f"{label.experiment}/{label.cell}/seed-{label.seed}"
 
     def _record(self, key: str) -> RunRecord:
         """The result, or the progress of the run."""
@@ -176,9 +192,9 @@ class _State:
     def _row(self, label: Label, key: str) -> Row:
         record = self._record(key)
         result = _result_text(record, self._metrics.get(label.experiment, "loss"))
-        return Row(label, record, self._state(key, record), self.progress.get(key), result)
+        return Row(label, record, self._row_status(key, record), self.progress.get(key), result)
 
-    def _state(self, key: str, record: RunRecord) -> State:
+    def _row_status(self, key: str, record: RunRecord) -> RowStatus:
         if key in self._results:
             return "reused" if key in self._reused else record.status
         if key in self.running:
@@ -187,8 +203,12 @@ class _State:
             return "stopped"
         return "elsewhere" if self._pool.entry(key).is_busy() else "waiting"
 
-    def _crashed(self, key: str, problem: str) -> RunRecord:
-        """The record of a crash, which is a result and stored as one."""
+    def _crashed(self, result: Result) -> RunRecord:
+        """The record of a crash. It is stored in the pool, unless the input was wrong.
+
+        Wrong input may be a setting that is not part of the key, and another study may have it right.
+        """
+        key = result.key
         entry = self._pool.entry(key)
         progress = read_progress(entry.progress)
         record = from_folder(
@@ -197,10 +217,11 @@ class _State:
             "crashed",
             step=progress.step if progress else 0,
             seconds=progress.seconds if progress else None,
-            message=problem,
+            message=result.problem,
             place=Workplace(pool=str(self._pool.root)),
         )
-        entry.write(record)
+        if not result.is_input_error:
+            entry.write(record)
         return record
 
 

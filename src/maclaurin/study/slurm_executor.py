@@ -85,11 +85,11 @@ class SlurmExecutor:
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
-        """Queue one more."""
+        """Queue a job for this run."""
         entry = Pool(Path(place.pool)).entry(record.key)
         entry.path.mkdir(parents=True, exist_ok=True)
-        alone = dataclasses.replace(place, study_lock=None, runs_at_once=1)
-        job = self._executor.submit(TrainJob(), to_plain(Job(record=record, place=alone)))
+        on_node = dataclasses.replace(place, study_lock=None, runs_at_once=None)  # a node may have other jobs
+        job = self._executor.submit(TrainJob(), to_plain(Job(record=record, place=on_node)))
         self._running[record.key] = (job, entry)
 
     def poll(self, seconds: float) -> list[Result]:
@@ -123,8 +123,9 @@ class SlurmExecutor:
         if record is not None:
             return Result(key, record)
         problem = job.exception()
-        if problem is None:
-            return Result(key)  # it was stopped and saved
+        if problem is None:  # wrong input, or it was stopped and saved
+            wrong = job.result()
+            return Result(key) if wrong is None else Result(key, problem=wrong, is_input_error=True)
         lines = str(problem).strip().splitlines()
         return Result(key, problem="\n".join(["the job failed", *lines[-12:]]))
 
@@ -132,9 +133,13 @@ class SlurmExecutor:
 class TrainJob:
     """The job that a node runs."""
 
-    def __call__(self, values: dict[str, Any]) -> None:
-        """Train; the record is written to the pool."""
-        work(from_plain(Job, values))
+    def __call__(self, values: dict[str, Any]) -> str | None:
+        """Train, and write the record to the pool; returns the error if the input was wrong."""
+        try:
+            work(from_plain(Job, values))
+        except InputError as problem:
+            return f"error: {problem}"
+        return None
 
     def checkpoint(self, values: dict[str, Any]) -> Any:
         """Queue again after a time limit or preemption."""

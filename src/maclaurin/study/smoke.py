@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,6 @@ from maclaurin.models.configuration import size_named
 from maclaurin.training.config import TrainConfig
 
 STEPS, SIZE, LENGTH, BATCH, DOCUMENTS = 5, "nano", 64, 4, 300
-
-#: columns in addition to `text`, as in the data sets of the paper
-COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "HuggingFaceFW/fineweb": lambda n: {
-        "id": f"<urn:uuid:{n}>",
-        "dump": "CC-MAIN-2024-51",
-        "url": f"https://example.org/{n}",
-        "date": "2024-12-01T00:00:00Z",
-        "file_path": "none",
-        "language": "en",
-        "language_score": 0.9,
-        "token_count": 100,
-    },
-    "cerebras/SlimPajama-627B": lambda n: {"meta": {"redpajama_set_name": "RedPajamaCommonCrawl"}},
-    "monology/pile-uncopyrighted": lambda n: {"meta": {"pile_set_name": "Pile-CC"}},
-    "EleutherAI/the_pile_deduplicated": lambda n: {},
-}
 
 
 def smoke_config(config: TrainConfig, folder: Path, world: int) -> TrainConfig:
@@ -71,24 +53,25 @@ def _small_data(config: TrainConfig, folder: Path) -> dict[str, Any]:
 
 
 def _stand_in(data: str, folder: Path) -> str:
-    """A folder with one small file in the layout of the data set, read in the same way."""
+    """A folder with one small file, read in the same way as the data set."""
     if not data.startswith("hf:"):
         return data
     name = data.removeprefix("hf:").partition("@")[0].partition(":")[0]
     place = folder.absolute() / re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     file = place / "train.parquet"
     if not file.exists():
-        _write_parquet(file, COLUMNS.get(name, lambda n: {"id": str(n)}))
+        _write_parquet(file)
     return f"hf:{place}"
 
 
-def _write_parquet(file: Path, columns: Callable[[int], dict[str, Any]]) -> None:
+def _write_parquet(file: Path) -> None:
+    """Documents of random words in a column `text`, beside a column that is to be ignored."""
     arrow = load_extra("pyarrow", "a stand-in for a data set of the hub", "use data=stdlib")
     parquet = load_extra("pyarrow.parquet", "a stand-in for a data set of the hub", "use data=stdlib")
     dice = random.Random(0)
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(500)]
     rows = [
-        {"text": " ".join(dice.choices(words, k=dice.randint(20, 120))) + ".", **columns(n)}
+        {"text": " ".join(dice.choices(words, k=dice.randint(20, 120))) + ".", "id": str(n)}
         for n in range(DOCUMENTS)
     ]
     file.parent.mkdir(parents=True, exist_ok=True)

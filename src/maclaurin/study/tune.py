@@ -29,12 +29,14 @@ from maclaurin.study.run_record import (
     RunRecord,
     Trial,
     Tuning,
+    error_line,
     without_default_keys,
 )
 
 FILE = "tuned.json"
 SCHEMA = 1
-#: keys that do not affect which learning rate is best, or that belong to the search itself
+#: keys that are not part of what a rate is tuned for. The best rate depends on the steps, but a rate is kept
+#: for other steps; the page then says at how many it was tuned
 NOT_TUNED = (
     *FREE_KEYS,
     "lr",
@@ -216,7 +218,7 @@ class Search:
         self.trials.setdefault(trial.rate, []).append(trial)
 
     def sort_value(self, rate: float) -> float:
-        """Mean value over the seeds, signed so that less is better; infinite if a run diverged or crashed."""
+        """Mean value over the seeds, signed so that less is better; infinite if a run diverged."""
         values = [trial.value for trial in self.trials[rate]]
         if any(value is None for value in values):
             return math.inf
@@ -269,6 +271,7 @@ def tune_study(
         if not plan:
             break
         results = train(plan)
+        _refuse_crashes(plan, results)
         for label, waiting in plan.items():
             search, rate = owners[label]
             record = results[waiting.key]
@@ -299,6 +302,20 @@ def _round(
             plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed, "test": False})
             owners[label] = (search, rate)
     return plan, owners
+
+
+def _refuse_crashes(plan: Mapping[Label, RunRecord], results: Mapping[str, RunRecord]) -> None:
+    """Raise if a tuning run crashed: a crash says nothing about its learning rate."""
+    found = [(label, results[record.key]) for label, record in plan.items()]
+    crashed = [(label, record) for label, record in found if record.status == "crashed"]
+    if crashed:
+        label, record = crashed[0]
+        more = f" (and {len(crashed) - 1} more)" if len(crashed) > 1 else ""
+        raise MaclaurinError(
+            f"a tuning run crashed{more}, so no learning rate is chosen: {label}: "
+            f"{error_line(record.message)} Remove the cause, then start again with --retry; finished runs "
+            "are kept."
+        )
 
 
 def _tune_of(experiment: Experiment) -> Tune:

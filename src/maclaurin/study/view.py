@@ -17,18 +17,18 @@ from rich.text import Text
 
 from maclaurin.errors import in_list
 from maclaurin.study.progress import RunProgress
-from maclaurin.study.run_record import Label, RunRecord
+from maclaurin.study.run_record import Label, RunRecord, Status
 from maclaurin.wording import duration
 
-#: reused: the result was in the pool; elsewhere: another study trains it now
-State = Literal["waiting", "elsewhere", "running", "finished", "diverged", "crashed", "stopped", "reused"]
-DONE: tuple[State, ...] = ("finished", "diverged", "crashed", "stopped", "reused")
+#: the status of a run, or where else it is: reused from the pool, or trained elsewhere by another study now
+RowStatus = Literal[Status, "reused", "elsewhere"]
+DONE: tuple[RowStatus, ...] = ("finished", "diverged", "crashed", "stopped", "reused")
 
 SECONDS_BETWEEN_LINES = 30.0
 #: lines of the terminal that are not rows of the table
 OTHER_LINES = 7
 
-COLOURS: dict[State, str] = {
+COLOURS: dict[RowStatus, str] = {
     "waiting": "dim",
     "elsewhere": "dim",
     "running": "bold",
@@ -43,23 +43,23 @@ COLOURS: dict[State, str] = {
 @final
 @dataclass(frozen=True)
 class Row:
-    """The current state of one run."""
+    """One run of the display."""
 
     label: Label
     record: RunRecord
-    state: State
+    status: RowStatus
     progress: RunProgress | None = None
     result: str = ""
 
     @property
     def step(self) -> int:
         """Steps taken."""
-        return self.progress.step if self.progress and self.state == "running" else self.record.step
+        return self.progress.step if self.progress and self.status == "running" else self.record.step
 
     @property
     def seconds(self) -> float | None:
         """Seconds of the whole run, measured or expected."""
-        if self.state == "running":
+        if self.status == "running":
             left = self.seconds_left
             return None if self.progress is None or left is None else self.progress.seconds + left
         return self.record.seconds
@@ -67,7 +67,7 @@ class Row:
     @property
     def seconds_left(self) -> float | None:
         """Seconds left of a running run, if known."""
-        return self.progress.seconds_left if self.progress and self.state == "running" else None
+        return self.progress.seconds_left if self.progress and self.status == "running" else None
 
 
 @final
@@ -82,11 +82,11 @@ class Overview:
     @property
     def done(self) -> int:
         """Runs that need no more work."""
-        return sum(row.state in DONE for row in self.rows)
+        return sum(row.status in DONE for row in self.rows)
 
-    def count(self, state: State) -> int:
-        """Runs in a state."""
-        return sum(row.state == state for row in self.rows)
+    def count(self, status: RowStatus) -> int:
+        """Runs with a status."""
+        return sum(row.status == status for row in self.rows)
 
     @property
     def seconds_left(self) -> float | None:
@@ -99,9 +99,9 @@ def seconds_to_end(rows: Sequence[Row], workers: int) -> float | None:
     running = [
         row.seconds_left if row.seconds_left is not None else _estimate(row, rows)
         for row in rows
-        if row.state == "running"
+        if row.status == "running"
     ]
-    waiting = [_estimate(row, rows) for row in rows if row.state in ("waiting", "elsewhere")]
+    waiting = [_estimate(row, rows) for row in rows if row.status in ("waiting", "elsewhere")]
     if not running and not waiting:
         return 0.0
     if any(seconds is None for seconds in (*running, *waiting)):
@@ -116,7 +116,7 @@ def seconds_to_end(rows: Sequence[Row], workers: int) -> float | None:
 
 def _estimate(row: Row, rows: Sequence[Row]) -> float | None:
     """Tokens at the usual speed of the same cell, else of the same experiment, else of any run."""
-    measured = [other for other in rows if other.seconds is not None and other.state != "crashed"]
+    measured = [other for other in rows if other.seconds is not None and other.status != "crashed"]
     nearest = [
         [other for other in measured if other.label[:2] == row.label[:2]],
         [other for other in measured if other.label.experiment == row.label.experiment],
@@ -178,14 +178,14 @@ class EventLines(View):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._states: dict[Label, State] = {}
+        self._shown: dict[Label, RowStatus] = {}
         self._last = time.monotonic()
 
     def show(self, overview: Overview) -> None:
         """Print what changed."""
         for row in overview.rows:
-            if self._states.get(row.label, "waiting") != row.state:
-                self._states[row.label] = row.state
+            if self._shown.get(row.label, "waiting") != row.status:
+                self._shown[row.label] = row.status
                 self._print(f"{overview.done}/{len(overview.rows)} {_line(row)}")
         now = time.monotonic()
         if now - self._last > SECONDS_BETWEEN_LINES:
@@ -198,10 +198,10 @@ class EventLines(View):
 
 def _line(row: Row) -> str:
     label = row.label
-    what = f"{row.state}: {label.experiment}, {in_list(label.cell)}, seed {label.seed}"
+    what = f"{row.status}: {label.experiment}, {in_list(label.cell)}, seed {label.seed}"
     if row.result:
         what += f", {row.result}"
-    if row.seconds is not None and row.state in ("finished", "diverged"):
+    if row.seconds is not None and row.status in ("finished", "diverged"):
         what += f", {duration(row.seconds)}"
     return what
 
@@ -210,7 +210,7 @@ def _table(title: str, overview: Overview, most: int) -> Table:
     table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
     table.add_column("cell", overflow="ellipsis", no_wrap=True, max_width=40)
     table.add_column("seed", justify="right")
-    table.add_column("state")
+    table.add_column("status")
     table.add_column("step", justify="right")
     table.add_column("loss", justify="right")
     table.add_column("time left", justify="right")
@@ -221,8 +221,8 @@ def _table(title: str, overview: Overview, most: int) -> Table:
         loss = row.result or ("" if progress is None or progress.loss is None else f"{progress.loss:.4f}")
         left = "" if row.seconds_left is None else duration(row.seconds_left)
         step = f"{row.step}/{row.record.run.steps}"
-        state = Text(row.state, COLOURS[row.state])
-        table.add_row(Text(name), str(row.label.seed), state, step, Text(loss), left)
+        status = Text(row.status, COLOURS[row.status])
+        table.add_row(Text(name), str(row.label.seed), status, step, Text(loss), left)
     return table
 
 
@@ -232,9 +232,9 @@ def chosen_rows(rows: Iterable[Row], most: int) -> list[Row]:
     if len(everything) <= most:
         return everything
     places = {id(row): place for place, row in enumerate(everything)}
-    running = [row for row in everything if row.state == "running"][:most]
-    done = [row for row in everything if row.state in DONE]
-    waiting = [row for row in everything if row.state in ("waiting", "elsewhere")]
+    running = [row for row in everything if row.status == "running"][:most]
+    done = [row for row in everything if row.status in DONE]
+    waiting = [row for row in everything if row.status in ("waiting", "elsewhere")]
     space = most - len(running)
     next_ones = waiting[: max(space // 4, space - len(done))]
     last_ones = done[len(done) - (space - len(next_ones)) :] if space > len(next_ones) else []
@@ -242,10 +242,10 @@ def chosen_rows(rows: Iterable[Row], most: int) -> list[Row]:
 
 
 def _sum(overview: Overview) -> Text:
-    states: tuple[State, ...] = (
+    statuses: tuple[RowStatus, ...] = (
         "running", "finished", "reused", "diverged", "crashed", "waiting", "elsewhere",
     )  # fmt: skip
-    counts = ", ".join(f"{count} {state}" for state in states if (count := overview.count(state)))
+    counts = ", ".join(f"{count} {status}" for status in statuses if (count := overview.count(status)))
     seconds = overview.seconds_left
     left = "" if not seconds else f", about {duration(seconds)} left"
     whole = f"{overview.done} of {len(overview.rows)} runs done"

@@ -4,7 +4,7 @@
     python -m torch.distributed.run --nproc-per-node 8 -m maclaurin.study.worker JOB.json
 
 The exit code is 0 with a record if the run has a result (finished or diverged), 0 without a record if it was
-asked to stop and saved a checkpoint, and another number if it crashed.
+asked to stop and saved a checkpoint, 2 if the input was wrong, and another number if it crashed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
-from maclaurin.files import write_file
-from maclaurin.plain_data import from_plain, to_plain
+from maclaurin.plain_data import from_plain, write_record
 from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
@@ -44,6 +43,9 @@ from maclaurin.training.run_folder import RunFolder, machine_facts, read_records
 from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]
+
+#: exit code for wrong input
+INPUT_ERROR = 2
 
 #: version of the loaded code; files may be edited while a study runs
 CODE = code_version()
@@ -65,7 +67,7 @@ class Job:
 
     def write(self, path: Path) -> None:
         """As a file for `python -m maclaurin.study.worker`."""
-        write_file(path, (json.dumps(to_plain(self), indent=1) + "\n").encode())
+        write_record(path, self, indent=1)
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -85,8 +87,7 @@ def work(job: Job, report: Report | None = None) -> RunRecord | None:
         load_extension(extension)
     if place.threads is not None:
         torch.set_num_threads(place.threads)
-    if place.group:  # read by wandb.init
-        os.environ["WANDB_RUN_GROUP"] = place.group
+    _set_tracker_names(place)
     config = config_from(job.record.run.config)
     processes = join(config.device)
     try:
@@ -116,7 +117,9 @@ def _train(
         config.steps,
         _reporting(entry, processes, report),
         seconds_before=before.seconds if before else 0.0,
-        losses_before=[line["loss"] for line in _logged(entry.path, config.log_every)],
+        losses_before=[
+            (line["step"], line["loss"]) for line in _lines(entry.path) if line["kind"] == "train"
+        ],
         prints=processes.is_first,
     )
 
@@ -277,11 +280,6 @@ def _curves(lines: list[dict[str, Any]]) -> dict[str, tuple[tuple[int, float], .
     return {name: thinned(found) for name, found in points.items()}
 
 
-def _logged(folder: Path, every: int) -> list[dict[str, Any]]:
-    """The training lines that were reported during the run."""
-    return [line for line in _lines(folder) if line["kind"] == "train" and line["step"] % every == 0]
-
-
 def _lines(folder: Path) -> list[dict[str, Any]]:
     file = RunFolder(folder).records
     return read_records(file) if file.is_file() else []
@@ -306,8 +304,14 @@ def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) ->
     return pass_on
 
 
+def _set_tracker_names(place: Workplace) -> None:
+    """Set what wandb.init reads: the study as group, the name of the run, and whether it tunes."""
+    names = {"WANDB_RUN_GROUP": place.group, "WANDB_NAME": place.run_name, "WANDB_JOB_TYPE": place.job_type}
+    os.environ.update({name: value for name, value in names.items() if value and place.group})
+
+
 def _first_sees(processes: Processes, fact: bool) -> bool:
-    """The fact as the first process sees it: a later process may see files that were not there yet."""
+    """Broadcast a flag from rank 0: other processes may already see files that rank 0 wrote later."""
     return processes.any(fact and processes.is_first)
 
 
@@ -351,7 +355,7 @@ def main(job: Job) -> int:
         work(job)
     except MaclaurinError as problem:
         print(f"error: {problem}", file=sys.stderr, flush=True)
-        return 2
+        return INPUT_ERROR if isinstance(problem, InputError) else 1
     return 0
 
 

@@ -2,18 +2,21 @@
 
 runs/x/config.json  machine.json  records.jsonl  checkpoints/  model/  adapter/  summary.json
 
-records.jsonl has one line per step and per evaluation; trackers receive the same records.
+records.jsonl has one line per step and per evaluation; trackers receive the same records. A run in the pool
+of a study also has record.json, its result. `find_runs` lists the runs below a folder.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import platform
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -24,7 +27,7 @@ import maclaurin
 from maclaurin.code_version import FREE_KEYS, commit
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
-from maclaurin.files import LockedError, locked, write_file, write_json
+from maclaurin.files import LockedError, is_locked, locked, write_file, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
 
@@ -45,6 +48,8 @@ class RunFolder:
         self.model = path / "model"
         self.adapter = path / "adapter"
         self.summary = path / "summary.json"
+        self.record = path / "record.json"
+        self.lock = path / ".lock"
 
     # ------------------------------------------------------------------------- before anything is made
 
@@ -72,7 +77,7 @@ class RunFolder:
         lock = ExitStack()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(locked(self.path / ".lock", timeout=0.0))
+            lock.enter_context(locked(self.lock, timeout=0.0))
         except LockedError:
             raise InputError(
                 f"another process is training in {self.path}: wait for it, or choose another --out."
@@ -86,7 +91,7 @@ class RunFolder:
         finally:
             lock.close()
             if is_new and not self.config.exists():
-                (self.path / ".lock").unlink(missing_ok=True)
+                self.lock.unlink(missing_ok=True)
                 with suppress(OSError):  # not empty
                     self.path.rmdir()
 
@@ -101,10 +106,7 @@ class RunFolder:
 
     def imports(self) -> list[str]:
         """Files and modules of user parts that the run was started with."""
-        try:
-            return json.loads(self.machine.read_text(encoding="utf-8")).get("imports", [])
-        except (OSError, ValueError):
-            return []
+        return _read_json(self.machine).get("imports", [])
 
     def settings(self) -> dict[str, Any]:
         """The settings of the run in this folder."""
@@ -115,10 +117,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty before that."""
-        try:
-            return json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return _read_json(self.summary)
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
         """Raise if the settings differ from those of the run in this folder, or if its data have changed."""
@@ -169,6 +168,98 @@ def machine_facts() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit(),
     }
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# ------------------------------------------------------------------------------ finding runs
+
+
+@final
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as its folder describes it: of `maclaurin train`, of a sweep, or of the pool of a study.
+
+    status   finished, running or stopped; in a pool also diverged or crashed
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    status: str
+    step: int
+    numbers: Mapping[str, float]
+    data: str | None = None
+    commit: str | None = None
+
+    @property
+    def attention(self) -> str:
+        """The notation, or one per layer."""
+        return ", ".join(self.config.get("attention", ())) or "–"
+
+
+def find_runs(paths: Sequence[Path]) -> list[RunSummary]:
+    """Every run in these folders and below, newest first; a folder without runs is an error."""
+    found: dict[Path, RunSummary] = {}
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"there is no folder {path}.")
+        here = [file.parent for file in [path / "config.json", *sorted(path.rglob("config.json"))]]
+        runs = {folder: run for folder in here if (run := summary_of(folder)) is not None}
+        if not runs:
+            raise InputError(
+                f"{path} holds no training run: the folder of a run has config.json and records.jsonl."
+            )
+        found |= runs
+    return sorted(found.values(), key=lambda run: -_changed(run.path))
+
+
+def summary_of(path: Path) -> RunSummary | None:
+    """The run in this folder; None if there is none."""
+    folder = RunFolder(path)
+    config = _read_json(folder.config)
+    if "steps" not in config or "attention" not in config:
+        return None
+    if record := _read_json(folder.record):
+        facts = record.get("provenance", {})
+        numbers = _finite({**record["metrics"], "seconds": record.get("seconds")})
+        return RunSummary(
+            path, config, record["status"], record["step"], numbers, facts.get("data"), facts.get("commit")
+        )
+    machine, summary = _read_json(folder.machine), folder.read_summary()
+    facts = {"data": (machine.get("data") or {}).get("name"), "commit": machine.get("commit")}
+    if summary.get("step", 0) >= config["steps"]:
+        numbers = {("loss" if name == "test_loss" else name): v for name, v in _finite(summary).items()}
+        return RunSummary(path, config, "finished", summary["step"], numbers, **facts)
+    lines = read_records(folder.records) if folder.records.is_file() else []
+    last = lines[-1] if lines else {"step": 0}
+    numbers = _finite({"train_loss": last.get("loss")})
+    status = "running" if is_locked(folder.lock) else "stopped"
+    return RunSummary(path, config, status, last["step"], numbers, **facts)
+
+
+def differing_keys(runs: Sequence[RunSummary]) -> list[str]:
+    """Config keys in which the runs differ."""
+    names = dict.fromkeys(name for run in runs for name in run.config)
+    return [name for name in names if len({json.dumps(run.config.get(name)) for run in runs}) > 1]
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value) and name != "step"
+    }
+
+
+def _changed(folder: Path) -> float:
+    return max((file.stat().st_mtime for file in folder.iterdir() if file.is_file()), default=0.0)
 
 
 # -------------------------------------------- records and trackers
@@ -272,7 +363,7 @@ class _WandB:
             write_file(name, secrets.token_hex(4))
         self._run = wandb.init(
             project="maclaurin",
-            name=folder.name,
+            name=os.environ.get("WANDB_NAME") or folder.name,
             dir=str(folder),
             config=config,
             id=name.read_text(encoding="utf-8"),

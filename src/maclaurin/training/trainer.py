@@ -165,7 +165,7 @@ class Trainer:
                 stopping = self._may_stop(done) and self.processes.any(stop.is_set)
                 due = self._due(done, stopping)
                 if due or done % self.config.log_every == 0:
-                    display.step(done, self._record_losses(unread), self._speed.lap(done))
+                    display.step(done, self._record_losses(unread, display), self._speed.lap(done))
                 if due:
                     validation = self._evaluate(done, display) if "evaluate" in due else validation
                     if done == self.config.steps:
@@ -234,7 +234,7 @@ class Trainer:
         """Several processes synchronise this only at the log interval."""
         return self.processes.world == 1 or done % self.config.log_every == 0
 
-    def _record_losses(self, unread: list[_Unread]) -> float:
+    def _record_losses(self, unread: list[_Unread], display: Display) -> float:
         """Read the losses from the device, record them, and stop the run if it has diverged."""
         losses = torch.stack([each.result.loss for each in unread]).tolist()
         norms = torch.stack([each.result.gradient_norm for each in unread]).tolist()
@@ -245,6 +245,7 @@ class Trainer:
             self._record(
                 {"kind": "train", "step": each.step + 1, "loss": loss, "lr": each.rate, "gradient_norm": norm}
             )
+            display.recorded(each.step + 1, loss)
         unread.clear()
         return losses[-1]
 

@@ -10,9 +10,10 @@ from tests.unit.report.synthetic import experiment, study
 from maclaurin.report import study_charts as charts
 from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
-from maclaurin.report.contributions import Contributions, contributions
+from maclaurin.report.contributions import Contributions, contributions, correct_over_page
 from maclaurin.report.outcome import Outcome
-from maclaurin.report.sentences import interaction_sentences, waterfall_finding
+from maclaurin.report.sentences import diverged_sentence, interaction_sentences, waterfall_finding
+from maclaurin.report.study_page import study_articles
 from maclaurin.study import waterfall
 from maclaurin.study.run_record import read_study, write_study
 
@@ -26,14 +27,17 @@ VALUES = {
 }
 
 
-def record(values=None):
-    made, runs = experiment(values or VALUES)
+def record(values=None, **statuses):
+    made, runs = experiment(values or VALUES, **statuses)
     return dataclasses.replace(made, waterfalls=(WAY,)), runs
 
 
-def found(values=None) -> Contributions:
-    made, runs = record(values)
-    return Contributions(Outcome(study((made, runs)), made), WAY)
+def found(values=None, **statuses) -> Contributions:
+    """The waterfall of a page with nothing else."""
+    made, runs = record(values, **statuses)
+    way = Contributions(Outcome(study((made, runs)), made), WAY)
+    correct_over_page([way])
+    return way
 
 
 def test_a_contribution_is_taken_seed_by_seed_with_students_interval():
@@ -88,6 +92,75 @@ def test_a_seed_without_all_cells_is_left_out_and_named():
     assert way.seeds == (0, 1, 3)
     assert way.incomplete == {2: ["row sum"]}
     assert way.gap.n == 3
+
+
+NO_SEED_2 = [2.8, 3.01, None, 2.89]
+
+
+def test_a_run_that_diverged_takes_p_from_what_needs_its_cell():
+    """It was left out like a missing run, so that fewer seeds decided what more had not."""
+    way = found({**VALUES, "row sum": NO_SEED_2}, statuses={("row sum", 2): "diverged"})
+    assert way.diverged == {"row sum": (2,)}
+    assert way.incomplete == {}
+    assert all(part.p is None and part.size.bounds is None and not part.supported for part in way.parts)
+    assert way.gap.n == 4, "the gap does not need the cell"
+    assert way.gap.bounds is not None
+    assert interaction_sentences(way) == []
+    assert "row sum (seed 2) diverged" in diverged_sentence(way)
+
+
+def test_what_does_not_need_the_diverged_cell_keeps_all_its_seeds():
+    chain = waterfall(
+        "Step by step",
+        ("a", "b"),
+        lambda on: {(): "none", ("a",): "order 2", ("a", "b"): "row sum"}.get(tuple(sorted(on))),
+    )
+    made, runs = experiment({**VALUES, "row sum": NO_SEED_2}, statuses={("row sum", 2): "diverged"})
+    way = Contributions(Outcome(study((made, runs)), made), chain)
+    correct_over_page([way])
+    first, second = way.parts
+    assert (first.size.n, first.size.is_tested) == (4, True)
+    assert (second.size.n, second.p) == (3, None)
+    assert first.p == pytest.approx(2 * stats.ttest_rel(VALUES["order 2"], VALUES["none"]).pvalue)
+
+
+def test_a_cell_that_diverged_with_every_seed_is_named():
+    statuses = {("row sum", seed): "diverged" for seed in range(4)}
+    made, runs = record({**VALUES, "row sum": [None] * 4}, statuses=statuses)
+    (way,) = contributions(Outcome(study((made, runs)), made))
+    assert way.parts == ()
+    assert "row sum (seed 0, 1, 2 and 3) diverged" in waterfall_finding(way)
+    page = "".join(str(article) for article in study_articles(analyse([(study((made, runs)), "")])))
+    assert "no seed finished in every cell" in page
+
+
+def test_a_part_that_changes_nothing_alone_has_a_contribution_of_zero_there():
+    names = {"": "none", "a": "none", "b": "order 2", "a b": "row sum"}
+    way = Contributions(found().outcome, waterfall("x", ("a", "b"), lambda on: names[" ".join(sorted(on))]))
+    (pair,) = way.interactions
+    assert [effect.pair.first for effect in way.interactions] == ["a"]
+    assert pair.interaction_contrast.n == 4
+
+
+def test_every_contribution_of_a_page_counts_in_the_correction():
+    """All waterfalls, experiments and metrics of all studies of the page; those without a test too."""
+    one, other = record(), record({**VALUES, "row sum": NO_SEED_2}, statuses={("row sum", 2): "diverged"})
+    renamed = dataclasses.replace(other[0], name="second")
+    analyses = analyse([(study(one), ""), (study((renamed, other[1]), name="b"), "")])
+    ways = [way for a in analyses for found in a.waterfalls.values() for way in found]
+    alone = [stats.ttest_1samp(by_seed(name), 0).pvalue for name in ("order 2", "row sum")]
+    assert [way.tested_parts for way in ways] == [4, 4]
+    assert sorted(part.p for part in ways[0].parts) == pytest.approx(sorted([4 * min(alone), 3 * max(alone)]))
+    assert [part.p for part in ways[1].parts] == [None, None]
+    page = "".join(str(article) for article in study_articles(analyses))
+    assert "corrected for all 4 contributions on this page" in page
+
+
+def by_seed(part):
+    """The contribution of a part, from the formula of two parts."""
+    cells = {name: np.array(row) for name, row in VALUES.items()}
+    rest = "row sum" if part == "order 2" else "order 2"
+    return (cells[part] - cells["none"] + cells["order 2 + row sum"] - cells[rest]) / 2
 
 
 def test_one_seed_concludes_nothing():

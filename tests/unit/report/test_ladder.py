@@ -16,7 +16,7 @@ from maclaurin.report.analysis import analyse
 from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, UNDECIDED, Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import ladder_findings, ladder_limits, tuning_finding
-from maclaurin.report.study_tables import ladder_gaps_table, ladder_tokens_table, tuning_table
+from maclaurin.report.study_tables import ladder_slopes_table, ladder_tokens_table, tuning_table
 from maclaurin.study.run_record import CellTuning, Trial, Tuning, read_study, write_study
 
 SIZES = {"small": 1e6, "middle": 4e6, "large": 16e6}  # two doublings from one to the next
@@ -212,7 +212,7 @@ def test_findings_say_what_is_decided_and_what_is_not():
 
 
 def test_the_table_has_a_row_per_cell_and_a_verdict():
-    table = ladder_gaps_table(ladder({"far": (0.1, 0.2, 0.3), "near": (0.1, 0.1, 0.1)}))
+    table = ladder_slopes_table(ladder({"far": (0.1, 0.2, 0.3), "near": (0.1, 0.1, 0.1)}))
     assert [(row[0].text, row[4].text) for row in table.rows] == [("far", GROWS), ("near", UNDECIDED)]
 
 
@@ -281,4 +281,4 @@ def test_rates_from_a_rule_are_called_so_and_tested_by_what_was_tried():
     )
     rows = {row[0].text: [str(entry) for entry in row] for row in tuning_table(outcome).rows}
     assert rows["b"][1] == "0.001 by the rule; 0.0005 is better here"
-    assert rows["c"][1:] == ["0.0005", "–", "–", "–", "0 rates", "–"]
+    assert rows["c"][1:] == ["0.0005", "–", "–", "–", "–", "0 rates", "–"]

@@ -10,7 +10,7 @@ from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 from tests.unit.report.synthetic import experiment, study
 
-from maclaurin.report.anova import Factorial, Fit
+from maclaurin.report.anova import Factorial
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import effect_sentence
 
@@ -93,14 +93,52 @@ def test_sums_and_tests_are_those_of_statsmodels(drop):
     assert analysis.is_balanced == (not drop)
 
 
-def test_contrasts_outside_the_row_space_are_not_estimated():
-    """Two cells of one factor, never seen apart from two of another."""
-    x = np.array([[1.0, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]])
-    fit = Fit(x, np.array([1.0, 2.0, 1.1, 2.1]))
-    assert fit.rank == 2
-    assert fit.can_estimate(np.array([1.0, -1, 1, -1]))
-    assert not fit.can_estimate(np.array([1.0, -1, 0, 0]))
-    assert fit.value(np.array([1.0, -1, 1, -1])) == pytest.approx(-1.0)
+def test_a_contrast_has_one_value_per_seed():
+    analysis = factorial(twisted)
+    y = array_of(analysis)
+    by_seed = (y[1, 1] - y[0, 1]) - (y[1, 0] - y[0, 0])
+    found = analysis.seed_contrast({"kernel": ("exp", "taylor"), "norm": ("sum", "l2")})
+    expected = stats.t.interval(0.95, 2, by_seed.mean(), stats.sem(by_seed))
+    assert (found.value, found.bounds) == (pytest.approx(by_seed.mean()), pytest.approx(expected))
+    main = analysis.seed_contrast({"kernel": ("exp", "linear")})
+    assert main.value == pytest.approx((y[2] - y[0]).mean())
+    step = analysis.seed_contrast({"kernel": ("exp", "linear")}, at={"norm": "l2"})
+    assert step.value == pytest.approx((y[2, 1] - y[0, 1]).mean())
+
+
+def test_a_contrast_is_averaged_where_all_of_its_cells_exist():
+    gone = {("linear l2", s) for s in range(3)}
+    analysis = factorial(main_only, drop=gone)
+    assert analysis.seed_contrast({"kernel": ("taylor", "linear"), "norm": ("sum", "l2")}) is None
+    cells = analysis.outcome.cells
+    expected = np.subtract(list(cells["linear sum"].values.values()), list(cells["exp sum"].values.values()))
+    assert analysis.seed_contrast({"kernel": ("exp", "linear")}).value == pytest.approx(expected.mean())
+
+
+def test_pooled_noise_alone_decides_nothing():
+    """One cell varies much, the others little: F finds an interaction that the seeds do not show."""
+    steady = {f"{k} {n}": [0.0, 0.001, -0.001] for k in LEVELS["kernel"] for n in LEVELS["norm"]}
+    values = {**steady, "exp l2": [0.3, 0.1, 0.2]}
+    levels = {f"{k} {n}": {"kernel": k, "norm": n} for k in LEVELS["kernel"] for n in LEVELS["norm"]}
+    made = experiment(values, axes=("kernel", "norm"), levels=levels)
+    analysis = Factorial(Outcome(study(made), made[0]))
+    effect = analysis.effects[-1]
+    assert effect.name == "kernel × norm"
+    assert effect.p < 0.05 < effect.p_by_seed
+    assert not effect.supported
+    assert "undecided" in effect_sentence(analysis, effect)
+
+
+def test_a_run_that_diverged_leaves_every_effect_undecided():
+    steady = factorial(twisted)
+    values = {name: list(cell.values.values()) for name, cell in steady.outcome.cells.items()}
+    levels = {name: dict(cell.levels) for name, cell in steady.outcome.cells.items()}
+    values["exp l2"][1] = None
+    made = experiment(values, axes=("kernel", "norm"), levels=levels, statuses={("exp l2", 1): "diverged"})
+    analysis = Factorial(Outcome(study(made), made[0]))
+    assert analysis.diverged == ("exp l2",)
+    assert not any(effect.supported for effect in analysis.effects)
+    assert all("exp l2 diverged" in effect_sentence(analysis, effect) for effect in analysis.effects)
 
 
 def test_cells_with_different_spreads_are_noticed():

@@ -17,10 +17,10 @@ from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.figure import INK, PALETTE, Sheet
 from maclaurin.report.page import breakable, embedded
-from maclaurin.report.sentences import status_sentence, trouble, tuning_finding
+from maclaurin.report.sentences import rate_cautions, status_sentence, trouble, tuning_finding
 from maclaurin.report.study_charts import families
 from maclaurin.report.study_page import study_articles, study_page
-from maclaurin.report.study_tables import good_range, mixtures, settings_table, tuning_table
+from maclaurin.report.study_tables import mixtures, parabola_at, settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
 from maclaurin.study.run_record import write_study
@@ -370,7 +370,7 @@ def test_the_line_of_a_crash_that_says_most_is_shown():
         (label, dataclasses.replace(r, message=message if r.status == "crashed" else None))
         for label, r in runs
     )
-    assert "error: there is no key 'x'" in trouble(synthetic.study((made, runs)))[0]
+    assert "(there is no key 'x')" in trouble(synthetic.study((made, runs)))[0]
 
 
 def test_findings(realistic):
@@ -378,8 +378,8 @@ def test_findings(realistic):
     assert found.findings[0].startswith("The forms agree to 3.9e−15.")
     assert "taylor 8 is undecided" in found.findings[1]
     assert "are behind by 0.007 to 0.618" in found.findings[1]
-    assert "each cell trains at its own learning rate (0.004 to 0.008)" in found.findings[2]
-    assert "norm explains 81 % of the variance" in found.findings[4]
+    assert not any("learning rate" in sentence for sentence in found.findings), "they have a section"
+    assert "norm explains 81 % of the variance" in found.findings[3]
     assert found.headline.endswith("Of 8 claims: 4 agree, 1 disagrees, 2 undecided, 1 not run.")
 
 
@@ -401,6 +401,9 @@ def test_learning_rates_come_with_the_width_of_their_good_range(realistic):
     softmax = {column.title: str(entry) for column, entry in zip(table.columns, table.rows[0], strict=True)}
     assert softmax["learning rate"] == "0.004"
     assert softmax["tried"] == "5 rates"
+    assert softmax["good range"] == "0.0028 – 0.0057", "0.1 · log₂² is 0.025 at a factor of √2"
+    assert softmax["half a step off"] == "0.025"
+    assert str(table.rows[1][3]) != "–", "a rate that diverged further away does not matter"
     assert tuning_table(analysis(small()).outcomes["lm"]) is None
 
 
@@ -429,13 +432,49 @@ def test_the_page_says_where_rates_were_chosen_on_other_data(realistic):
         assert ("chosen on other data than these runs read" in found) == differs
 
 
-def test_a_good_range_is_interpolated_and_bounded_by_divergence():
-    values = {1.0: 2.5, 2.0: 2.0, 4.0: 2.5}
-    low, high, is_open = good_range(values, 2.0, 1.0)
-    assert (low, high) == (pytest.approx(2 ** (1 - 0.04)), pytest.approx(2 ** (1 + 0.04)))
-    assert not is_open
-    assert good_range({1.0: 2.0, 2.0: 2.0, 4.0: float("inf")}, 2.0, 1.0) == (1.0, 2.0, True)
-    assert good_range({1.0: 0.9, 2.0: 0.95, 4.0: 0.2}, 2.0, -1.0)[1] < 2.1
+def test_a_good_range_is_that_of_the_parabola_through_the_best_rate_and_its_neighbours():
+    """Straight lines between the rates made it too narrow."""
+    found = parabola_at({1.0: 2.5, 2.0: 2.0, 4.0: 2.5}, 2.0, 1.0)
+    assert found.good_range == (pytest.approx(2 ** (1 - 0.2)), pytest.approx(2 ** (1 + 0.2)))
+    assert found.half_step == pytest.approx(0.125)
+    turned = parabola_at({1.0: -2.5, 2.0: -2.0, 4.0: -2.5}, 2.0, -1.0)
+    assert turned.good_range == pytest.approx(found.good_range)
+    aside = parabola_at({1.0: 2.2, 2.0: 2.0, 4.0: 2.6}, 2.0, 1.0)
+    assert aside.centre == pytest.approx(0.75)
+    wide = parabola_at({1.0: 2.001, 2.0: 2.0, 4.0: 2.001}, 2.0, 1.0)
+    assert (wide.is_wide, wide.good_range) == (True, (pytest.approx(1.0), pytest.approx(4.0)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{1.0: 2.1, 2.0: 2.0}, {1.0: 2.1, 2.0: 2.0, 4.0: float("inf")}, {1.0: 2.0, 2.0: 2.0, 4.0: 2.0}, {}],
+)
+def test_without_two_neighbours_no_good_range_is_known(values):
+    assert parabola_at(values, 2.0, 1.0) is None
+
+
+def test_the_page_says_what_a_wrong_rate_may_cost_and_at_how_many_steps_rates_were_tuned(realistic):
+    found = analysis(realistic).outcomes["lm"]
+    assert "tuned at" not in str(tuning_table(found).rows)
+    assert "costs 0.025 to 0.025 in validation loss" in rate_cautions(found)[0]
+    shorter = {
+        key: dataclasses.replace(
+            record, run=dataclasses.replace(record.run, config={**record.run.config, "steps": 160})
+        )
+        for key, record in realistic.runs.items()
+    }
+    found = analysis(dataclasses.replace(realistic, runs=shorter)).outcomes["lm"]
+    assert tuning_table(found).rows[0][1].aside == "tuned at 400 steps"
+    assert "Some rates were tuned at 400 steps" in tuning_finding(found)
+
+
+def test_the_page_names_seeds_that_were_added_later():
+    study = small()
+    (e,) = study.experiments
+    later = dataclasses.replace(study, experiments=(dataclasses.replace(e, added_seeds=(1, 2)),))
+    page = "".join(str(article) for article in study_articles([analysis(later)]))
+    assert "Seeds 1 and 2 were added later: if somebody added seeds until a p was small" in page
+    assert "added later" not in "".join(str(article) for article in study_articles([analysis(study)]))
 
 
 def test_loss_by_position_has_gaps_where_nothing_is_scored(realistic):

@@ -68,12 +68,12 @@ def test_runs_that_are_equal_are_surely_alike():
 
 
 def test_a_difference_without_a_bound_is_never_surely_on_the_other_side():
-    run_away = Difference(0.5, 0.01, 2, 3, runaway=1)
+    run_away = Difference(0.5, 0.01, 2, 3, unbounded=1)
     assert run_away.bounds[1] == math.inf
     assert run_away.p_below(1e9) == 1.0
     assert run_away.p_above(0) < 0.001
     assert (-run_away).p_above(-1e9) == 1.0
-    assert Difference(math.inf, 0.0, 2, 3, runaway=1).p_above(1e9) == 0.0
+    assert Difference(math.inf, 0.0, 2, 3, unbounded=1).p_above(1e9) == 0.0
 
 
 @pytest.mark.parametrize("spread", [1.0, 8.0])
@@ -108,14 +108,24 @@ def test_shares_are_compared_by_their_log_odds():
     assert to_scale(-3.0, "linear") == -3.0
 
 
-@given(st.floats(0.01, 0.99), st.floats(0.001, 0.2))
-def test_a_margin_in_points_of_accuracy_is_the_same_margin_in_log_odds(reference, within):
-    low, high = margin_on_scale(reference, within, "logit")
-    assert low < 0 < high
-    if reference + within < 1:
-        assert to_scale(reference + within, "logit", 1e9) - to_scale(
-            reference, "logit", 1e9
-        ) == pytest.approx(high)
+@given(
+    st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0.0, 1.0)),
+    st.floats(0.001, 0.2),
+    st.sampled_from([64, 1000, 10**6]),
+)
+def test_a_margin_in_points_of_accuracy_is_the_same_margin_in_log_odds(reference, within, answers):
+    """A value lies within the margin exactly if its distance to the reference does, also at 0 and 1."""
+    low, high = margin_on_scale(reference, within, "logit", answers)
+    assert low <= 0 <= high
+    assert (low == -math.inf) == (reference - within <= 0)
+    assert (high == math.inf) == (reference + within >= 1)
+    half = 0.5 / answers
+    for value in (0.0, 0.27, 0.5, 0.98, 1.0):
+        distance = to_scale(value, "logit", answers) - to_scale(reference, "logit", answers)
+        if reference - within > half and value < reference - within - half:
+            assert distance < low
+        if reference + within < 1 - half and value > reference + within + half:
+            assert distance > high
     assert margin_on_scale(reference, within, "linear") == (-within, within)
 
 

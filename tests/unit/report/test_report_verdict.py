@@ -76,7 +76,17 @@ def test_an_order_says_which_neighbours_are_undecided():
     found = verdict(ordered("d", "a", "e"), close)
     assert found.verdict == UNDECIDED
     assert "undecided: a → e (1 of 2 comparisons)" in found.notes
-    assert found.ours == "d 3.034 ± 0.165 → a 1.033 ± 0.163 → e 1.030 ± 0.170"
+    means, _, differences = found.ours.partition("; difference to the one before: ")
+    assert means == "d 3.034 ± 0.165 → a 1.033 ± 0.163 → e 1.030 ± 0.170"
+    assert differences.startswith("a −2.001 [−2.006, −1.996], e −0.003 [")
+
+
+def test_a_claim_that_is_contradicted_lists_what_is_undecided_too():
+    close = {**TABLE, "e": [1.03, 1.20, 0.86]}
+    found = verdict(ordered("c", "d", "a", "e"), close)
+    assert found.verdict == DISAGREES
+    assert "contradicted by c → d" in found.notes
+    assert "undecided: a → e (1 of 3 comparisons)" in found.notes
 
 
 def test_a_claim_holds_only_if_every_pair_does():
@@ -109,6 +119,18 @@ def test_higher_accuracies_are_better_and_compared_by_log_odds():
     near = {"a": [0.990, 0.992, 0.991], "b": [0.991, 0.992, 0.9905]}
     assert verdict(alike("a", "b", within=0.005), near, metric="accuracy").verdict == AGREES
     assert verdict(alike("a", "b", within=0.0005), near, metric="accuracy").verdict == UNDECIDED
+
+
+def test_likeness_to_a_reference_that_is_always_right_is_judged_on_the_scale_of_the_differences():
+    """The margin was clipped at 1e-9 and the differences at half an answer: 0.27 was like 1.0."""
+    values = {"a": [1.0, 1.0, 1.0], "b": [0.26, 0.27, 0.28], "c": [0.999, 1.0, 0.9995], "d": [1.0] * 3}
+    near = alike("a", "b", within=0.02)
+    assert verdict(near, values, metric="accuracy").verdict == DISAGREES
+    assert verdict(alike("a", "c", within=0.02), values, metric="accuracy").verdict == AGREES
+    assert verdict(alike("a", "d", within=0.02), values, metric="accuracy").verdict == AGREES
+    wrong = {name: [1 - v for v in row] for name, row in values.items()}
+    assert verdict(near, wrong, metric="accuracy").verdict == DISAGREES
+    assert verdict(alike("a", "d", within=0.02), wrong, metric="accuracy").verdict == AGREES
 
 
 def test_one_seed_concludes_nothing():
@@ -145,6 +167,13 @@ def test_a_cell_that_diverged_is_the_worst():
     assert verdict(alike("a", "e"), values, **options).verdict == DISAGREES
     assert verdict(ordered("e", "a"), values, **options).verdict == AGREES
     assert verdict(ordered("a", "e"), values, **options).verdict == DISAGREES
+
+
+def test_a_diverged_cell_is_not_like_a_reference_at_either_end():
+    values = {"a": [0.01, 0.011, 0.009], "b": [None] * 3}
+    options = {"metric": "accuracy", "statuses": all_diverged("b")}
+    assert verdict(alike("a", "b"), values, **options).verdict == UNDECIDED
+    assert verdict(alike("b", "a"), values, **options).verdict == DISAGREES
 
 
 def test_one_divergence_spoils_likeness_but_proves_nothing_alone():

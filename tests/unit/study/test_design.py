@@ -5,7 +5,19 @@ import dataclasses
 import pytest
 
 from maclaurin import InputError
-from maclaurin.study import Alike, Behind, Experiment, Ordered, Published, Study, Tasks, Tune, cells_of, grid
+from maclaurin.study import (
+    Alike,
+    Behind,
+    Experiment,
+    Metric,
+    Ordered,
+    Published,
+    Study,
+    Tasks,
+    Tune,
+    cells_of,
+    grid,
+)
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.find import find_study, known_studies, load_study, source_file, source_name
 from maclaurin.study.plan_runs import plan_study, select
@@ -227,3 +239,11 @@ def test_the_file_of_a_study_is_remembered_without_the_machine(write, tmp_path, 
     assert source_file("maclaurin:mini/study.py").resolve() == packaged.resolve()
     assert source_file("studies/gone/study.py") is None
     assert source_name(None) == ""
+
+
+def test_an_own_metric_is_a_number_that_runs_record():
+    """It failed only after all tuning runs had been trained."""
+    with pytest.raises(InputError, match=r"metric='nonsense' is not recorded by any run; metrics are loss"):
+        Experiment("e", "E", Metric("nonsense", "Nonsense"), {}, cells_of({"a": "exp/sum"}), (0,), "a")
+    own = Metric("validation_scored_tokens", "Tokens scored")
+    assert Experiment("e", "E", own, {}, cells_of({"a": "exp/sum"}), (0,), "a").measure is own

@@ -114,7 +114,7 @@ def test_labels_lead_to_runs_and_two_cells_may_share_one():
         ("{", "is not JSON"),
         ("[]", "no number of a schema"),
         ('{"schema": 99}', "schema 99"),
-        ('{"schema": 1}', "migrate_schema_1"),
+        ('{"schema": 1}', "has schema 1, but"),
         ('{"schema": 2, "name": "x"}', "does not have the form"),
     ],
 )
@@ -201,8 +201,8 @@ def test_values_that_are_not_finite_are_left_out():
 
 
 def test_positions_that_nothing_is_scored_at_are_gaps_and_not_zeros():
-    assert by_position([0.0, 2.0, 0.0, 4.0]) == ((0, None), (1, 2.0), (2, None), (3, 4.0))
-    long = by_position([0.0, 3.0] * 64)  # two positions per stretch, one of them scored
+    assert by_position([None, 2.0, None, 4.0]) == ((0, None), (1, 2.0), (2, None), (3, 4.0))
+    long = by_position([None, 3.0] * 64)  # two positions per stretch, one of them scored
     assert len(long) == 64
     assert {value for _, value in long} == {3.0}
-    assert by_position([0.0] * 4 + [None] * 2) == tuple((i, None) for i in range(6))
+    assert by_position([None] * 6) == tuple((i, None) for i in range(6))

@@ -98,6 +98,33 @@ def test_a_run_that_crashes_has_a_record_and_the_others_go_on(tmp_path):
     assert "stopped" not in during, "a running run is recorded as running"
 
 
+def test_wrong_input_is_recorded_and_not_kept_in_the_pool(tmp_path):
+    """A mistyped tracker is not part of the key: another study took over the crash."""
+    run = make_record("waiting", seed=0)
+    found, _, _ = train(
+        tmp_path, plan_of(run), lambda key: Result(key, problem="error: no tracker", is_input_error=True)
+    )
+    assert (found[run.key].status, found[run.key].message) == ("crashed", "error: no tracker")
+    assert Pool(tmp_path / "pool").entry(run.key).record() is None
+    _, executor, _ = train(tmp_path, plan_of(run), lambda key: Result(key, make_record("finished", seed=0)))
+    assert executor.submitted == [run.key]
+
+
+def test_trackers_get_the_names_of_the_study(tmp_path):
+    class Watched(Scripted):
+        places = ()
+
+        def submit(self, record, place):
+            self.places = (*self.places, (place.group, place.run_name, place.job_type))
+            super().submit(record, place)
+
+    executor = Watched(lambda key: Result(key, make_record(seed=3)))
+    place = Workplace(pool=str(tmp_path / "pool"), group="mini")
+    with Session(executor, place, View()) as session:
+        session.train(plan_of(make_record("waiting", seed=3)), {}, lambda records: None, job_type="tune")
+    assert executor.places == (("mini", "e/c0/seed-3", "tune"),)
+
+
 def test_a_run_that_ends_with_the_signal_to_the_study_is_stopped_and_not_crashed(tmp_path):
     """`timeout` and Slurm signal the whole process group: runs may end before the study asks them to."""
     record = make_record("waiting", seed=0)
@@ -201,8 +228,8 @@ def test_the_table_fits_and_shows_what_runs(states, most):
     rows = [row(state, f"c{i}") for i, state in enumerate(states)]
     shown = chosen_rows(rows, most)
     assert len(shown) == min(most, len(rows))
-    running = [r for r in rows if r.state == "running"]
-    assert running[:most] == [r for r in shown if r.state == "running"]
+    running = [r for r in rows if r.status == "running"]
+    assert running[:most] == [r for r in shown if r.status == "running"]
     places = [next(i for i, r in enumerate(rows) if r is s) for s in shown]
     assert places == sorted(places)
 
@@ -228,15 +255,18 @@ def test_progress_travels_through_a_file(tmp_path):
 
 
 def run_through(losses, before=()):
-    reporter = RunReporter(1000, lambda _: None, losses_before=before)
-    for step, loss in enumerate(losses, 1):
-        reporter.step(step, loss, 1.0)
+    """Losses at steps 10, 20, …"""
+    reporter = RunReporter(
+        1000, lambda _: None, losses_before=[(10 * (i + 1), x) for i, x in enumerate(before)]
+    )
+    for place, loss in enumerate(losses, len(before) + 1):
+        reporter.recorded(10 * place, loss)
 
 
 def test_a_run_whose_loss_stays_far_above_its_start_is_given_up():
     with pytest.raises(StoppedEarly, match="stopped early") as caught:
         run_through([6.0, 6.1, 5.9, 5.0, *[8.0] * 30])
-    assert caught.value.step == 14
+    assert caught.value.step == 140
     run_through([6.0, 6.1, 5.9, *[8.0] * 9, 5.0, *[8.0] * 9])  # a spike that comes back
     run_through([6.0, 6.1, 5.9, *[6.8] * 50])  # learns nothing, but has not diverged
 
@@ -245,6 +275,38 @@ def test_a_resumed_run_is_judged_by_where_it_first_began():
     run_through([5.0] * 20, before=[6.0, 6.1, 5.9, 3.0])
     with pytest.raises(StoppedEarly):
         run_through([8.0] * 4, before=[6.0, 6.1, 5.9, *[8.0] * 6])
+
+
+def test_steps_that_a_resumed_run_repeats_are_judged_once():
+    losses = [6.0, 6.1, 5.9, *[8.0] * 6]
+    reporter = RunReporter(
+        1000, lambda _: None, losses_before=[(10 * (i + 1), x) for i, x in enumerate(losses)]
+    )
+    for step in (60, 70, 80, 90, 100, 110, 120):
+        reporter.recorded(step, 8.0)
+    with pytest.raises(StoppedEarly) as caught:
+        reporter.recorded(130, 8.0)
+    assert caught.value.step == 130
+
+
+def log(reporter, losses, log_every):
+    """Losses as the trainer passes them on: all steps since the last report, then the report."""
+    unread = []
+    for step, loss in enumerate(losses, 1):
+        unread.append((step, loss))
+        if step % log_every == 0 or step == len(losses):
+            for one in unread:
+                reporter.recorded(*one)
+            reporter.step(step, loss, 1.0)
+            unread.clear()
+
+
+@pytest.mark.parametrize("log_every", [1, 7, 10, 50, 1000])
+def test_the_log_interval_does_not_change_when_a_run_is_given_up(log_every):
+    """Losses were judged as they were logged, so the interval, which is not part of the key, decided."""
+    with pytest.raises(StoppedEarly) as caught:
+        log(RunReporter(300, lambda _: None), [6.0] * 30 + [8.0] * 270, log_every)
+    assert caught.value.step == 130
 
 
 # ------------------------------------------------------------------------------------------ locks

@@ -21,7 +21,8 @@ from maclaurin.study.plan_runs import (
     waiting,
     with_seeds,
 )
-from maclaurin.study.runner import run
+from maclaurin.study.run_record import write_study
+from maclaurin.study.runner import Planner, prepare, run, study_record
 from maclaurin.training.config import TrainConfig
 
 KEYS = {"data": "mqar:pairs=3,vocab=32,length=24", "device": "cpu"}
@@ -112,6 +113,19 @@ def test_at_equal_flops_a_dearer_cell_takes_fewer_steps():
     assert costs["wide"][1].flops == pytest.approx(costs["softmax"][1].flops, rel=0.02)
 
 
+def test_at_equal_flops_rates_are_tuned_at_the_steps_that_are_trained():
+    """Tuning runs took the steps of the config, and the final runs those of equal FLOPs."""
+    cells = (*cells_of({"softmax": "exp/sum"}), Cell("wide", {"attention": ("exp/sum",), "size": "micro"}))
+    experiment = Experiment("e", "E", "loss", dict(KEYS), cells, (0,), "softmax", equal="flops")
+    study = Study("s", "S", "?", "b", (experiment,))
+    planner = Planner(study, scale=0.5, device=None, smoke=None, torchrun="")
+    final = {label.cell: record.run.config for label, record in planner.plan(study).items()}
+    for cell in cells:
+        trial = planner.one(experiment, cell, {"lr": 1e-3, "seed": 1000, "test": False}).run.config
+        for key in ("steps", "warmup", "decay_steps"):
+            assert trial[key] == final[cell.name][key], (cell.name, key)
+
+
 def at_equal_state(window):
     cells = cells_of({"order 2": "taylor(2)/sum", "window": f"poly(0)+window({window})/sum"})
     common = {"data": "stdlib", "device": "cpu", "size": "pico", "length": 512}
@@ -140,6 +154,29 @@ def test_a_metric_that_no_run_can_have_is_an_error_before_anything_trains():
         experiment = Experiment("e", "E", metric, {**KEYS, "device": "cpu"}, cells, (0,), "softmax")
         with pytest.raises(InputError, match=words):
             plan_study(Study("s", "S", "?", "b", (experiment,)))
+
+
+def test_a_mistyped_tracker_is_an_error_before_anything_trains():
+    cells = cells_of({"softmax": "exp/sum"})
+    experiment = Experiment("e", "E", "loss", {**KEYS, "trackers": ("tensorbord",)}, cells, (0,), "softmax")
+    with pytest.raises(InputError, match=r"cell 'softmax': there is no tracker 'tensorbord'; trackers are"):
+        plan_study(Study("s", "S", "?", "b", (experiment,)))
+
+
+def test_fewer_seeds_than_before_remove_none(tmp_path):
+    """--seeds 3 after --seeds 4 dropped the fourth seed from the records."""
+    study = make_study(seeds=(0, 1))
+    before = prepare(study, out=tmp_path, seeds=4)
+    assert before.added_seeds == {"text": (2, 3)}
+    record = study_record(
+        before.study, before.plan, {}, scale=1.0, added=before.added_seeds, tunings={}, forms=None
+    )
+    write_study(record, tmp_path / "records.json")
+    for seeds in (3, None):
+        again = prepare(study, out=tmp_path, seeds=seeds)
+        assert again.study.experiments[0].seeds == (0, 1, 2, 3)
+        assert again.added_seeds == {"text": (2, 3)}
+    assert prepare(study, out=tmp_path, seeds=5).study.experiments[0].seeds == (0, 1, 2, 3, 4)
 
 
 def test_added_seeds_are_not_those_of_tuning_runs():

@@ -183,6 +183,21 @@ def test_a_tuning_run_without_the_metric_is_an_error(study, tmp_path):
         learning_rates(study, tmp_path / "out", make_run, Trainer(metric="loss"))
 
 
+def test_a_tuning_run_that_crashed_stops_the_study_and_chooses_nothing(study, tmp_path):
+    """A crash counted as a rate that diverged, and the choice was kept."""
+
+    class Crashing(Trainer):
+        def _result(self, record):
+            done = super()._result(record)
+            if record.run.config["lr"] == 2e-3 and record.run.attention == ("exp/sum",):
+                return dataclasses.replace(done, status="crashed", message="error: no space left", metrics={})
+            return done
+
+    with pytest.raises(MaclaurinError, match=r"softmax, lr 0\.002 .* no space left .*--retry"):
+        learning_rates(study, tmp_path / "out", make_run, Crashing())
+    assert not (tmp_path / "out" / FILE).exists()
+
+
 def test_nothing_to_tune_is_an_error_only_where_it_was_asked_for(tmp_path):
     plain = make_study()
     assert learning_rates(plain, tmp_path, make_run, Trainer()) == (plain, {})

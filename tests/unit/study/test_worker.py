@@ -93,7 +93,8 @@ def test_divergence_is_a_record_with_the_curve_so_far(pool):
 
 
 def test_a_run_that_stays_far_above_its_start_ends_early_and_counts_as_diverged(pool, monkeypatch):
-    monkeypatch.setattr("maclaurin.study.progress.REPORTS_ABOVE_START", 2)
+    monkeypatch.setattr("maclaurin.study.progress.JUDGED_STEPS", 2)
+    monkeypatch.setattr("maclaurin.study.progress.STEPS_BETWEEN_JUDGED", 1)
     monkeypatch.setattr("maclaurin.study.progress.NATS_ABOVE_START", -100.0)
     record = work(job(pool, steps=40))
     assert (record.status, record.step) == ("diverged", 5)
