@@ -91,8 +91,8 @@ def write_folder(options: argparse.Namespace) -> None:
 
 def write_questions(options: argparse.Namespace) -> None:
     """Contexts, prompts and the first token in which the choices differ, as token ids."""
+    from maclaurin.conversion.convert import load_for_conversion
     from maclaurin.conversion.fact_questions import fact_questions
-    from maclaurin.conversion.run import load_for_conversion
 
     _, tokenizer = load_for_conversion(options.model, "cpu")
     questions = fact_questions(tokenizer, [options.distance], options.number, options.seed)
@@ -132,7 +132,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     import torch
 
     import maclaurin
-    from maclaurin.conversion.run import load_for_conversion
+    from maclaurin.conversion.convert import load_for_conversion
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
     from maclaurin.models.modeling import with_attention
 

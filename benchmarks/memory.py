@@ -3,7 +3,7 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
 
-For each goal, a memory is chosen on calibration text and questions (maclaurin.conversion.run.choose_by). It
+For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/convert.py). It
 is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
 training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
 cheapest memory before training need not be the cheapest after it. All weights are trained for
@@ -52,16 +52,16 @@ from maclaurin.conversion.allocate import (
     memories_to_try,
     plans_for,
 )
+from maclaurin.conversion.convert import ChosenMemory, choose_by, measured_with
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
-from maclaurin.conversion.run import ChosenMemory, choose_by, measured_with
 from maclaurin.evaluation.likelihood import tokens_at_once
-from maclaurin.files import write_json
 from maclaurin.models import MaclaurinCache
 from maclaurin.models.model_folder import load_model
 from maclaurin.models.modeling import with_attention
+from maclaurin.plain_data import write_json
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS

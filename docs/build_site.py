@@ -414,8 +414,8 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.state.State
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
-::: maclaurin.conversion.run.convert
-::: maclaurin.conversion.run.ConversionResult
+::: maclaurin.conversion.convert.convert
+::: maclaurin.conversion.convert.ConversionResult
 ::: maclaurin.conversion.recover.Recovery
 ::: maclaurin.conversion.press.press
 ::: maclaurin.programs.series.SeriesNotice

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import json
+import hashlib
 import os
 import shutil
 import time
@@ -54,9 +54,10 @@ def write_file(path: Path, content: str | bytes, *, flush: bool = True) -> None:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
-    """Replace the file by this value as JSON in one step."""
-    write_file(path, json.dumps(value, indent=indent) + "\n")
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -51,14 +51,26 @@ def digest(plain: Any) -> str:
     return hashlib.sha256(spelling.encode()).hexdigest()
 
 
-def write_record(
-    path: Path, record: Any, schema: int | None = None, *, indent: int | None = None, allow_nan: bool = False
+def write_json(
+    path: Path, value: Any, schema: int | None = None, *, indent: int | None = 1, allow_nan: bool = True
 ) -> None:
-    """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first."""
-    data = to_plain(record) if schema is None else {"schema": schema, **to_plain(record)}
+    """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first.
+
+    indent      None writes one line without spaces
+    allow_nan   False raises ValueError for a number that is not finite, which JSON itself does not have
+    """
+    data = to_plain(value) if schema is None else {"schema": schema, **to_plain(value)}
     separators = (",", ":") if indent is None else None
     text = json.dumps(data, indent=indent, separators=separators, ensure_ascii=False, allow_nan=allow_nan)
     write_file(path, text + "\n")
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file; None if it is missing, cannot be read or is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def read_record(
@@ -72,7 +84,7 @@ def read_record(
     older: Mapping[int, str] = types.MappingProxyType({}),
     change: Callable[[dict[str, Any]], None] = lambda data: None,
 ) -> T:
-    """Read a file of `write_record`; any problem is one InputError.
+    """Read a file of `write_json` with a schema; any problem is one InputError.
 
     what      what the file should hold, such as "an inspection"
     missing   the error if there is no file

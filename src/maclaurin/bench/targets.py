@@ -106,14 +106,11 @@ class TimeAgainst(Target):
 
     Times are those of the GPU, replayed as CUDA graphs, where both programs have them; else those of calls
     from Python, which include waiting for a slow CPU. The CPU's time has its own target (`IssuedWithin`).
-    `earlier_ms` is an earlier time of the peer at this shape on an H200. It is used on an H200 without the
-    peer, and the verdict says so.
     """
 
     factor: float
     peer: str
     which: Pass
-    earlier_ms: float | None = None
 
     @property
     def text(self) -> str:
@@ -131,17 +128,14 @@ class TimeAgainst(Target):
         if own is None:
             return NOT_MEASURED
         theirs = time_of(peer, self.which)
-        if theirs is not None:
-            other = _other_name(self.peer, peer)
-            own_graph, their_graph = graph_time_of(measured.own, self.which), graph_time_of(peer, self.which)
-            if own_graph is None or their_graph is None:
-                return Reading(own / theirs, note=other)
-            note = f"called from Python {own / theirs:.3g}"
-            return Reading(own_graph / their_graph, note=f"{note}, {other}" if other else note)
-        if self.earlier_ms is None or not measured.is_h200:
+        if theirs is None:
             return Reading(None, False, peer.note)
-        note = f"against {self.earlier_ms:g} ms measured earlier on an H200, not in this run: {peer.note}"
-        return Reading(own / self.earlier_ms, note=note)
+        other = _other_name(self.peer, peer)
+        own_graph, their_graph = graph_time_of(measured.own, self.which), graph_time_of(peer, self.which)
+        if own_graph is None or their_graph is None:
+            return Reading(own / theirs, note=other)
+        note = f"called from Python {own / theirs:.3g}"
+        return Reading(own_graph / their_graph, note=f"{note}, {other}" if other else note)
 
 
 @final

@@ -13,9 +13,9 @@ from rich.table import Table
 from maclaurin.errors import InputError, requires_extra
 
 if TYPE_CHECKING:
+    from maclaurin.conversion.convert import ChosenMemory
     from maclaurin.conversion.converted_model import Conversion
     from maclaurin.conversion.memory_budget import Memory
-    from maclaurin.conversion.run import ChosenMemory
 
 
 def convert(
@@ -103,9 +103,9 @@ def convert(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     with requires_extra("models", "transformers", "safetensors"):
+        from maclaurin.conversion.convert import convert as convert_model
         from maclaurin.conversion.measure import MeasureFile
         from maclaurin.conversion.recover import Recovery
-        from maclaurin.conversion.run import convert as convert_model
 
         try:
             result = convert_model(

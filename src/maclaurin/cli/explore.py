@@ -14,8 +14,9 @@ from rich.console import Console
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.explorer.explorer_page import explorer_page
-from maclaurin.files import require_file, require_writable_folder, write_file, write_json
+from maclaurin.files import require_file, require_writable_folder, write_file
 from maclaurin.model_names import require_model
+from maclaurin.plain_data import write_json
 from maclaurin.progress_bar import status
 
 

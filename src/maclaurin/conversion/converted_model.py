@@ -27,11 +27,11 @@ from maclaurin.conversion.measure import (
 from maclaurin.conversion.memory_budget import Memory
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
-from maclaurin.files import new_folder, require_writable_folder, write_file, write_json
+from maclaurin.files import new_folder, require_writable_folder, write_file
 from maclaurin.layers.attention import KeyOffset
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.models.modeling import set_attention
-from maclaurin.plain_data import to_plain
+from maclaurin.plain_data import to_plain, write_json
 from maclaurin.spec.head_groups import specs_in
 
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
-from maclaurin.files import write_json
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.modeling import with_attention
+from maclaurin.plain_data import write_json
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.conversion.sample_text import write_mixed
-from maclaurin.files import new_file, write_json
-from maclaurin.plain_data import to_plain
+from maclaurin.files import new_file
+from maclaurin.plain_data import to_plain, write_json
 from maclaurin.progress_bar import Display
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train

@@ -30,7 +30,8 @@ from maclaurin.data.text_files import Files
 from maclaurin.data.text_source import LAYOUTS, TextSource
 from maclaurin.data.text_tokenizers import Bytes, Tokenizer, open_byte_pairs, open_hub_tokenizer
 from maclaurin.data.token_shards import prepare_tokens
-from maclaurin.errors import DataError, did_you_mean
+from maclaurin.errors import DataError
+from maclaurin.wording import did_you_mean
 
 
 @final

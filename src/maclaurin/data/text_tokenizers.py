@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from maclaurin.data.cache_folder import preparing
 from maclaurin.data.corpus import Corpus
 from maclaurin.data.splits import Splitter
 from maclaurin.errors import DataError, load_extra
-from maclaurin.files import write_json
-from maclaurin.plain_data import digest
+from maclaurin.plain_data import digest, read_json, write_json
 from maclaurin.progress_bar import Report, report_progress
 from maclaurin.wording import first_line
 
@@ -205,13 +203,11 @@ def _write(path: Path, serialized: str) -> None:
 
 def _read(path: Path) -> str | None:
     """The tokenizer in the file if it is there and undamaged."""
-    try:
-        stored = json.loads(path.read_bytes())
-        serialized = stored["tokenizer"]
-        valid = hashlib.sha256(serialized.encode()).hexdigest() == stored["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    stored = read_json(path)
+    serialized = stored.get("tokenizer") if isinstance(stored, dict) else None
+    if not isinstance(serialized, str):
         return None
-    return serialized if valid else None
+    return serialized if hashlib.sha256(serialized.encode()).hexdigest() == stored.get("sha256") else None
 
 
 # --------------------------------------------------------------------------------- published tokenizers

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.prose import THINGS, Prose
 from maclaurin.plain_data import to_plain
+from maclaurin.wording import did_you_mean
 
 PREFIX = "maclaurin_"
 #: default number of items of a task

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import (
     ITEMS,
     PREFIX,
@@ -35,7 +35,8 @@ from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import AskedBy, Identity, Metric, Results, TaskResult, finished_tasks
 from maclaurin.evaluation.scoring import Asked, Report, Scorer, ask
 from maclaurin.files import require_writable_file
-from maclaurin.training.run_folder import machine_facts
+from maclaurin.machine import machine_facts
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.harness import AnsweringModel, FoundTasks

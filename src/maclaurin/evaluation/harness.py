@@ -24,10 +24,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
 from maclaurin.evaluation.results import Metric, mean_metric, share_metric
 from maclaurin.evaluation.scoring import Asked, Report, written_score
+from maclaurin.wording import did_you_mean
 
 #: data set types that are files, not names on the hub
 _FILES = ("json", "csv", "parquet", "text", "arrow", "pandas")

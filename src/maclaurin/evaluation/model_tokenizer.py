@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from maclaurin.data.splits import USUAL_FRACTION, CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import DataError, InputError
 from maclaurin.models.model_folder import as_fast_tokenizer, named_tokenizer
+from maclaurin.plain_data import read_json
 
 
 def tokenizer_for(
@@ -52,10 +52,7 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
+    config = read_json(folder / "config.json")
     return config if isinstance(config, dict) else {}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from maclaurin.errors import InputError
-from maclaurin.plain_data import read_record, write_record
+from maclaurin.plain_data import read_record, write_json
 
 SCHEMA = 2
 #: quantile of the standard normal distribution for 95 % intervals
@@ -128,7 +128,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        write_record(path, self, SCHEMA, indent=1)
+        write_json(path, self, SCHEMA, allow_nan=False)
 
 
 def read_results(path: Path) -> Results:

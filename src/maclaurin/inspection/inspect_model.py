@@ -29,13 +29,13 @@ from maclaurin.inspection.inspection_record import (
 )
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
+from maclaurin.machine import machine_facts
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.modeling import with_attention
 from maclaurin.plain_data import to_plain
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
 from maclaurin.spec.polynomials import HIGHEST_ORDER
-from maclaurin.training.run_folder import machine_facts
 from maclaurin.wording import first_line
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)

@@ -8,9 +8,10 @@ from typing import Any, final
 
 from transformers import PretrainedConfig
 
-from maclaurin.errors import InputError, SpecError, did_you_mean
+from maclaurin.errors import InputError, SpecError
 from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.spec.head_groups import LayerAttention, specs_in
+from maclaurin.wording import did_you_mean
 
 #: format of model folders; raised when an older maclaurin would misread a newer folder
 FORMAT_VERSION = 1

@@ -10,10 +10,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.errors import SpecError
 from maclaurin.spec.part import Part, register, registered
 from maclaurin.spec.polynomials import Sign
 from maclaurin.spec.typeset import typeset
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

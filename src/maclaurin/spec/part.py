@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, final
 
-from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.errors import SpecError
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from maclaurin.spec.attention_spec import AttentionSpec

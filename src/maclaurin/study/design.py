@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError, listed_names
+from maclaurin.errors import InputError
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.metrics import METRICS_OF_TEST_DATA, TASK, Metric, metric_named, task_of
 from maclaurin.study.shapley import Waterfall
+from maclaurin.wording import listed_names
 
 Settings = Mapping[str, Any]
 

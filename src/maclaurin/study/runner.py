@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError, listed_names
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
 from maclaurin.plain_data import digest
@@ -39,6 +39,7 @@ from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import View
+from maclaurin.wording import listed_names
 
 SECONDS_FOR_FORMS = 120.0
 

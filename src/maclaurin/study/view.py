@@ -15,10 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.errors import in_list
 from maclaurin.study.progress import RunProgress
 from maclaurin.study.run_record import Label, RunRecord
-from maclaurin.wording import duration
+from maclaurin.wording import duration, in_list
 
 #: reused: the result was in the pool; elsewhere: another study trains it now
 State = Literal["waiting", "elsewhere", "running", "finished", "diverged", "crashed", "stopped", "reused"]

@@ -31,6 +31,7 @@ from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.files import write_file
+from maclaurin.machine import machine_facts
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
@@ -40,7 +41,7 @@ from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
 from maclaurin.training.optimizer_step import Diverged
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.run_folder import RunFolder, machine_facts, read_records
+from maclaurin.training.run_folder import RunFolder, read_records
 from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]

@@ -10,21 +10,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import torch
-
-import maclaurin
-from maclaurin.code_version import FREE_KEYS, commit
+from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
-from maclaurin.files import LockedError, locked, write_file, write_json
+from maclaurin.files import LockedError, locked, write_file
+from maclaurin.machine import machine_facts
+from maclaurin.plain_data import read_json, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
 
@@ -101,10 +98,7 @@ class RunFolder:
 
     def imports(self) -> list[str]:
         """Files and modules of user parts that the run was started with."""
-        try:
-            return json.loads(self.machine.read_text(encoding="utf-8")).get("imports", [])
-        except (OSError, ValueError):
-            return []
+        return (read_json(self.machine) or {}).get("imports", [])
 
     def settings(self) -> dict[str, Any]:
         """The settings of the run in this folder."""
@@ -115,10 +109,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty before that."""
-        try:
-            return json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return read_json(self.summary) or {}
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
         """Raise if the settings differ from those of the run in this folder, or if its data have changed."""
@@ -151,24 +142,6 @@ class RunFolder:
         write_json(self.machine, {**facts, "extended": extensions})
         write_json(self.config, {**known, "steps": config.steps})
         return before
-
-
-def machine_facts() -> dict[str, Any]:
-    """Versions, processor and commit: what a result may depend on besides the config."""
-    versions: dict[str, str | None] = {"maclaurin": maclaurin.__version__}
-    for name in ("torch", "numpy", "transformers", "tokenizers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "versions": versions,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "commit": commit(),
-    }
 
 
 # -------------------------------------------- records and trackers

@@ -48,11 +48,11 @@ class PlainSeen:
         return self.given
 
 
-def dense_output(spec: AttentionSpec, tensors: Mapping[str, Tensor], scale: float | None = None) -> Tensor:
+def dense_output(spec: AttentionSpec, tensors: Mapping[str, Tensor]) -> Tensor:
     """y [B, T, H, e] for q, k, v and gates by name, causal; windows with kept keys are not supported."""
     q, k, v = (tensors[name].double() for name in "qkv")
     gates = {name: gate.double() for name, gate in tensors.items() if name not in ("q", "k", "v")}
-    scale = spec.kernel.default_scale(q.shape[3]) if scale is None else scale
+    scale = spec.kernel.default_scale(q.shape[3])
     for gate in spec.value_gates:
         v = gate.on_values(v, _as_column(gates[gate.argument.name]))
     if spec.kernel.feature_map is not None:

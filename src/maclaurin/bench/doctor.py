@@ -109,7 +109,7 @@ class Trial:
     def _errors(self) -> tuple[float, float]:
         case = self._case()
         direction = torch.randn_like(plain_output(self.spec, case.tensors)).to(self.dtype)
-        errors = errors_of_piece(case, direction, lambda given: self._output(given))
+        errors = errors_of_piece(case, direction, self._output)
         output = errors.pop("output")
         return output, max(errors.values())
 
@@ -148,14 +148,14 @@ def examine(device: torch.device, report: Callable[[float, str], None]) -> list[
             report(number / len(planned), trial.title)
         return found
     found = _side_by_side(planned, report)
-    suspects = [n for n, finding in enumerate(found) if _perhaps_of_another(finding)]
+    suspects = [n for n, finding in enumerate(found) if _may_have_another_cause(finding)]
     for n in suspects:
         report(1.0, f"again, alone: {planned[n].title}")
         (found[n],) = _side_by_side([planned[n]], lambda share, title: None)
     return found
 
 
-def _perhaps_of_another(finding: Finding) -> bool:
+def _may_have_another_cause(finding: Finding) -> bool:
     return finding.problem is not None and any(text in finding.problem for text in NOT_ITS_FAULT)
 
 
