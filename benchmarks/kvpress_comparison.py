@@ -286,7 +286,7 @@ def _share(name: str) -> float:
 def _kind(name: str) -> str:
     if name == "original":
         return "full softmax"
-    return "whole heads" if name.startswith("Maclaurin") else "kvpress"
+    return "every key in some heads" if name.startswith("Maclaurin") else "kvpress"
 
 
 def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:

@@ -61,7 +61,7 @@ from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinCache
 from maclaurin.models.model_folder import load_model
 from maclaurin.models.modeling import with_attention
-from maclaurin.plain_data import write_json
+from maclaurin.plain_data import to_plain, write_json
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS
@@ -435,7 +435,7 @@ class Bench:
         return found["attention"]
 
     def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
-        """A plan: the heads that remember most keep every key or see far; the others share by damage."""
+        """A plan: the best retrieval heads keep every key or a long window; the others share by damage."""
         heads = measure_heads(self.model, self.choosing, file)
         memories = memories_to_try(self.calibration.shape[1])
         damage = measure_damage(self.model, self.calibration, memories, file)
@@ -620,7 +620,7 @@ def _recall_summary(
 
 def _chosen(chosen: ChosenMemory) -> dict[str, Any]:
     best = chosen.decision.best.plan
-    return {"attention": list(best.attention), "top": best.top, **chosen.to_json()}
+    return {"attention": list(best.attention), "top": best.top, **to_plain(chosen.record())}
 
 
 def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[str, list[str]]]:

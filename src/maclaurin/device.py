@@ -24,5 +24,5 @@ def usable_device(name: str) -> str:
             torch.empty(0, device=name)
         except (RuntimeError, AssertionError) as problem:
             first = first_line(problem).rstrip(".")
-            raise InputError(f"--device {name} cannot be used here: {first}. Use cpu or auto.") from None
+            raise InputError(f"the device {name} cannot be used here: {first}. Use cpu or auto.") from None
     return resolve_device(name)

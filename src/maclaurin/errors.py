@@ -1,4 +1,8 @@
-"""The errors this library raises. Every message says what was given, why it cannot work and what would."""
+"""The errors this library raises. Every message says what was given, why it cannot work and what would.
+
+A message writes parameters in backticks, `out` or `resume=True`; commands print them as options, --out and
+--resume (cli/main.py).
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def read_record(
 
     what      what the file should hold, such as "an inspection"
     missing   the error if there is no file
-    advice    the end of every other error, such as " Choose another --out."
+    advice    the end of every other error, such as " Choose another `out`."
     older     earlier schema → what to do with such a file
     change    called with the plain data first
     """

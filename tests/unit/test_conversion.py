@@ -12,13 +12,12 @@ from maclaurin.conversion.converted_model import (
     choose,
     convert_loaded,
     own_attention,
-    perplexities,
     read_layers,
     require_new,
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, without_tails
+from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, perplexities, without_tails
 from maclaurin.conversion.memory_budget import Memory
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary

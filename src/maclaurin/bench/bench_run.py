@@ -111,7 +111,7 @@ def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
     try:
         known = read_bench(out)
     except InputError as problem:
-        raise InputError(f"{problem} Choose another file with --out, or remove it.") from None
+        raise InputError(f"{problem} Choose another `out`, or remove the file.") from None
     if known.is_of(fresh):
         return dataclasses.replace(fresh, cases=known.cases, roofs=known.roofs), notes
     notes.append(f"{out} is from another machine, code or shape: it is replaced.")

@@ -70,7 +70,7 @@ def make_setting(device: str, *, quick: bool) -> Setting:
     """Full shapes in bf16 on a GPU, small ones in fp32 on a CPU."""
     chosen = torch.empty(0, device=device).device  # with the index of the GPU
     if chosen.type not in ("cpu", "cuda"):
-        raise InputError(f"--device is cpu, cuda, cuda:1 …, not {device!r}.")
+        raise InputError(f"a benchmark runs on cpu, cuda, cuda:1 …, not on {device!r}.")
     is_gpu = chosen.type == "cuda"
     return Setting(
         device=chosen,

@@ -216,4 +216,4 @@ def _require_plots(folder: Path) -> None:
     """Raise before any work if figures cannot be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
-    require_writable_folder(folder, "--plots")
+    require_writable_folder(folder, "plots")

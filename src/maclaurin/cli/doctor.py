@@ -40,7 +40,7 @@ def doctor(
     from maclaurin.progress_bar import report_progress
 
     if out is not None:
-        require_writable_file(out, "--out")
+        require_writable_file(out, "out")
     chosen, console = torch.device(usable_device(device)), Console(highlight=False)
     about = full_stamp()
     for line in _machine_lines(about, chosen):

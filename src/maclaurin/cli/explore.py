@@ -67,7 +67,7 @@ def explore(
         )
     if capture is not None and model is None:
         raise InputError("--capture writes the scores of a model: give a MODEL and --text FILE.")
-    for file, option in ((out, "--out"), (capture, "--capture")):
+    for file, option in ((out, "out"), (capture, "capture")):
         if file is not None:
             _require_file_place(file, option)
     captured = None
@@ -83,10 +83,10 @@ def explore(
         webbrowser.open(page.resolve().as_uri())
 
 
-def _require_file_place(file: Path, option: str) -> None:
+def _require_file_place(file: Path, parameter: str) -> None:
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder; name a file.")
-    require_writable_folder(file.parent, option)
+        raise InputError(f"`{parameter}`: {file} is a folder; name a file.")
+    require_writable_folder(file.parent, parameter)
 
 
 def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device:
     from maclaurin.inspection.contexts import read_contexts
     from maclaurin.models.model_folder import load_model
 
-    require_file(text, "--text")
+    require_file(text, "text")
     require_model(name)
     with status(f"loading {name}"):
         model, own = load_model(name)

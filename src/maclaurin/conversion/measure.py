@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
+from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
 from maclaurin.models import MaclaurinForCausalLM
@@ -75,6 +76,17 @@ class Perplexity:
         return perplexity(total / (self.rows.numel() - len(self.rows)))
 
 
+def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
+    """A measure for each length, on about `tokens` tokens of the text [T], at least one row."""
+    long = [str(length) for length in lengths if length > held_out.numel()]
+    if long:
+        raise InputError(
+            f"perplexity cannot be measured at {', '.join(long)} tokens: after those used for "
+            f"calibration, the sample text has {held_out.numel():,}. Give a longer text or shorter lengths."
+        )
+    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
+
+
 @final
 @dataclass(frozen=True)
 class Gap:
@@ -94,15 +106,6 @@ class Gap:
         if self.higher_is_better:
             width, gained = self.original - self.window_only, self.converted - self.window_only
         return gained / width if width > 0 else None
-
-    def to_json(self) -> dict[str, float | None]:
-        """The three numbers and the share that is closed."""
-        return {
-            "original": self.original,
-            "window_only": self.window_only,
-            "converted": self.converted,
-            "gap_closed": self.closed,
-        }
 
 
 def gap(
@@ -167,17 +170,17 @@ class MeasureFile:
         if path is None or not resume:
             return MeasureFile(path, identity)
         if not path.is_file():
-            raise InputError(f"there is no {path} to resume from: leave --resume out to start.")
+            raise InputError(f"there is no {path} to resume from: leave `resume` out to start.")
         try:
             data = json.loads(path.read_text("utf-8"))
         except ValueError as problem:
-            raise InputError(f"{path} is not JSON ({problem}): remove it, or leave --resume out.") from None
+            raise InputError(f"{path} is not JSON ({problem}): remove it, or leave `resume` out.") from None
         for name, mine in identity.items():
             theirs = data.get("identity", {}).get(name)
             if theirs != mine:
                 raise InputError(
                     f"{path} was measured with {name} {theirs}, but now it is {mine}: use the same as then, "
-                    "or leave --resume out to start again."
+                    "or leave `resume` out to start again."
                 )
         return MeasureFile(path, identity, data["found"])
 

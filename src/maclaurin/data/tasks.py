@@ -274,12 +274,12 @@ class TaskSource(Source):
 
     @property
     def vocab_size(self) -> int:
-        """The task's."""
+        """Vocabulary size of the task."""
         return self.task.vocab_size
 
     @property
     def length(self) -> int:
-        """The task's."""
+        """Tokens of a row of the task."""
         return self.task.length
 
     @property

@@ -126,12 +126,12 @@ class TextSource(Source):
 
     @property
     def name(self) -> str:
-        """The corpus's name."""
+        """The name of the corpus."""
         return self.corpus_name
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's."""
+        """Vocabulary size of the tokenizer."""
         return self.tokenizer.vocab_size
 
     @property

@@ -204,9 +204,9 @@ def _write(path: Path, serialized: str) -> None:
 def _read(path: Path) -> str | None:
     """The tokenizer in the file if it is there and undamaged."""
     stored = read_json(path)
-    serialized = stored.get("tokenizer") if isinstance(stored, dict) else None
-    if not isinstance(serialized, str):
+    if not isinstance(stored, dict) or not isinstance(stored.get("tokenizer"), str):
         return None
+    serialized = stored["tokenizer"]
     return serialized if hashlib.sha256(serialized.encode()).hexdigest() == stored.get("sha256") else None
 
 

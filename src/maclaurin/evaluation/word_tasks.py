@@ -12,7 +12,7 @@ from itertools import count, islice
 from typing import ClassVar, NamedTuple, final
 
 from maclaurin.data.random_order import Draws
-from maclaurin.evaluation.eval_task import Item, Query, TextTask, Way, register
+from maclaurin.evaluation.eval_task import Item, Query, ScoringMode, TextTask, register
 from maclaurin.evaluation.needles import NeedleTask
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, THINGS, Prose, draws_for, held_out_sources
 
@@ -184,7 +184,7 @@ class Cloze(TextTask):
     None of the four occurs among the last `apart` words, so that being recent does not help.
     """
 
-    ways: ClassVar[tuple[Way, ...]] = ("choices",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("choices",)
     options: ClassVar[int] = 4
     apart: ClassVar[int] = 12
     most_of_one: ClassVar[int] = 3
@@ -263,7 +263,7 @@ class Lines(TextTask):
 
     sizes: ClassVar = (32, 128, 512)
     smallest: ClassVar[int] = 16
-    ways: ClassVar[tuple[Way, ...]] = ("endings",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("endings",)
     options: ClassVar[int] = 4
     #: characters of an end, and of the difference between two that are asked together
     shortest: ClassVar[int] = 7
@@ -342,7 +342,7 @@ class Lines(TextTask):
 class HeldOutText(TextTask):
     """Passages of the standard-library files that our runs test on, in random order."""
 
-    ways: ClassVar[tuple[Way, ...]] = ("text",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("text",)
     characters: ClassVar[int] = 4000
     most: ClassVar[int] = 32
 

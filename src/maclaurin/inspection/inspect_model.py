@@ -77,10 +77,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.orders:
-            raise InputError("orders: none given; write them as in --orders 1,2,4,8.")
+            raise InputError("`orders`: none given; give some, such as 1,2,4,8.")
         if self.orders[-1] > HIGHEST_ORDER:
             raise InputError(
-                f"orders: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
+                f"`orders`: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
             )
         if self.windows and self.windows[0] < 1:
             raise InputError("windows: a window holds at least 1 token.")

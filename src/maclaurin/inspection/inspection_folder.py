@@ -36,7 +36,7 @@ class InspectionFolder:
         if held is not None and (held[1] != fingerprint if held[1] else held[0] != name):
             other = f"{held[0]}, with other weights" if held[0] == name else held[0]
             raise InputError(
-                f"{self.path} holds the inspection of {other}; this one is of {name}. Choose another --out, "
+                f"{self.path} holds the inspection of {other}; this one is of {name}. Choose another `out`, "
                 "or remove the folder."
             )
 

@@ -268,7 +268,7 @@ class MaclaurinCache(Cache):
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """There is no limit."""
+        """−1, which means that there is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -283,7 +283,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Not by generate()."""
+        """False, so that generate() does not compile the model: every step makes new tensors."""
         return False
 
     @property
@@ -293,7 +293,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Not for every spec."""
+        """False: some specs cannot drop tokens; `rollback` raises an error for those."""
         return False
 
     @property

@@ -175,7 +175,7 @@ class Conversation:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "this model's tokenizer has no chat template: only models that are trained on conversations "
-                "have one. Leave --chat out."
+                "have one. Continue a text instead."
             )
         self._generation, self._tokenizer = generation, tokenizer
         self._before = [] if system is None else [{"role": "system", "content": system}]

@@ -227,7 +227,7 @@ def with_task_results(record: RunRecord, answers: Mapping[str, TaskResult]) -> R
 def _facts(answer: TaskResult) -> dict[str, Any]:
     """The number of items, the chance level, and the standard errors over the items."""
     errors = {name: found.stderr for name, found in answer.metrics.items() if found.stderr is not None}
-    names = ("version", "fingerprint", "items", "questions", "chance", "cut", "broken", "seconds")
+    names = ("version", "fingerprint", "items", "questions", "chance", "truncated", "non_finite", "seconds")
     return {**{name: getattr(answer, name) for name in names}, "errors": errors}
 
 

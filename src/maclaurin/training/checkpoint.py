@@ -118,7 +118,7 @@ class CheckpointStore:
         last = f"the checkpoint of step {good[-1]} is complete" if good else "there is no earlier checkpoint"
         return CheckpointError(
             f"the checkpoint could not be written to {self.folder}: {reason}; {last}. "
-            "Free some space and run the same command with --resume."
+            "Free some space, then continue with `resume=True`."
         )
 
     def _delete_old(self) -> None:
@@ -192,7 +192,7 @@ def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 
 @contextlib.contextmanager
 def _no_single_process_warning() -> Iterator[None]:
-    """Silence torch's warning about a single process without a process group: this is intended."""
+    """Silence torch's warning about a single process without a process group, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

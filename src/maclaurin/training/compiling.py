@@ -42,7 +42,7 @@ def first_compiled_step(
     If compilation fails, the run continues without it unless it is required.
     """
     began = time.perf_counter()
-    say("compiling the training step, which can take a minute or two (--no-compile starts at once)")
+    say("compiling the training step, which can take a minute or two; without compilation it starts at once")
     step.compile()
     try:
         with still_working(say, "compiling the training step"):
@@ -51,7 +51,7 @@ def first_compiled_step(
     except TorchDynamoException as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         if required:
-            raise CompileError(f"torch.compile failed: {reason}. Use --no-compile.") from problem
+            raise CompileError(f"torch.compile failed: {reason}. Train with `compile=False`.") from problem
         say(f"torch.compile failed ({reason}); training without it")
         step.run_eagerly()
         return step(batch, rate)

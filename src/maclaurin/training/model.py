@@ -76,7 +76,7 @@ def starting_model(config: TrainConfig, source: Source) -> MaclaurinForCausalLM:
     if source.vocab_size > model.config.vocab_size:
         raise InputError(
             f"the data have a vocabulary of {source.vocab_size} tokens and the model in {config.start} one "
-            f"of {model.config.vocab_size}: use the model's tokenizer, --tokenizer hf:{config.start}."
+            f"of {model.config.vocab_size}: give the model's own as `tokenizer`: hf:{config.start}."
         )
     return model
 

@@ -48,10 +48,10 @@ class RunFolder:
     def require(self, *, resume: bool) -> None:
         """Raise if a run can neither start nor continue here; nothing is written."""
         if resume and not self.config.exists():
-            raise InputError(f"{self.path} holds no run to resume: leave --resume out to start one.")
+            raise InputError(f"{self.path} holds no run to resume: leave `resume` out to start one.")
         if not resume and self.config.exists():
             raise InputError(
-                f"{self.path} already holds a run: continue it with --resume, or choose another --out."
+                f"{self.path} already holds a run: continue it with `resume=True`, or choose another `out`."
             )
         existing = self.path
         while not existing.exists() and existing != existing.parent:
@@ -59,7 +59,7 @@ class RunFolder:
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             what = "is not a folder" if not existing.is_dir() else "cannot be written to"
             raise InputError(
-                f"the run cannot be saved in {self.path}: {existing} {what}. Choose another --out."
+                f"the run cannot be saved in {self.path}: {existing} {what}. Choose another `out`."
             )
 
     @contextmanager
@@ -72,11 +72,11 @@ class RunFolder:
             lock.enter_context(locked(self.path / ".lock", timeout=0.0))
         except LockedError:
             raise InputError(
-                f"another process is training in {self.path}: wait for it, or choose another --out."
+                f"another process is training in {self.path}: wait for it, or choose another `out`."
             ) from None
         except OSError as problem:
             raise InputError(
-                f"the run cannot be saved in {self.path} ({problem.strerror}): choose another --out."
+                f"the run cannot be saved in {self.path} ({problem.strerror}): choose another `out`."
             ) from None
         try:
             yield
@@ -122,13 +122,13 @@ class RunFolder:
         if changed:
             raise InputError(
                 f"{self.path} holds a run with other settings ({'; '.join(changed)}). A run can be continued "
-                "for more steps, but not otherwise changed: give the same settings, or choose another --out."
+                "for more steps, but not otherwise changed: give the same settings, or choose another `out`."
             )
         before = json.loads(self.machine.read_text(encoding="utf-8"))["data"]["fingerprint"]
         if before != data_fingerprint:
             raise InputError(
                 f"the data have changed since this run began (fingerprint {before[:12]} → "
-                f"{data_fingerprint[:12]}): restore the old data, or choose another --out."
+                f"{data_fingerprint[:12]}): restore the old data, or choose another `out`."
             )
 
     def extend(self, config: TrainConfig, step: int) -> int | None:

@@ -174,7 +174,7 @@ class Trainer:
                         self._save(done)
                     self._speed.start(done)
                 if stopping and done < self.config.steps:
-                    display.say(f"stopped after step {done}; the same command with --resume continues")
+                    display.say(f"stopped after step {done}; resume the run to continue")
                     return Outcome(done, False, validation, None, self._speed.median, stop.signal)
         return self._finish(validation, test)
 
