@@ -1,4 +1,4 @@
-"""Recall at equal bytes, beside the methods of kvpress: the same questions, the same model.
+"""Recall at equal bytes, compared with the methods of kvpress: the same questions, the same model.
 
     # in our environment: an ordinary Llama folder, questions as tokens, and our results on them
     python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER

@@ -539,7 +539,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------ speed
 
     def speed(self, goals: Sequence[Goal]) -> None:
-        """Seconds to read texts into a cache, and tokens per second after a long one, beside the original."""
+        """Seconds to read texts into a cache, and tokens per second after a long one, with the original."""
         attention = {
             g.name: self.results.found.get("chosen", {}).get(g.name, {}).get("attention") for g in goals
         }
@@ -655,10 +655,10 @@ def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[s
 
 
 def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
-    beside = arms.get("original, trained" if name.endswith(", trained") else "original", {})
+    reference = arms.get("original, trained" if name.endswith(", trained") else "original", {})
     parts = [f"{name:44}"]
     for measure, value in sorted(found.items()):
-        other = beside.get(measure)
+        other = reference.get(measure)
         if measure.startswith("recall"):
             share = ""
             if other and other["accuracy"] > CHANCE:

@@ -16,7 +16,7 @@ def resolve_device(name: str) -> str:
 
 
 def usable_device(name: str) -> str:
-    """The same; raises if the device cannot be used here."""
+    """cpu or cuda for auto; raises if the device cannot be used here."""
     import torch
 
     if name != "auto":

@@ -40,7 +40,7 @@ class NotationError(SpecError):
 
 
 class InputError(MaclaurinError):
-    """Tensors that do not fit each other or the spec."""
+    """Tensors, settings or files that cannot be used as they were given."""
 
 
 class NoFiniteStateError(MaclaurinError):

@@ -32,7 +32,7 @@ class LockedError(MaclaurinError):
 def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
     """A temporary path to write to; its file replaces `path` at the end unless there was an error.
 
-    Without `flush` a crash of the machine may lose the new content, which is then the old one.
+    Without `flush`, the file may have its old content after a crash of the machine.
     """
     temporary = _temporary(path)
     try:

@@ -102,7 +102,7 @@ def read_record(
         raise InputError(f"{path} cannot be read: {problem.strerror}.{advice}") from None
     found = data.pop("schema", None) if isinstance(data, dict) else None
     if found is None:
-        raise InputError(f"{path} is not {what}: it has no number of a schema.{advice}")
+        raise InputError(f"{path} is not {what}: it has no schema number.{advice}")
     if found != schema:
         raise InputError(
             f"{path} has schema {found}, but this version of maclaurin reads schema {schema} of {what}."

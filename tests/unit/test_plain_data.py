@@ -80,7 +80,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     ("text", "words"),
     [
         ("{", "is not a tree: it is not JSON .* Plant one"),
-        ("[]", "is not a tree: it has no number of a schema. Plant one"),
+        ("[]", "is not a tree: it has no schema number. Plant one"),
         ('{"schema": 6}', "has schema 6, but .* reads schema 7 of a tree. Let it grow. Plant one"),
         ('{"schema": 7, "colour": 1}', "does not have the form of a tree .* Plant one"),
     ],

@@ -300,12 +300,15 @@ class _PackedComparison(_Comparison):
         piece = row.map(lambda t: piece_of(t, tokens, kv_heads))
         direction = piece_of(_one_row(self.direction), tokens, kv_heads)
         found = errors_of_piece(
-            piece, direction, lambda case: self._two_texts(case, chosen.form.value), cuts=_halves(tokens)
+            piece,
+            direction,
+            lambda case: self._two_texts(case, chosen.form.value),
+            cuts=_cuts_of_two_texts(tokens),
         )
         return {**errors, **{f"{name} of a piece": error for name, error in found.items()}}
 
     def _two_texts(self, piece: TensorCase, form: str) -> Tensor:
-        cuts = torch.tensor(_halves(piece.length), dtype=torch.int32, device=self.setting.device)
+        cuts = torch.tensor(_cuts_of_two_texts(piece.length), dtype=torch.int32, device=self.setting.device)
         return piece.output(form=form, cu_seqlens=cuts)
 
 
@@ -313,7 +316,7 @@ def _one_row(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, 1)[None]
 
 
-def _halves(tokens: int) -> list[int]:
+def _cuts_of_two_texts(tokens: int) -> list[int]:
     """Cuts of two texts, the first a third of all."""
     return [0, tokens // 3, tokens]
 

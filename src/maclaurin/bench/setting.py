@@ -52,7 +52,7 @@ class Setting:
 
     @property
     def dtype_name(self) -> str:
-        """bfloat16"""
+        """The name of the dtype, such as bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     @property

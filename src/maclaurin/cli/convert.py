@@ -137,7 +137,7 @@ def convert(
                 on_result=lambda found: _print(found, out),
             )  # fmt: skip
         except KeyboardInterrupt:
-            if attention is None and out is not None and MeasureFile.beside(out).is_file():
+            if attention is None and out is not None and MeasureFile.path_for(out).is_file():
                 Console(stderr=True).print("stopped; continue with --resume", highlight=False)
             raise
     if not result.finished:

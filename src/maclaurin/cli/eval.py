@@ -246,7 +246,7 @@ def _print_warnings(console: Console, result: TaskResult, max_length: int) -> No
     if result.non_finite:
         console.print(
             f"{result.task}: the model's output is not finite for {result.non_finite} questions; they count "
-            "wrong.",
+            "as wrong.",
             soft_wrap=True,
         )
 

@@ -140,7 +140,7 @@ def _load(name: str, attention: list[str] | None, device: str) -> tuple[Maclauri
     if tokenizer is None:
         raise InputError(
             f"{name} has no tokenizer, so it can neither read a prompt nor write text. A run on text has one "
-            "(--data stdlib); a task such as mqar has none. For other models put tokenizer.json beside "
+            "(--data stdlib); a task such as mqar has none. For other models put tokenizer.json next to "
             "config.json."
         )
     network.to(place)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ class _ImportAnywhere(TyperGroup):
 app = typer.Typer(
     name="maclaurin",
     cls=_ImportAnywhere,
-    help="Softmax attention as the recurrent network it is.",
+    help="Softmax attention as a recurrent network.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",

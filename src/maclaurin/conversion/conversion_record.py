@@ -78,7 +78,7 @@ class MeasuredGap:
 
     @classmethod
     def of(cls, gap: Gap) -> MeasuredGap:
-        """Before any training."""
+        """The gap before any training."""
         return cls(gap.original, gap.window_only, gap.converted, gap.closed)
 
     def after_training(

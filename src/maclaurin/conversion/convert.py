@@ -285,7 +285,7 @@ def choose_memory(
         )
     questions = fact_questions(tokenizer, request.distances, request.questions)
     rows = rows_of(calibration, min(CHOICE_LENGTH, request.at, calibration.numel()), CHOICE_ROWS)
-    path = None if out is None else MeasureFile.beside(out)
+    path = None if out is None else MeasureFile.path_for(out)
     file = MeasureFile.open(path, measured_with(model, rows, questions), resume=resume)
     return choose_by(model, budget, questions, rows, file, progress=progress), file
 

@@ -44,7 +44,7 @@ class Measure(Protocol):
         ...
 
     def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
-        """The number for the model as it is now."""
+        """The number for the model with its present attention and weights."""
         ...
 
 
@@ -160,7 +160,7 @@ class MeasureFile:
     found: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def beside(out: Path) -> Path:
+    def path_for(out: Path) -> Path:
         """The path of the file for an output folder."""
         return out.with_name(f".{out.name}.measured.json")
 

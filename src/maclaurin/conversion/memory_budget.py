@@ -73,8 +73,8 @@ class Memory:
 
     state_bytes            of all layers with a state of fixed size
     bytes_per_token        that the other layers add with every token
-    original_state_bytes   the same two for the original
-    original
+    original_state_bytes   the same as state_bytes, for the original
+    original               the same as bytes_per_token, for the original
     """
 
     state_bytes: int

@@ -105,13 +105,13 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
     blocks = [
         Text(BYTES),
         figure(_bytes_figure, "Perplexity and recall against megabytes", note),
-        Tabled(_methods_table(page), "Every way that was measured", number("Table")),
+        Tabled(_methods_table(page), "All measured ways to spend memory", number("Table")),
     ]
     if any("pressed" in p.name or p.method == "kvpress" for p in page.points):
         blocks.append(Text(PRESSED, "note"))
     yield Section("bytes", "Bytes against perplexity and recall", tuple(blocks))
     if page.scores:
-        note = "Framed: it keeps every key."
+        note = "Framed heads keep every key."
         drawn = figure(_heads_figure, "Score of each key-value head as a retrieval head", note)
         every = Tabled(_heads_table(page), "One row per key-value head, named layer.head")
         blocks = (Text(HEADS), drawn, Fold("Every head as a table", (every,)))
@@ -179,7 +179,7 @@ def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
 
 
 def _bytes_figure(page: MemoryPage) -> Figure:
-    """Two panels with the same bytes."""
+    """Two panels with the same horizontal axis: bytes."""
     import altair as alt
 
     sheet = Sheet()

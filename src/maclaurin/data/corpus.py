@@ -56,7 +56,7 @@ class Corpus(ABC):
 
     @property
     def longest_held_out(self) -> int | None:
-        """Characters from which a document is trained on whatever its hash; None: there is no limit."""
+        """Documents with more characters than this are never held out; None: there is no limit."""
         return None
 
 
@@ -78,7 +78,7 @@ class FirstDocuments(Corpus):
 
     @property
     def longest_held_out(self) -> int | None:
-        """Longest held-out text, as in the full corpus."""
+        """The same limit as in the full corpus."""
         return self.corpus.longest_held_out
 
     def documents(self) -> Iterator[Document]:

@@ -36,7 +36,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """All tokens, including the separator, are below this."""
+        """Vocabulary size, including the separator."""
 
     @property
     @abstractmethod
@@ -73,7 +73,7 @@ class Bytes(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """256 bytes and the separator."""
+        """Vocabulary size: 256 bytes and the separator."""
         return 257
 
     @property
@@ -87,11 +87,11 @@ class Bytes(Tokenizer):
         return digest({"kind": "bytes", "separator": self.separator})
 
     def encode(self, text: str) -> list[int]:
-        """UTF-8."""
+        """The bytes of the text in UTF-8."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """UTF-8, with � for invalid bytes, which a model may generate."""
+        """The text of the bytes, with � for invalid bytes, which a model may generate."""
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
@@ -114,7 +114,7 @@ class BytePairs(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Bytes, pairs and the separator."""
+        """Vocabulary size: bytes, pairs and the separator."""
         return self._tokenizer.get_vocab_size()
 
     @property
@@ -132,7 +132,7 @@ class BytePairs(Tokenizer):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """All at once, on all processors."""
+        """Encode all texts at once, on all processors."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -258,7 +258,7 @@ class HubTokenizer(Tokenizer):
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """All at once, on all processors if the tokenizer can."""
+        """Encode all texts at once, on all processors if the tokenizer can."""
         return self.transformers_tokenizer(
             list(texts),
             add_special_tokens=False,

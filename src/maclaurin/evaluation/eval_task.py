@@ -80,7 +80,7 @@ class TextTask(ABC):
     size    in tokens or words, as `measures` says; 0 if the kind has no sizes
     kind    name of the kind
     sizes   those listed by default; any from `smallest` to `largest` works
-    modes    in which it can be asked
+    modes   scoring modes that it supports
     """
 
     size: int = 0

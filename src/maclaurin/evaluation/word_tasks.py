@@ -35,7 +35,7 @@ class VariableTracking(NeedleTask):
 
     @property
     def guess(self) -> float:
-        """The values of all chains are the choices."""
+        """A quarter: the choices are the values of the four chains."""
         return 1 / self.chains
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -96,7 +96,7 @@ class CommonWords(TextTask):
 
     @property
     def guess(self) -> float:
-        """Half of the choices are common."""
+        """A half, since half of the choices are right."""
         return 0.5
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -140,7 +140,7 @@ class Induction(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four words of the sequence."""
+        """A quarter: the choices are four words of the sequence."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -197,7 +197,7 @@ class Cloze(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four words."""
+        """A quarter: there are four words to choose from."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -279,7 +279,7 @@ class Lines(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four beginnings."""
+        """A quarter: there are four beginnings."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -353,7 +353,7 @@ class HeldOutText(TextTask):
 
     @property
     def guess(self) -> float:
-        """There is nothing to guess."""
+        """Unused, since there is nothing to guess."""
         return 0.0
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:

@@ -376,9 +376,9 @@ def _trial(
             AttentionSpec.of(kernel, window, *_around(spec)) if _can_change(spec) else spec for spec in specs
         )
     except SpecError as problem:
-        beside = f"+{window}" if window else ""
+        added = f"+{window}" if window else ""
         reason = first_line(problem)
-        return Trial(kind, f"{kernel}{beside}", None, order, about, size, sinks, reason)
+        return Trial(kind, f"{kernel}{added}", None, order, about, size, sinks, reason)
     return Trial(kind, _name(changed), changed, order, about, size, sinks)
 
 

@@ -116,7 +116,7 @@ class MaclaurinConfig(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """The dict of transformers, with the modules that define the attention's parts."""
         texts = self.attention if isinstance(self.attention, list) else [self.attention]
-        with contextlib.suppress(SpecError):  # if parts are not imported here, `imports` stays as it is
+        with contextlib.suppress(SpecError):  # if parts are not imported here, `imports` does not change
             specs = [spec for text in texts for spec in specs_in(text)]
             self.imports = [found.shown for found in extensions_of(specs)] or None
         return super().to_dict()

@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.kv_heads * self.group
 
 
@@ -82,7 +82,7 @@ class TensorCase:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.tensors["k"].shape[1]
 
 
@@ -128,7 +128,7 @@ def random_tensors(
 
 
 def draw_inputs(spec: AttentionSpec, shape: Shape, dtype: torch.dtype, device: torch.device) -> TensorCase:
-    """Inputs drawn on the device, large ones too: normal q, k, v, gates in (0.1, 0.9), little forgetting."""
+    """Inputs of any size, made on the device: normal q, k, v; gates in (0.1, 0.9); little forgetting."""
     generator = torch.Generator(device).manual_seed(SEED)
     rows = (shape.batch, shape.tokens)
 

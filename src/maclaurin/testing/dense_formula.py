@@ -19,7 +19,7 @@ from maclaurin.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class PlainSeen:
-    """What a denominator reads, in units of 1 unless another unit is given."""
+    """The sums that a denominator reads, in units of 1 unless another unit is given."""
 
     keys: Tensor
     total: Tensor
@@ -33,7 +33,7 @@ class PlainSeen:
 
     @property
     def log_row_sum(self) -> Tensor:
-        """Its logarithm."""
+        """Logarithm of the row sum."""
         return self.row_sum.log()
 
     @property
@@ -43,7 +43,7 @@ class PlainSeen:
 
     @property
     def argument(self) -> Tensor:
-        """The denominator's own tensor."""
+        """The tensor that the denominator declares."""
         assert self.given is not None
         return self.given
 

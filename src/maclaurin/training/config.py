@@ -23,7 +23,7 @@ def _key(default: Any, help_: str) -> Any:
 @final
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """The settings of one training run."""
 
     attention: tuple[str, ...] = _key(
         ("exp/sum",), "Attention spec or catalogue name; repeat it to give one per layer."

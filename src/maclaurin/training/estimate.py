@@ -31,7 +31,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """At the assumed utilisation of the measured matrix speed."""
+        """Estimated seconds, at the assumed utilisation of the measured matrix speed."""
         return self.flops / (ASSUMED_UTILISATION * self.matmul_flops_per_second)
 
     def __str__(self) -> str:

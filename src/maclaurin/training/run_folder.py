@@ -151,11 +151,11 @@ class Tracker(Protocol):
     """A service that receives every record."""
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record."""
+        """Receive one record."""
         ...
 
     def close(self) -> None:
-        """Finish."""
+        """Finish, after the last record."""
         ...
 
 
