@@ -82,8 +82,8 @@ def convert(
 ) -> None:
     """Give a pretrained model a smaller memory or another attention, and optionally train it to recover.
 
-    With --memory or --constant every key-value head is measured; retrieval heads (those that attend to
-    facts far back) keep more keys.
+    With --memory or --constant every key-value head is measured. Retrieval heads (those that attend
+    to facts far back) keep more keys.
 
     The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
