@@ -25,6 +25,7 @@ from maclaurin.programs.program import Call, Program
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
+from maclaurin.wording import first_line
 
 #: specs for the trials: each program runs the first few that it supports
 SPECS = (
@@ -102,8 +103,7 @@ class Trial:
         try:
             output, gradient = self._errors_of_step() if self.is_step else self._errors()
         except Exception as problem:
-            first_line = next(iter(str(problem).splitlines()), "")
-            return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line}")
+            return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line(problem)}")
         return Finding(*named, limit, output, gradient)
 
     def _errors(self) -> tuple[float, float]:

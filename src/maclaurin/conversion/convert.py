@@ -76,6 +76,34 @@ class MemoryRequest:
 
 @final
 @dataclass(frozen=True)
+class AttentionRequest:
+    """The requested attention.
+
+    attention         notation or catalogue name
+    layers            only these; None for all
+    inspection        its `keep` sharpest layers keep their attention, or get `sharp_attention`
+    """
+
+    attention: str
+    layers: str | Sequence[int] | None
+    inspection: Path | None
+    keep: int
+    sharp_attention: str | None
+
+    def read_inspection(self) -> Inspection | None:
+        """The inspection, if one is given."""
+        return None if self.inspection is None else read_inspection(self.inspection)
+
+    def choice(self, name: str, model: MaclaurinForCausalLM, found: Inspection | None) -> Choice:
+        """The attention of each layer of the model."""
+        own = own_attention(model)
+        numbers = read_layers(self.layers, len(own)) if isinstance(self.layers, str) else self.layers
+        sharp = [] if found is None else _sharp_layers(found, self.keep, name, model)
+        return choose(own, self.attention, layers=numbers, sharp=sharp, sharp_attention=self.sharp_attention)
+
+
+@final
+@dataclass(frozen=True)
 class ChosenMemory:
     """The chosen memory, and why."""
 
@@ -173,40 +201,28 @@ def convert(
     """
     if sum(given is not None for given in (attention, memory, constant)) != 1:
         raise InputError("give one of `memory` (25%, 64MB), `constant` (32MB) and `attention` (a notation).")
-    folder = None if out is None else Path(out)
-    request = MemoryRequest(memory, constant, at, tuple(distances), questions)
+    wanted = (
+        MemoryRequest(memory, constant, at, tuple(distances), questions)
+        if attention is None
+        else AttentionRequest(
+            attention, layers, None if keep_sharp is None else Path(keep_sharp), keep, sharp_attention
+        )
+    )
     sample = SampleSettings(
         None if text is None else str(text), tuple(lengths), sample_tokens, tuple(recall), recall_questions
     )
     recovery = dataclasses.replace(recovery or Recovery(), device=device)
-    if folder is None:
-        return _only_choose(model, attention, request, sample, device, progress, on_result)
+    if out is None:
+        return ConversionResult(None, _only_choose(model, wanted, sample, device, progress, on_result))
+    folder = Path(out)
     recovery.stages(folder, model)  # checks the settings before any work
     chosen = conversion = None
     if resume and (attention is not None or folder.exists()):
         sample = _resumed_sample(folder, recovery) or sample
     else:
-        _require_free(folder)
-        require_model(model)
-        sharp = None if keep_sharp is None else read_inspection(Path(keep_sharp))
-        network, tokenizer = load_for_conversion(model, device, progress=progress)
-        file = None
-        if attention is None:
-            chosen, file = choose_memory(
-                network, tokenizer, request, sample, folder, resume=resume, progress=progress
-            )
-            on_result(chosen)
-            choice = _choice_of(network, chosen)
-        else:
-            kept = [] if sharp is None else _sharp_layers(sharp, keep, model, network)
-            choice = _given_attention(network, attention, layers, kept, sharp_attention)
-        conversion = _convert_loaded(network, tokenizer, model, choice, sample, progress=progress)
-        if chosen is not None:
-            conversion = dataclasses.replace(conversion, chosen=chosen.record())
-        save(network.cpu(), tokenizer, conversion, folder, measured_on=sample)
-        if file is not None:
-            file.remove()
-        on_result(conversion)
+        chosen, conversion = _convert_anew(
+            model, folder, wanted, sample, device, resume=resume, progress=progress, on_result=on_result
+        )
     if not recovery.has_steps:
         return ConversionResult(folder, chosen, conversion)
     recovered = _recover(folder, model, recovery, sample, progress=progress)
@@ -214,34 +230,54 @@ def convert(
 
 
 def _only_choose(
-    model: str,
-    attention: str | None,
-    request: MemoryRequest,
+    name: str,
+    wanted: MemoryRequest | AttentionRequest,
     sample: SampleSettings,
     device: str,
     progress: bool,
     on_result: OnResult,
-) -> ConversionResult:
+) -> ChosenMemory:
     """Choose a memory and write nothing."""
-    if attention is not None:
+    if isinstance(wanted, AttentionRequest):
         raise InputError("`attention` leaves no memory to choose: without `out` there is nothing to do.")
-    network, tokenizer = load_for_conversion(model, device, progress=progress)
-    chosen, _ = choose_memory(network, tokenizer, request, sample, None, progress=progress)
+    model, tokenizer = load_for_conversion(name, device, progress=progress)
+    chosen, _ = choose_memory(model, tokenizer, wanted, sample, None, progress=progress)
     on_result(chosen)
-    return ConversionResult(None, chosen)
+    return chosen
 
 
-def _given_attention(
-    model: MaclaurinForCausalLM,
-    attention: str,
-    layers: str | Sequence[int] | None,
-    sharp: Sequence[int],
-    sharp_attention: str | None,
-) -> Choice:
-    """The given attention in these layers, but not in sharp ones."""
-    own = own_attention(model)
-    numbers = read_layers(layers, len(own)) if isinstance(layers, str) else layers
-    return choose(own, attention, layers=numbers, sharp=sharp, sharp_attention=sharp_attention)
+def _convert_anew(
+    name: str,
+    out: Path,
+    wanted: MemoryRequest | AttentionRequest,
+    sample: SampleSettings,
+    device: str,
+    *,
+    resume: bool,
+    progress: bool,
+    on_result: OnResult,
+) -> tuple[ChosenMemory | None, Conversion]:
+    """Load, choose the attention, measure and write the model folder."""
+    _require_free(out)
+    require_model(name)
+    sharp = wanted.read_inspection() if isinstance(wanted, AttentionRequest) else None
+    model, tokenizer = load_for_conversion(name, device, progress=progress)
+    if isinstance(wanted, AttentionRequest):
+        conversion = _convert_loaded(
+            model, tokenizer, name, wanted.choice(name, model, sharp), sample, progress=progress
+        )
+        save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
+        on_result(conversion)
+        return None, conversion
+    chosen, file = choose_memory(model, tokenizer, wanted, sample, out, resume=resume, progress=progress)
+    on_result(chosen)
+    choice = _choice_of(model, chosen)
+    conversion = _convert_loaded(model, tokenizer, name, choice, sample, progress=progress)
+    conversion = dataclasses.replace(conversion, chosen=chosen.record())
+    save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
+    file.remove()
+    on_result(conversion)
+    return chosen, conversion
 
 
 def _require_free(out: Path) -> None:

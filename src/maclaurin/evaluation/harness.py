@@ -28,7 +28,7 @@ from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
 from maclaurin.evaluation.results import Score, mean_score, share_score
 from maclaurin.evaluation.scoring import Asked, Report, written_score
-from maclaurin.wording import did_you_mean
+from maclaurin.wording import did_you_mean, first_line
 
 #: data set types that are files, not names on the hub
 _FILES = ("json", "csv", "parquet", "text", "arrow", "pandas")
@@ -126,7 +126,7 @@ def _in_folder_of(manager: TaskManager, name: str, include: Sequence[Path]) -> I
 def _explained(manager: TaskManager, name: str, problem: Exception) -> InputError:
     entry = manager.task_index.get(name)
     path = (entry.cfg or {}).get("dataset_path") if entry else None
-    first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:300]
+    first = first_line(problem)
     if isinstance(problem, ImportError):
         return InputError(f"the task {name} needs a package that is not installed: {first}")
     if path not in _FILES and _is_about_the_hub(problem):

@@ -20,6 +20,7 @@ from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import NextToken, Objective
 from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
+from maclaurin.wording import first_line
 
 
 class CompileError(MaclaurinError):
@@ -49,7 +50,7 @@ def first_compiled_step(
             result = step(batch, rate)
             result.loss.item()  # wait for the device
     except TorchDynamoException as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         if required:
             raise CompileError(f"torch.compile failed: {reason}. Train with `compile=False`.") from problem
         say(f"torch.compile failed ({reason}); training without it")
