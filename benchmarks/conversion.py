@@ -1,4 +1,4 @@
-"""Speed and memory of a converted model at long context, beside the original: reading time, tokens/s, bytes.
+"""Speed and memory of a converted model and its original at long context: reading time, tokens/s, bytes.
 
     python benchmarks/conversion.py --device cuda [--contexts 1024,4096,16384,65536]
 

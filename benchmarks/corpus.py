@@ -372,7 +372,7 @@ def text_hash(text: str) -> str:
 
 
 def fetch(kind: str, name: str, most: int, version: str | None, folder: Path) -> Package:
-    """The known version if the mirror still has it, else the newest."""
+    """The known version if the package index still has it, else the newest."""
     stem = name if kind == "debian" else name.replace("@", "").replace("/", "-")
     pattern = f"{stem}_*.deb" if kind == "debian" else f"{stem}-*.tgz"
     if not list(folder.glob(pattern)):

@@ -115,7 +115,8 @@ def _recovery_table(name: str, found: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{name}: {settings['match_steps']} steps of matching attention and {settings['text_steps']} of next "
         f"tokens, {tokens:,} tokens each; {settings['about']}. {machine['gpu']}, "
-        f"{arms['tail']['seconds_of_training']:.0f} s of training beside the two others, {machine['date']}."
+        f"{arms['tail']['seconds_of_training']:.0f} s of training, in parallel with the two others, "
+        f"{machine['date']}."
     )
     for kind, unit in (("perplexity", "tokens"), ("recall", "tokens ago")):
         yield ""

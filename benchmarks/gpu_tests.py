@@ -4,7 +4,7 @@
     python benchmarks/gpu_tests.py --again
 
 With --minutes, pytest is interrupted after that time; the tests that have run are recorded, and that it was
-stopped. The second command repeats the tests that failed last time and records that beside the first result.
+stopped. The second command repeats the tests that failed last time and records that next to the first result.
 Other options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
 """
 

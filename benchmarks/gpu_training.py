@@ -1,4 +1,4 @@
-"""How fast training runs on one GPU: softmax at two sizes, and a converted model beside the original.
+"""How fast training runs on one GPU: softmax at two sizes, and a converted model compared with the original.
 
     python benchmarks/gpu_training.py runs/gpu [--steps 60]
 

@@ -15,10 +15,10 @@ Runs that choose a rate do not use the test data.
 Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
 runs with a line there or in one of the --records files are not repeated. No run is started that would not
 end before the time limit, except one with checkpoints (checkpoint_every, as in `small`): it saves one and
-stops when the time is up, and the next call on this machine continues it from --scratch. Workers live as
+stops when the time is up, and the next call with the same --scratch continues it. Workers live as
 long as the program: CUDA is started once in each of them.
 
-The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` beside the
+The text is tokenised once per machine into --cache. Trained tokenizers in a folder `tokenizers` next to the
 text are used if they fit it. Records of other tokens (another text, tokenizer or split) are ignored. Kernels
 are deterministic where torch has a deterministic one (--fast: not), so that a run can be repeated. Speeds
 come from runs that share the GPU: they are for planning and not a benchmark.

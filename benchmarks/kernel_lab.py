@@ -1,4 +1,4 @@
-"""Time and check fused programs under development beside their peers on this GPU, in two minutes.
+"""Time and check fused programs under development, and their peers, on this GPU in two minutes.
 
     python benchmarks/kernel_lab.py [linear mean forget …] [--out results.json] [--peers FOLDER]
 

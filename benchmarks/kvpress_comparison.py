@@ -1,4 +1,4 @@
-"""Recall at equal bytes, beside the methods of kvpress: the same questions, the same model.
+"""Recall at equal bytes, compared with the methods of kvpress: the same questions, the same model.
 
     # in our environment: an ordinary Llama folder, questions as tokens, and our results on them
     python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER
@@ -91,8 +91,8 @@ def write_folder(options: argparse.Namespace) -> None:
 
 def write_questions(options: argparse.Namespace) -> None:
     """Contexts, prompts and the first token in which the choices differ, as token ids."""
+    from maclaurin.conversion.convert import load_for_conversion
     from maclaurin.conversion.fact_questions import fact_questions
-    from maclaurin.conversion.run import load_for_conversion
 
     _, tokenizer = load_for_conversion(options.model, "cpu")
     questions = fact_questions(tokenizer, [options.distance], options.number, options.seed)
@@ -132,7 +132,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     import torch
 
     import maclaurin
-    from maclaurin.conversion.run import load_for_conversion
+    from maclaurin.conversion.convert import load_for_conversion
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
     from maclaurin.models.modeling import with_attention
 
@@ -286,7 +286,7 @@ def _share(name: str) -> float:
 def _kind(name: str) -> str:
     if name == "original":
         return "full softmax"
-    return "whole heads" if name.startswith("Maclaurin") else "kvpress"
+    return "every key in some heads" if name.startswith("Maclaurin") else "kvpress"
 
 
 def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:

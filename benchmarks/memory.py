@@ -3,7 +3,7 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
 
-For each goal, a memory is chosen on calibration text and questions (maclaurin.conversion.run.choose_by). It
+For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/convert.py). It
 is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
 training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
 cheapest memory before training need not be the cheapest after it. All weights are trained for
@@ -52,16 +52,16 @@ from maclaurin.conversion.allocate import (
     memories_to_try,
     plans_for,
 )
+from maclaurin.conversion.convert import ChosenMemory, choose_by, measured_with
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
-from maclaurin.conversion.run import ChosenMemory, choose_by, measured_with
 from maclaurin.evaluation.likelihood import tokens_at_once
-from maclaurin.files import write_json
 from maclaurin.models import MaclaurinCache
 from maclaurin.models.model_folder import load_model
 from maclaurin.models.modeling import with_attention
+from maclaurin.plain_data import to_plain, write_json
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS
@@ -435,7 +435,7 @@ class Bench:
         return found["attention"]
 
     def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
-        """A plan: the heads that remember most keep every key or see far; the others share by damage."""
+        """A plan: the best retrieval heads keep every key or a long window; the others share by damage."""
         heads = measure_heads(self.model, self.choosing, file)
         memories = memories_to_try(self.calibration.shape[1])
         damage = measure_damage(self.model, self.calibration, memories, file)
@@ -539,7 +539,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------ speed
 
     def speed(self, goals: Sequence[Goal]) -> None:
-        """Seconds to read texts into a cache, and tokens per second after a long one, beside the original."""
+        """Seconds to read texts into a cache, and tokens per second after a long one, with the original."""
         attention = {
             g.name: self.results.found.get("chosen", {}).get(g.name, {}).get("attention") for g in goals
         }
@@ -620,7 +620,7 @@ def _recall_summary(
 
 def _chosen(chosen: ChosenMemory) -> dict[str, Any]:
     best = chosen.decision.best.plan
-    return {"attention": list(best.attention), "top": best.top, **chosen.to_json()}
+    return {"attention": list(best.attention), "top": best.top, **to_plain(chosen.record())}
 
 
 def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[str, list[str]]]:
@@ -655,10 +655,10 @@ def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[s
 
 
 def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
-    beside = arms.get("original, trained" if name.endswith(", trained") else "original", {})
+    reference = arms.get("original, trained" if name.endswith(", trained") else "original", {})
     parts = [f"{name:44}"]
     for measure, value in sorted(found.items()):
-        other = beside.get(measure)
+        other = reference.get(measure)
         if measure.startswith("recall"):
             share = ""
             if other and other["accuracy"] > CHANCE:

@@ -71,7 +71,7 @@ def page_of_presses(written: Mapping[str, Any], source: str = "kvpress.json") ->
     ]
     best = max((p for p in points if p.method == "kvpress"), key=lambda p: p.recall or 0.0)
     return MemoryPage(
-        title="SmolLM2-135M beside kvpress",
+        title="SmolLM2-135M compared with kvpress",
         facts=f"{written['questions']} questions after {written['tokens']:,} tokens, and perplexity of "
         "what follows so much of a novel.",
         findings=(f"The best method of kvpress in recall is {best.name}: {best.recall:.3f}.",),

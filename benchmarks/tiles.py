@@ -2,7 +2,7 @@
 
     python benchmarks/tiles.py [quadratic exp linear …] [--out benchmarks/results/tiles.json]
 
-Candidates that spill registers are left out. Prints the fastest tiles of each pass beside the current ones.
+Candidates that spill registers are left out. Prints the fastest tiles of each pass and the current ones.
 Enter better ones in TILES of programs/triton/*.py.
 """
 
@@ -140,7 +140,7 @@ def time_setting(setting: str, tiles_to_try: list[Tile]) -> dict:
 def show(setting: str, found: dict) -> None:
     timed = [row for row in found["timed"] if "ms" in row]
     base = timed[0]["ms"]
-    print(f"{setting}: {sum(base.values()):.3f} ms in all, as it is")
+    print(f"{setting}: {sum(base.values()):.3f} ms in all with the current tiles")
     for name in sorted(base, key=base.get, reverse=True)[:8]:
         others = [row for row in timed[1:] if name in row["ms"]]
         best = sorted(others, key=lambda row: row["ms"][name])[:3]

@@ -3,7 +3,7 @@
     python docs/build_site.py            writes build/site
     python docs/build_site.py --serve    and shows it at http://127.0.0.1:8000
 
-1. docs/ is copied to build/sources; catalogue, API, commands, laws and decisions are written beside it.
+1. docs/ is copied to build/sources; catalogue, API, commands, laws and decisions are written next to it.
 2. Formulas between $ or $$ become MathML, which browsers draw themselves: nothing is loaded from elsewhere.
 3. Files outside docs/ that a page links to are copied along, so that no link leaves the site.
 4. Zensical builds; the explorer takes the place of the front page; every link is followed.
@@ -185,7 +185,7 @@ def linked_laws(page: Path, text: str) -> str:
 
 
 def to_top(page: Path) -> str:
-    """The way from a page to the top of the sources."""
+    """The relative path from a page to the top of the sources."""
     return "../" * len(page.parent.parts)
 
 
@@ -414,8 +414,8 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.state.State
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
-::: maclaurin.conversion.run.convert
-::: maclaurin.conversion.run.ConversionResult
+::: maclaurin.conversion.convert.convert
+::: maclaurin.conversion.convert.ConversionResult
 ::: maclaurin.conversion.recover.Recovery
 ::: maclaurin.conversion.press.press
 ::: maclaurin.programs.series.SeriesNotice
@@ -430,7 +430,7 @@ The public names of `maclaurin`, made from their docstrings.
 
 _PARTS = """# Parts
 
-What every part can say of itself, and the parts there are. [How to write one](../extending.md).
+The interface of every part, and the parts of the library. [How to write one](../extending.md).
 
 ::: maclaurin.spec.part.Part
 ::: maclaurin.spec.kernel

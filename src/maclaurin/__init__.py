@@ -21,14 +21,14 @@ from maclaurin.errors import (
     SpecError,
     StateBudgetError,
 )
-from maclaurin.registration import register_with_transformers
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.spec.catalogue import catalogue, resolve
+from maclaurin.transformers_registration import register_with_transformers
 
 if TYPE_CHECKING:
     from maclaurin import study
+    from maclaurin.conversion.convert import convert
     from maclaurin.conversion.press import press
-    from maclaurin.conversion.run import convert
     from maclaurin.forms.state import State
     from maclaurin.programs.dispatch import attention, plan
     from maclaurin.programs.plan import Plan
@@ -60,7 +60,7 @@ __all__ = [
 #: name → the module that has it, imported when the name is used first
 _LAZY = {
     "attention": "maclaurin.programs.dispatch",
-    "convert": "maclaurin.conversion.run",
+    "convert": "maclaurin.conversion.convert",
     "press": "maclaurin.conversion.press",
     "plan": "maclaurin.programs.dispatch",
     "Plan": "maclaurin.programs.plan",

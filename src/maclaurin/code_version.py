@@ -7,8 +7,6 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-import maclaurin
-
 #: Version of the numbers that training gives. Raise it with every change after which the same run, with the
 #: same config, data and torch, ends in another loss. Results of other versions are not reused.
 NUMERICS_VERSION = 2
@@ -23,7 +21,7 @@ FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """The version of the installed package."""
-    return digest_of_source(Path(maclaurin.__file__).parent)
+    return digest_of_source(Path(__file__).parent)
 
 
 def digest_of_source(package: Path) -> str:

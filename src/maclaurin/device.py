@@ -16,7 +16,7 @@ def resolve_device(name: str) -> str:
 
 
 def usable_device(name: str) -> str:
-    """The same; raises if the device cannot be used here."""
+    """cpu or cuda for auto; raises if the device cannot be used here."""
     import torch
 
     if name != "auto":
@@ -24,5 +24,5 @@ def usable_device(name: str) -> str:
             torch.empty(0, device=name)
         except (RuntimeError, AssertionError) as problem:
             first = first_line(problem).rstrip(".")
-            raise InputError(f"--device {name} cannot be used here: {first}. Use cpu or auto.") from None
+            raise InputError(f"the device {name} cannot be used here: {first}. Use cpu or auto.") from None
     return resolve_device(name)

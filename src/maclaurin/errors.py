@@ -1,11 +1,14 @@
-"""The errors this library raises. Every message says what was given, why it cannot work and what would."""
+"""The errors this library raises. Every message says what was given, why it cannot work and what would.
+
+A message writes parameters in backticks, `out` or `resume=True`; commands print them as options, --out and
+--resume (cli/main.py).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -52,12 +55,6 @@ class DataError(MaclaurinError):
     """Data that is missing, cannot be read, or cannot be used as requested."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' for a word close to known ones, else nothing."""
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
-
-
 def load_extra(library: str, purpose: str, instead: str = "") -> Any:
     """Import the library, or raise an error that names the extra to install and what works without it."""
     try:
@@ -81,13 +78,3 @@ def requires_extra(extra: str, *modules: str) -> Iterator[None]:
         raise MaclaurinError(
             f"this command needs {problem.name}: pip install 'maclaurin[{extra}]'."
         ) from None
-
-
-def in_list(name: str) -> str:
-    """The name as part of a list: in quotes if it contains a comma itself."""
-    return f"“{name}”" if "," in name else name
-
-
-def listed_names(names: Iterable[str]) -> str:
-    """a, b, “c, d”."""
-    return ", ".join(map(in_list, names))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import json
+import hashlib
 import os
 import shutil
 import time
@@ -32,7 +32,7 @@ class LockedError(MaclaurinError):
 def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
     """A temporary path to write to; its file replaces `path` at the end unless there was an error.
 
-    Without `flush` a crash of the machine may lose the new content, which is then the old one.
+    Without `flush`, the file may have its old content after a crash of the machine.
     """
     temporary = _temporary(path)
     try:
@@ -54,9 +54,10 @@ def write_file(path: Path, content: str | bytes, *, flush: bool = True) -> None:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
-    """Replace the file by this value as JSON in one step."""
-    write_file(path, json.dumps(value, indent=indent) + "\n")
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -177,30 +178,30 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def read_text(file: Path, option: str) -> str:
-    """A UTF-8 text file; `option` is the command-line option that named it."""
-    require_file(file, option)
+def read_text(file: Path, parameter: str) -> str:
+    """A UTF-8 text file; `parameter` is the name of the parameter that it was given as."""
+    require_file(file, parameter)
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as problem:
-        raise not_utf8(file, option, problem) from None
+        raise not_utf8(file, parameter, problem) from None
     except OSError as problem:
-        raise InputError(f"{option}: {file} cannot be read: {problem.strerror}.") from None
+        raise InputError(f"`{parameter}`: {file} cannot be read: {problem.strerror}.") from None
 
 
-def require_file(file: Path, option: str) -> None:
+def require_file(file: Path, parameter: str) -> None:
     """Raise unless `file` is a file; a name close to it in the same folder is suggested."""
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder; name a file.")
+        raise InputError(f"`{parameter}`: {file} is a folder; name a file.")
     if not file.is_file():
-        raise InputError(f"{option}: there is no file {file}.{near_misses(file)}")
+        raise InputError(f"`{parameter}`: there is no file {file}.{near_misses(file)}")
 
 
-def not_utf8(file: Path, option: str, problem: UnicodeDecodeError) -> InputError:
+def not_utf8(file: Path, parameter: str, problem: UnicodeDecodeError) -> InputError:
     """The error for a text in another encoding."""
     return InputError(
-        f"{option}: {file} is not UTF-8 text (byte {problem.start} cannot be decoded). Convert it first, for "
-        "example with iconv -f latin1 -t utf-8."
+        f"`{parameter}`: {file} is not UTF-8 text (byte {problem.start} cannot be decoded). Convert it "
+        "first, for example with iconv -f latin1 -t utf-8."
     )
 
 
@@ -214,10 +215,10 @@ def near_misses(path: Path) -> str:
     return f" Did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
 
 
-def require_writable_folder(folder: Path, option: str = "--out") -> None:
+def require_writable_folder(folder: Path, parameter: str = "out") -> None:
     """Raise unless files can be written into `folder`; a folder that does not exist is not left behind."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{option}: {folder} is a file; name a folder.")
+        raise InputError(f"`{parameter}`: {folder} is a file; name a folder.")
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     probe = folder / f".{uuid.uuid4().hex}.part"
     try:
@@ -225,19 +226,19 @@ def require_writable_folder(folder: Path, option: str = "--out") -> None:
         probe.touch()
         probe.unlink()
     except OSError as problem:
-        raise InputError(f"{option}: {folder} cannot be written: {problem.strerror}.") from None
+        raise InputError(f"`{parameter}`: {folder} cannot be written: {problem.strerror}.") from None
     finally:
         for path in missing:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
-def require_writable_file(file: Path, option: str = "--out") -> None:
+def require_writable_file(file: Path, parameter: str = "out") -> None:
     """Raise unless `file` can be written in a folder that exists."""
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder; name a file, such as {file / 'results.json'}.")
+        raise InputError(f"`{parameter}`: {file} is a folder; name a file, such as {file / 'results.json'}.")
     if file.parent.is_file():
-        raise InputError(f"{option}: {file} cannot be written: {file.parent} is a file, not a folder.")
+        raise InputError(f"`{parameter}`: {file} cannot be written: {file.parent} is a file, not a folder.")
     if not file.absolute().parent.is_dir():
-        raise InputError(f"{option}: there is no folder {file.parent}.{near_misses(file.parent)}")
-    require_writable_folder(file.absolute().parent, option)
+        raise InputError(f"`{parameter}`: there is no folder {file.parent}.{near_misses(file.parent)}")
+    require_writable_folder(file.absolute().parent, parameter)

@@ -51,20 +51,32 @@ def digest(plain: Any) -> str:
     return hashlib.sha256(spelling.encode()).hexdigest()
 
 
-def write_record(
+def write_json(
     path: Path,
-    record: Any,
+    value: Any,
     schema: int | None = None,
     *,
-    indent: int | None = None,
-    allow_nan: bool = False,
+    indent: int | None = 1,
+    allow_nan: bool = True,
     flush: bool = True,
 ) -> None:
-    """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first."""
-    data = to_plain(record) if schema is None else {"schema": schema, **to_plain(record)}
+    """Write a dataclass or plain data as a JSON file, atomically, with the number of its schema first.
+
+    indent      None writes one line without spaces
+    allow_nan   False raises ValueError for a number that is not finite, which JSON itself does not have
+    """
+    data = to_plain(value) if schema is None else {"schema": schema, **to_plain(value)}
     separators = (",", ":") if indent is None else None
     text = json.dumps(data, indent=indent, separators=separators, ensure_ascii=False, allow_nan=allow_nan)
     write_file(path, text + "\n", flush=flush)
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file; None if it is missing, cannot be read or is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def read_record(
@@ -78,11 +90,11 @@ def read_record(
     older: Mapping[int, str] = types.MappingProxyType({}),
     change: Callable[[dict[str, Any]], None] = lambda data: None,
 ) -> T:
-    """Read a file of `write_record`; any problem is one InputError.
+    """Read a file of `write_json` with a schema; any problem is one InputError.
 
     what      what the file should hold, such as "an inspection"
     missing   the error if there is no file
-    advice    the end of every other error, such as " Choose another --out."
+    advice    the end of every other error, such as " Choose another `out`."
     older     earlier schema → what to do with such a file
     change    called with the plain data first
     """
@@ -96,7 +108,7 @@ def read_record(
         raise InputError(f"{path} cannot be read: {problem.strerror}.{advice}") from None
     found = data.pop("schema", None) if isinstance(data, dict) else None
     if found is None:
-        raise InputError(f"{path} is not {what}: it has no number of a schema.{advice}")
+        raise InputError(f"{path} is not {what}: it has no schema number.{advice}")
     if found != schema:
         raise InputError(
             f"{path} has schema {found}, but this version of maclaurin reads schema {schema} of {what}."

@@ -82,13 +82,13 @@ class Silent(Report):
     """Prints nothing."""
 
     def __call__(self, fraction: float | None, note: str = "") -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def say(self, text: str) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @final
@@ -195,7 +195,7 @@ class Display:
         """The loss of one step; called for every step in order, some steps later."""
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
 
 
 @final
@@ -222,7 +222,7 @@ class TerminalDisplay(Display):
         self._report(done / self._steps, f"step {done}/{self._steps}, loss {loss:.4f}{speed}")
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._report.say(text)
 
 

@@ -15,7 +15,7 @@ from typing import Any, final
 class StopRequest:
     """Collects the named signals while the block runs; in threads other than the main one it collects none.
 
-    `message` is printed when the first one comes.
+    `message` is printed at the first signal.
     """
 
     def __init__(self, *names: str, message: str = "") -> None:
@@ -25,7 +25,7 @@ class StopRequest:
 
     @property
     def is_set(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal was received."""
         return self.signal is not None
 
     def __enter__(self) -> StopRequest:

@@ -101,8 +101,8 @@ def test_stopped_by_hand_it_says_how_to_go_on(tmp_path):
     ("arguments", "words"),
     [
         (["--case", "exp/l3"], "no case has 'exp/l3' in its name or group"),
-        (["--device", "cuda"], "--device cuda cannot be used here"),
-        (["--device", "meta"], "--device is cpu, cuda, cuda:1 …, not 'meta'"),
+        (["--device", "cuda"], "the device cuda cannot be used here"),
+        (["--device", "meta"], "a benchmark runs on cpu, cuda, cuda:1 …, not on 'meta'"),
         (["--table", "nothing.json"], "there is no benchmark at nothing.json"),
         (["--plots", "file", "--list"], "--plots: file is a file; name a folder"),
         (["--out", "file/x.json"], "--out: file is a file; name a folder"),

@@ -38,7 +38,7 @@ def test_a_run_is_converted_and_trained_back(folder):
     for kind in ("perplexity", "recall"):
         figures = {"original", "window_only", "converted", "recovered", "gap_closed_recovered"}
         assert figures <= found[kind]["64"].keys()
-    assert found["recovery"]["lora"] == 2
+    assert found["recovery"]["settings"]["lora"] == 2
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
     assert "bytes per token" in result.stdout
@@ -92,7 +92,7 @@ def test_a_memory_is_chosen_for_a_budget(folder):
     probes = ("--at=400", "--probe=64", "--probe-questions=1", "--lengths=64", "--device=cpu")
     shown = maclaurin("convert", "run", "--constant=60kB", "--dry-run", *probes, cwd=folder)
     assert "taken" in shown.stdout
-    assert "how much each key-value head remembers" in shown.stdout
+    assert "score of each key-value head" in shown.stdout
     result = maclaurin("convert", "run", "--memory=40%", "--out=small", *probes, cwd=folder)
     assert "plans, measured on calibration text" in result.stdout
     found = json.loads((folder / "small" / "conversion.json").read_text())

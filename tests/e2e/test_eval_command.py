@@ -60,7 +60,7 @@ def test_our_tasks_need_no_harness(model, tmp_path, without_harness):
     assert (identity["limit"], identity["seed"], identity["model"]) == (3, 0, str(model))
     tasks = found["tasks"]
     assert {result["kind"] for result in tasks.values()} == {"choices", "written", "text"}
-    assert all(result["items"] == 3 and result["broken"] == 0 for result in tasks.values())
+    assert all(result["items"] == 3 and result["non_finite"] == 0 for result in tasks.values())
     acc = tasks["maclaurin_recall_64"]["metrics"]["acc"]
     assert 0 <= acc["low"] <= acc["value"] <= acc["high"] <= 1
     assert tasks["maclaurin_recall_64"]["metrics"]["log_odds_gain"]["value"] is not None
@@ -79,7 +79,7 @@ def test_the_model_under_another_attention_and_too_short_a_memory(model, tmp_pat
     assert "2 texts were longer than 64 tokens" in " ".join(said.stdout.split())
     found = json.loads(out.read_text())
     assert found["identity"]["attention"] == [spec]
-    assert found["tasks"]["maclaurin_induction_192"]["cut"] == 2
+    assert found["tasks"]["maclaurin_induction_192"]["truncated"] == 2
     assert "acc" in found["groups"]["maclaurin_induction"]
 
 

@@ -154,7 +154,7 @@ def test_other_attention_on_the_same_weights(run):
 def test_invalid_options_are_reported(run, tmp_path):
     with pytest.raises(NoFiniteStateError, match=r"(?s)so 2 of 2 layers .*taylor\(2\)/sum"):
         generate(run, "--prompt", "x", "--attention", "exp/sum", "--constant-memory")
-    with pytest.raises(InputError, match="--save-state: there is no folder"):
+    with pytest.raises(InputError, match="`save_state`: there is no folder"):
         generate(run, "--prompt", "x", "--save-state", tmp_path / "no" / "talk")
     with pytest.raises(InputError, match="no file"):
         generate(run, "--prompt", "x", "--load-state", tmp_path / "talk")
@@ -164,7 +164,7 @@ def test_invalid_options_are_reported(run, tmp_path):
         generate(run, "--prompt", "x", "--top-p", 0)
     with pytest.raises(InputError, match="top-k"):
         generate(run, "--prompt", "x", "--top-k", 0)
-    with pytest.raises(InputError, match="--device tpu9 cannot be used here"):
+    with pytest.raises(InputError, match="the device tpu9 cannot be used here"):
         generate(run, "--prompt", "x", "--device", "tpu9")
     bare = tmp_path / "bare"
     shutil.copytree(run / "model", bare)

@@ -117,7 +117,7 @@ def test_a_run_stopped_by_ctrl_c_says_so_and_exits_with_130(tmp_path):
     text = "".join(process.communicate(60))
     assert process.returncode == 130
     assert "stopping after this step" in text
-    assert "--resume continues" in text
+    assert "resume the run to continue" in text
 
 
 def test_ctrl_c_ends_a_sweep(tmp_path, monkeypatch):

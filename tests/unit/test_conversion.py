@@ -1,25 +1,30 @@
 """Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
 
 import copy
-import json
 import math
 
 import pytest
 import torch
 
+from maclaurin.conversion.conversion_record import (
+    ConversionRecord,
+    MeasuredGap,
+    SampleSettings,
+    read_conversion,
+)
 from maclaurin.conversion.converted_model import (
     calibrate_key_offsets,
     choose,
     convert_loaded,
     own_attention,
-    perplexities,
     read_layers,
     require_new,
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, without_tails
+from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, perplexities, without_tails
 from maclaurin.conversion.memory_budget import Memory
+from maclaurin.conversion.recover import Recovery
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
@@ -136,7 +141,10 @@ def test_a_conversion_is_a_model_folder(model, tmp_path):
     assert own_attention(again) == ["exp/sum", TAIL]
     rows = tokens[None, :64]
     torch.testing.assert_close(again(input_ids=rows).logits, model(input_ids=rows).logits)
-    assert json.loads((tmp_path / "out" / "conversion.json").read_text())["reasons"] == ["kept", "swapped"]
+    record = read_conversion(tmp_path / "out")
+    assert record.reasons == ("kept", "swapped")
+    assert record.perplexity[64].converted == found.gaps["perplexity"][64].converted
+    assert (record.recall, record.chosen, record.recovery) == ({}, None, None)
     with pytest.raises(InputError, match="exists already"):
         require_new(tmp_path / "out")
 
@@ -220,3 +228,27 @@ def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
     assert found.original == 0
     assert found.original_state_bytes > 0
     assert found.break_even_tokens is None
+
+
+def test_a_record_adds_training_and_its_measures(tmp_path):
+    gap_ = Gap(original=10.0, window_only=20.0, converted=15.0)
+    record = ConversionRecord(
+        source="somewhere",
+        attention=("exp/sum",),
+        reasons=("kept",),
+        memory=Memory(0, 1, 0, 2),
+        chosen=None,
+        perplexity={64: MeasuredGap.of(gap_)},
+        recall={},
+        measured_on=SampleSettings(lengths=(64,)),
+    )
+    record = record.with_training(Recovery(text_steps=3), 1.0).with_training(Recovery(text_steps=3), 2.5)
+    trained = record.perplexity[64].after_training(12.0, None, higher_is_better=False)
+    record = record.with_gap(Perplexity(torch.zeros(1, 64, dtype=torch.long)), trained)
+    record.write(tmp_path)
+    again = read_conversion(tmp_path)
+    assert again == record
+    assert (again.recovery.seconds, again.recovery.settings.text_steps) == (3.5, 3)
+    assert (again.perplexity[64].gap_closed, again.perplexity[64].gap_closed_recovered) == (0.5, 0.8)
+    with pytest.raises(InputError, match="no conversion to continue"):
+        read_conversion(tmp_path / "elsewhere")

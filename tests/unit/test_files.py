@@ -8,7 +8,8 @@ import time
 import pytest
 
 from maclaurin.data.cache_folder import StorageError, complete_folder, preparing
-from maclaurin.files import LockedError, is_locked, locked, new_file, new_folder, write_file, write_json
+from maclaurin.files import LockedError, is_locked, locked, new_file, new_folder, write_file
+from maclaurin.plain_data import write_json
 
 
 def leftovers(folder):

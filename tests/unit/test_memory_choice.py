@@ -19,6 +19,7 @@ from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 from maclaurin.models.modeling import with_attention
+from maclaurin.plain_data import to_plain
 from maclaurin.spec import parse
 from maclaurin.spec.head_groups import LayerAttention
 
@@ -205,7 +206,7 @@ def test_questions_asked_together_are_answered_as_one_by_one(model, tokenizer):
         assert abs(together.log_odds - alone.log_odds) < 0.3  # some text before the facts is cut off
 
 
-def test_the_heads_that_remember_keep_more(model):
+def test_retrieval_heads_keep_more(model):
     memories = dict.fromkeys(RANKING, "poly(0)+window(9)/sum") | {RANKING[0]: "exp/sum"}
     assert attention_of(model.config, memories) == (
         "poly(0)+window(9)/sum",
@@ -316,7 +317,7 @@ def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, mon
     assert len(found.asked) == 3
     with pytest.raises(InputError, match="measured with weights a, but now it is b"):
         MeasureFile.open(path, {"weights": "b"}, resume=True)
-    with pytest.raises(InputError, match="leave --resume out"):
+    with pytest.raises(InputError, match="leave `resume` out"):
         MeasureFile.open(tmp_path / "other.json", identity, resume=True)
 
 
@@ -359,7 +360,7 @@ def test_a_model_is_converted_to_its_budget(saved):
     assert written["attention"] == list(conversion.choice.attention)
     assert sorted(p.name for p in saved.iterdir()) == ["model", "small", "text.txt"]
     page = (saved / "small" / "memory.html").read_text()
-    assert "Which heads remember" in page
+    assert "Retrieval heads" in page
     assert str(chosen.decision.best.plan.name.split(",")[0]) in page
     generated = small.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=3, do_sample=False)
     assert generated.shape == (1, 8)
@@ -399,8 +400,8 @@ def test_an_attention_is_given_and_trained_in_one_call(saved):
     assert result.finished
     assert result.recovered.keys() == {"perplexity"}
     written = json.loads((saved / "small" / "conversion.json").read_text())
-    assert written["perplexity"] == result.recovered["perplexity"]
-    assert written["recovery"]["device"] == "cpu"
+    assert written["perplexity"] == to_plain(result.recovered["perplexity"])
+    assert written["recovery"]["settings"]["device"] == "cpu"
     again = convert(saved, **given, resume=True)
     assert again.conversion is None
     assert again.recovered == result.recovered
@@ -409,7 +410,7 @@ def test_an_attention_is_given_and_trained_in_one_call(saved):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"attention": "exp/sum"}, "give one of --memory"),
+        ({"attention": "exp/sum"}, "give one of `memory`"),
         ({"memory": "1%"}, "too small"),
         ({"memory": "lots"}, "a number of bytes with a unit"),
         ({"resume": True}, "to resume from"),
@@ -440,7 +441,7 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("20 heads exp/sum, others poly(0)+window(64,sinks=4,kept=256)/sum", "whole heads"),
+        ("20 heads exp/sum, others poly(0)+window(64,sinks=4,kept=256)/sum", "every key in some heads"),
         (
             "9 heads poly(0)+window(900,sinks=4)/sum, others 20 to 68 exact keys",
             "long windows for some heads",
@@ -448,7 +449,7 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
         ("taylor(2,about=mean)+window(64,sinks=4)/sum", "tail"),
         ("poly(0)+window(64,sinks=4,kept=256)/sum", "window + kept"),
         ("window and tail", "tail"),
-        ("whole layers", "whole layers"),
+        ("whole layers", "every key in some layers"),
     ],
 )
 def test_plans_are_sorted_into_kinds(name, method):

@@ -34,7 +34,7 @@ def bench_results():
 def test_a_bench_is_drawn_by_the_same_page():
     page = pages.page_of_bench(bench_results(), "30% at 4k")
     assert {(p.method, p.bytes) for p in page.points} == {
-        ("full softmax", 1000), ("whole heads", 299), ("window", 298)
+        ("full softmax", 1000), ("every key in some heads", 299), ("window", 298)
     }  # fmt: skip
     assert page.findings == ("original  4096: 0.5",)
     assert page.memories == [["exp/sum", "poly(0)+window(16,sinks=4,kept=48)/sum"]]
@@ -45,7 +45,10 @@ def test_a_bench_is_drawn_by_the_same_page():
 
 def test_presses_are_drawn_at_their_bytes():
     row = {"accuracy": 0.4, "low": 0.3, "high": 0.5, "perplexity": 60.0, "share": 0.25}
-    methods = {"KeyDiffPress": {**row, "kind": "kvpress"}, "ours, pressed": {**row, "kind": "whole heads"}}
+    methods = {
+        "KeyDiffPress": {**row, "kind": "kvpress"},
+        "ours, pressed": {**row, "kind": "every key in some heads"},
+    }
     page = pages.page_of_presses(
         {"bytes": 1000, "questions": 60, "tokens": 1280, "distance": 1024, "methods": methods}
     )

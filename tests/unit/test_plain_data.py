@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin import InputError
-from maclaurin.plain_data import finite, from_plain, read_record, to_plain, write_record
+from maclaurin.plain_data import finite, from_plain, read_json, read_record, to_plain, write_json
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test_an_unknown_kind_is_an_error():
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
     tree = Tree({1: 0.5}, (Leaf(1.0, ("größe",)), Twig(2)), Leaf(3.0))
-    write_record(tmp_path / "tree.json", tree, 7, indent=1)
+    write_json(tmp_path / "tree.json", tree, 7)
     assert json.loads((tmp_path / "tree.json").read_text("utf-8"))["schema"] == 7
     assert read_record(Tree, tmp_path / "tree.json", 7, "a tree", missing="none") == tree
 
@@ -80,7 +80,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     ("text", "words"),
     [
         ("{", "is not a tree: it is not JSON .* Plant one"),
-        ("[]", "is not a tree: it has no number of a schema. Plant one"),
+        ("[]", "is not a tree: it has no schema number. Plant one"),
         ('{"schema": 6}', "has schema 6, but .* reads schema 7 of a tree. Let it grow. Plant one"),
         ('{"schema": 7, "colour": 1}', "does not have the form of a tree .* Plant one"),
     ],
@@ -99,3 +99,20 @@ def test_numbers_that_are_not_finite_become_null():
         "a": [1.23, None],
         "b": [None, 3],
     }
+
+
+def test_a_json_file_that_cannot_be_read_is_none(tmp_path):
+    file = tmp_path / "a.json"
+    assert read_json(file) is None
+    for broken in (b'{"half', b"\xff\xfe"):
+        file.write_bytes(broken)
+        assert read_json(file) is None
+    write_json(file, {"é": [1, (2, 3)]}, indent=None)
+    assert file.read_text(encoding="utf-8") == '{"é":[1,[2,3]]}\n'
+    assert read_json(file) == {"é": [1, [2, 3]]}
+
+
+def test_numbers_that_are_not_finite_are_refused_on_request(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", [float("inf")], allow_nan=False)
+    assert not (tmp_path / "a.json").exists()

@@ -127,8 +127,8 @@ def test_means_are_weighted_by_tokens_and_perplexity_is_that_of_the_mean(tiny, t
     config = TrainConfig(size="tiny", data="mqar:pairs=2,vocab=16,length=16", batch_size=4)
     source = open_source(DataConfig(config.data, length=16))
     objective = Trainer(config, source, tmp_path / "run", ALONE).objective
-    whole = evaluate(objective, source.test_batches(64, 48), ALONE, 16)
-    parts = evaluate(objective, source.test_batches(5, 48), ALONE, 16)
+    whole = evaluate(objective, source.held_out_batches("test", 64, 48), ALONE, 16)
+    parts = evaluate(objective, source.held_out_batches("test", 5, 48), ALONE, 16)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
     assert parts.tokens == whole.tokens
     assert whole.perplexity == pytest.approx(math.exp(whole.loss))
@@ -509,7 +509,7 @@ def test_a_run_goes_on_where_compilation_fails(tiny, tmp_path, monkeypatch):
     assert result.loss.isfinite()
     assert not made.step.is_compiled
     assert any("an operation of tomorrow" in line for line in said)
-    with pytest.raises(compiling.CompileError, match="--no-compile"):
+    with pytest.raises(compiling.CompileError, match="compile=False"):
         compiling.first_compiled_step(made.step, made.batch(0), 1e-3, required=True, say=said.append)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from maclaurin.cli.main import with_options
 from maclaurin.errors import InputError
 from maclaurin.files import read_text, require_file, require_writable_file, require_writable_folder
 from maclaurin.model_names import hub_is_reachable, require_model
@@ -16,22 +17,22 @@ needs_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everyw
 def test_text_is_read_as_utf8(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("naïve", encoding="utf-8")
-    assert read_text(file, "--text") == "naïve"
+    assert read_text(file, "text") == "naïve"
     file.write_bytes("naïve".encode("latin1"))
-    with pytest.raises(InputError, match=r"--text: .*text.txt is not UTF-8 text \(byte 2"):
-        read_text(file, "--text")
+    with pytest.raises(InputError, match=r"`text`: .*text.txt is not UTF-8 text \(byte 2"):
+        read_text(file, "text")
 
 
 def test_a_missing_file_is_named_with_what_is_close(tmp_path):
     (tmp_path / "novel.txt").write_text("")
-    with pytest.raises(InputError, match=r"--text: there is no file .*novel.tx. Did you mean .*novel.txt\?"):
-        require_file(tmp_path / "novel.tx", "--text")
+    with pytest.raises(InputError, match=r"`text`: there is no file .*novel.tx. Did you mean .*novel.txt\?"):
+        require_file(tmp_path / "novel.tx", "text")
     with pytest.raises(InputError, match=r"there is no file .*zzz\.$"):
-        require_file(tmp_path / "zzz", "--text")
+        require_file(tmp_path / "zzz", "text")
     with pytest.raises(InputError, match="is a folder; name a file"):
-        require_file(tmp_path, "--text")
+        require_file(tmp_path, "text")
     with pytest.raises(InputError, match="there is no file"):
-        require_file(tmp_path / "no" / "folder", "--text")
+        require_file(tmp_path / "no" / "folder", "text")
 
 
 def test_a_folder_that_can_be_written_is_not_left_behind(tmp_path):
@@ -45,9 +46,9 @@ def test_a_folder_that_can_be_written_is_not_left_behind(tmp_path):
 
 @pytest.mark.parametrize("place", [Path("/proc/nothing"), Path("/dev/null/x")])
 def test_places_that_cannot_be_written(place):
-    with pytest.raises(InputError, match=f"--out: {place} cannot be written"):
+    with pytest.raises(InputError, match=f"`out`: {place} cannot be written"):
         require_writable_folder(place)
-    with pytest.raises(InputError, match="--out: "):
+    with pytest.raises(InputError, match="`out`: "):
         require_writable_file(place / "file.json")
 
 
@@ -144,3 +145,20 @@ def test_a_proxy_reaches_the_hub_however_it_is_spelled(monkeypatch, no_network, 
     assert hub_is_reachable()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not hub_is_reachable()
+
+
+# ---------------------------------------------------------------------- parameters in messages of commands
+
+
+@pytest.mark.parametrize(
+    ("message", "printed"),
+    [
+        ("choose another `out`.", "choose another --out."),
+        ("continue with `resume=True`.", "continue with --resume."),
+        ("use `compile=False`.", "use --no-compile."),
+        ("`keep_sharp`: other weights.", "--keep-sharp: other weights."),
+        ("declare `argument`.", "declare `argument`."),
+    ],
+)
+def test_a_command_prints_parameters_as_options(message, printed):
+    assert with_options(message) == printed

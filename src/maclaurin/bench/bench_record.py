@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.plain_data import finite, read_record, to_plain, write_record
+from maclaurin.plain_data import finite, read_record, to_plain, write_json
 
 SCHEMA = 1
 #: divisor of the text length for small shapes
@@ -185,7 +185,7 @@ def write_bench(record: BenchRecord, path: Path) -> None:
     data = to_plain(record)
     for plain, case in zip(data["cases"], record.cases, strict=True):
         plain["reached"] = case.reached
-    write_record(path, finite(data), SCHEMA, indent=1)
+    write_json(path, finite(data), SCHEMA, allow_nan=False)
 
 
 def read_bench(path: Path) -> BenchRecord:

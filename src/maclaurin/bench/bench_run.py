@@ -15,11 +15,12 @@ import torch
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
 from maclaurin.bench.clock import free_memory
-from maclaurin.bench.machine import Setting, full_stamp, measure_roofs
 from maclaurin.bench.measure_case import blank_record, failed, judged, measure_call, measure_step, reason_of
+from maclaurin.bench.setting import Setting, measure_roofs
 from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError
+from maclaurin.machine import full_stamp
 from maclaurin.progress_bar import report_progress
 from maclaurin.report.formatting import counted
 
@@ -110,7 +111,7 @@ def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
     try:
         known = read_bench(out)
     except InputError as problem:
-        raise InputError(f"{problem} Choose another file with --out, or remove it.") from None
+        raise InputError(f"{problem} Choose another `out`, or remove the file.") from None
     if known.is_of(fresh):
         return dataclasses.replace(fresh, cases=known.cases, roofs=known.roofs), notes
     notes.append(f"{out} is from another machine, code or shape: it is replaced.")

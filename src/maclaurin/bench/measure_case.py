@@ -28,8 +28,8 @@ from maclaurin.bench.clock import (
     timings,
 )
 from maclaurin.bench.judge import Errors, all_finite, error_of_rows, errors_of_piece, exact_row, piece_of
-from maclaurin.bench.machine import Setting, draw_direction, draw_inputs
-from maclaurin.bench.peers import Contender, make_peer
+from maclaurin.bench.peers import Implementation, make_peer
+from maclaurin.bench.setting import Setting, shape_of
 from maclaurin.bench.targets import PEER_TITLES, Measured
 from maclaurin.bench.workloads import Case, Work, packed_cuts, work_of_call, work_of_step
 from maclaurin.errors import MaclaurinError
@@ -38,7 +38,7 @@ from maclaurin.forms.state import State
 from maclaurin.programs.dispatch import plan
 from maclaurin.programs.plan import Plan
 from maclaurin.spec import parse
-from maclaurin.testing.cases import TensorCase
+from maclaurin.testing.cases import TensorCase, draw_direction, draw_inputs
 from maclaurin.testing.tolerances import relative_error
 
 OWN_NAME = "maclaurin"
@@ -111,31 +111,32 @@ def failed(record: CaseRecord, problem: Exception) -> CaseRecord:
 def measure_call(case: Case, setting: Setting) -> CaseRecord:
     """Output and gradients of one call; the work of packed texts is counted as that of equal rows."""
     spec = parse(case.spec)
-    inputs = draw_inputs(spec, case.size, setting.dtype, setting.device).map(torch.Tensor.requires_grad_)
-    kind = _PackedRace if case.kind == "packed" else _Race
-    race = kind(case, inputs, draw_direction(case.size, setting.dtype, setting.device), setting)
-    chosen = race.plan_of(inputs, case.form)
+    shape = shape_of(case.size)
+    inputs = draw_inputs(spec, shape, setting.dtype, setting.device).map(torch.Tensor.requires_grad_)
+    kind = _PackedComparison if case.kind == "packed" else _Comparison
+    comparison = kind(case, inputs, draw_direction(shape, setting.dtype, setting.device), setting)
+    chosen = comparison.plan_of(inputs, case.form)
     work = work_of_call(spec, chosen.form.value, case.size, setting.dtype.itemsize)
     record = planned_record(case, setting, chosen, work)
     try:
-        return _raced(record, race, chosen)
+        return _compared(record, comparison, chosen)
     except Exception as problem:  # the plan is already known, so it is recorded
         return failed(record, problem)
 
 
-def _raced(record: CaseRecord, race: _Race, chosen: Plan) -> CaseRecord:
-    own = race.own()
-    seconds, errors = race.examine(own)
-    errors = Errors({**errors.found, **race.errors_of_piece(chosen)})
-    if not errors.within(race.setting.dtype):
-        return refused(record, errors, race.setting)
+def _compared(record: CaseRecord, comparison: _Comparison, chosen: Plan) -> CaseRecord:
+    own = comparison.own()
+    seconds, errors = comparison.examine(own)
+    errors = Errors({**errors.found, **comparison.errors_of_piece(chosen)})
+    if not errors.within(comparison.setting.dtype):
+        return refused(record, errors, comparison.setting)
     examined = {OWN_NAME: (own, Figures(OWN_NAME, errors.largest, errors.worst, seconds))}
     peers = dict(record.peers)
-    for key in race.case.peers:
-        contender, peers[key] = race.peer(key)
-        if contender is not None:
-            examined[key] = (contender, peers[key])
-    figures = race.measure(examined)
+    for key in comparison.case.peers:
+        implementation, peers[key] = comparison.peer(key)
+        if implementation is not None:
+            examined[key] = (implementation, peers[key])
+    figures = comparison.measure(examined)
     own_figures = figures.pop(OWN_NAME)
     return dataclasses.replace(record, status="measured", own=own_figures, peers={**peers, **figures})
 
@@ -147,7 +148,7 @@ def _lengths_of_pieces(chosen: Plan) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Race:
+class _Comparison:
     """Maclaurin and the peers on the same tensors."""
 
     case: Case
@@ -160,21 +161,21 @@ class _Race:
         q, k, v = (inputs.tensors[name] for name in "qkv")
         return plan(q, k, v, inputs.spec, form=form, causal=self.case.causal)
 
-    def own(self) -> Contender:
+    def own(self) -> Implementation:
         """Maclaurin, as a user calls it."""
         leaves = tuple(self.inputs.tensors.values())
         options = {"form": self.case.form, "causal": self.case.causal}
-        return Contender(OWN_NAME, lambda: self.inputs.output(**options), leaves, self.inputs.spec)
+        return Implementation(OWN_NAME, lambda: self.inputs.output(**options), leaves, self.inputs.spec)
 
-    def examine(self, contender: Contender) -> tuple[float, Errors]:
+    def examine(self, implementation: Implementation) -> tuple[float, Errors]:
         """Seconds of the first call with gradients, and errors of some rows of its output."""
         begun = time.perf_counter()
-        y, *gradients = contender.forward_backward(self.direction)
+        y, *gradients = implementation.forward_backward(self.direction)
         self.setting.wait()
         seconds = time.perf_counter() - begun
         errors = {}
-        if contender.means is not None:
-            errors["output"] = error_of_rows(self.inputs, contender.means, y, causal=self.case.causal)
+        if implementation.means is not None:
+            errors["output"] = error_of_rows(self.inputs, implementation.means, y, causal=self.case.causal)
         if not all_finite(gradients):
             errors["gradients"] = float("inf")
         return seconds, Errors(errors)
@@ -191,33 +192,34 @@ class _Race:
                 )
                 return {f"{name} of a piece": error for name, error in found.items()}
         raise CannotCheck(
-            f"no piece of {PIECE_TOKENS[-1]} tokens or fewer runs on {chosen.backend}, as the whole does, so "
+            f"no piece of {PIECE_TOKENS[-1]} tokens or fewer runs on {chosen.backend} like the full case, so "
             "its gradients cannot be checked"
         )
 
-    def peer(self, key: str) -> tuple[Contender | None, Figures]:
+    def peer(self, key: str) -> tuple[Implementation | None, Figures]:
         """The peer, if it is available and correct, and its figures so far."""
         blank = Figures(PEER_TITLES[key])
         try:
-            contender = make_peer(key, self.inputs)
-            seconds, errors = self.examine(contender)
+            implementation = make_peer(key, self.inputs)
+            seconds, errors = self.examine(implementation)
         except Exception as problem:  # any error of a peer is recorded; everything else continues
             blank = dataclasses.replace(blank, note=reason_of(problem))
             free_memory(self.setting.device)
             return None, blank
-        figures = dataclasses.replace(blank, name=contender.name, first_call_s=seconds)
+        figures = dataclasses.replace(blank, name=implementation.name, first_call_s=seconds)
         if not errors.found:
-            return contender, dataclasses.replace(figures, note="computes something of its own: not checked")
+            note = "computes another function: not checked"
+            return implementation, dataclasses.replace(figures, note=note)
         figures = dataclasses.replace(figures, error=errors.largest, worst=errors.worst)
         if not errors.within(self.setting.dtype):
             note = f"wrong (error {errors.largest:.1e})"
             return None, dataclasses.replace(figures, first_call_s=None, note=note)
-        return contender, figures
+        return implementation, figures
 
-    def measure(self, examined: dict[str, tuple[Contender, Figures]]) -> dict[str, Figures]:
+    def measure(self, examined: dict[str, tuple[Implementation, Figures]]) -> dict[str, Figures]:
         """Times in turns, then the memory of each."""
-        forward = {key: contender.forward for key, (contender, _) in examined.items()}
-        both = {key: self._both(contender) for key, (contender, _) in examined.items()}
+        forward = {key: implementation.forward for key, (implementation, _) in examined.items()}
+        both = {key: self._both(implementation) for key, (implementation, _) in examined.items()}
         forward_times = timings(forward, self.setting.device, self.setting.budget_ms)
         both_times = timings(both, self.setting.device, self.setting.budget_ms)
         (replayed_forward, _), (replayed, reasons) = self._replayed(forward), self._replayed(both)
@@ -254,13 +256,13 @@ class _Race:
         free_memory(self.setting.device)
         return {key: timing.median for key, timing in times.items()}, reasons
 
-    def _both(self, contender: Contender) -> Callable[[], list[Tensor]]:
-        return lambda: contender.forward_backward(self.direction)
+    def _both(self, implementation: Implementation) -> Callable[[], list[Tensor]]:
+        return lambda: implementation.forward_backward(self.direction)
 
 
 @final
 @dataclass(frozen=True)
-class _PackedRace(_Race):
+class _PackedComparison(_Comparison):
     """All tokens as one row of texts of uneven length; peers get the same tokens as equal rows."""
 
     @property
@@ -275,10 +277,10 @@ class _PackedRace(_Race):
         q, k, v = (_one_row(inputs.tensors[name]) for name in "qkv")
         return plan(q, k, v, inputs.spec, form=form, cu_seqlens=self.cuts)
 
-    def own(self) -> Contender:
+    def own(self) -> Implementation:
         """Our call on the tensors viewed as one row; no row equals a peer's, so the piece checks them."""
         cuts, leaves = self.cuts, tuple(self.inputs.tensors.values())
-        return Contender(OWN_NAME, lambda: self._output(self.inputs, cuts), leaves, None)
+        return Implementation(OWN_NAME, lambda: self._output(self.inputs, cuts), leaves, None)
 
     def _output(self, inputs: TensorCase, cuts: Tensor) -> Tensor:
         batch, tokens = inputs.tensors["q"].shape[:2]
@@ -298,12 +300,15 @@ class _PackedRace(_Race):
         piece = row.map(lambda t: piece_of(t, tokens, kv_heads))
         direction = piece_of(_one_row(self.direction), tokens, kv_heads)
         found = errors_of_piece(
-            piece, direction, lambda case: self._two_texts(case, chosen.form.value), cuts=_halves(tokens)
+            piece,
+            direction,
+            lambda case: self._two_texts(case, chosen.form.value),
+            cuts=_cuts_of_two_texts(tokens),
         )
         return {**errors, **{f"{name} of a piece": error for name, error in found.items()}}
 
     def _two_texts(self, piece: TensorCase, form: str) -> Tensor:
-        cuts = torch.tensor(_halves(piece.length), dtype=torch.int32, device=self.setting.device)
+        cuts = torch.tensor(_cuts_of_two_texts(piece.length), dtype=torch.int32, device=self.setting.device)
         return piece.output(form=form, cu_seqlens=cuts)
 
 
@@ -311,7 +316,7 @@ def _one_row(tensor: Tensor) -> Tensor:
     return tensor.flatten(0, 1)[None]
 
 
-def _halves(tokens: int) -> list[int]:
+def _cuts_of_two_texts(tokens: int) -> list[int]:
     """Cuts of two texts, the first a third of all."""
     return [0, tokens // 3, tokens]
 
@@ -328,8 +333,8 @@ Step = tuple[Tensor, State]
 def measure_step(case: Case, setting: Setting, roofs: Roofs) -> CaseRecord:
     """Time one step. The second of two steps is checked, and with it the state that the first returned."""
     spec = parse(case.spec)
-    whole = dataclasses.replace(case.size, tokens=TOKENS_BEFORE + 2)
-    text = draw_inputs(spec, whole, setting.dtype, setting.device)
+    shape = shape_of(dataclasses.replace(case.size, tokens=TOKENS_BEFORE + 2))
+    text = draw_inputs(spec, shape, setting.dtype, setting.device)
     state = text.tokens(0, TOKENS_BEFORE).state()
     token, last = (text.tokens(t, t + 1) for t in (TOKENS_BEFORE, TOKENS_BEFORE + 1))
     q, k, v = (token.tensors[name] for name in "qkv")

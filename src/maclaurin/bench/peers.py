@@ -28,7 +28,7 @@ class PeerMissing(MaclaurinError):
 
 @final
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """`call` returns y [B, T, H, e]; `leaves` are the tensors whose gradients are computed.
 
     `means` is the spec that its output must equal; None for a program that computes a different function.
@@ -50,15 +50,16 @@ class Contender:
         return [y.detach(), *(g for g in gradients if g is not None)]
 
 
-def compiled_flex(case: TensorCase) -> Contender:
+def compiled_flex(case: TensorCase) -> Implementation:
     """Compiled FlexAttention, its intended use."""
     if case.tensors["q"].device.type != "cuda":
         raise PeerMissing("fused on GPUs only")
     torch.compiler.reset()  # else compilations of earlier cases would count towards the limit
-    return flex_contender(case, torch.compile(flex_attention_of(case.spec), dynamic=False, fullgraph=True))
+    attend = torch.compile(flex_attention_of(case.spec), dynamic=False, fullgraph=True)
+    return flex_implementation(case, attend)
 
 
-def flex_contender(case: TensorCase, attend: Callable[..., Tensor]) -> Contender:
+def flex_implementation(case: TensorCase, attend: Callable[..., Tensor]) -> Implementation:
     """FlexAttention on the tensors of a case, with the forget gate among the leaves if there is one."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -70,7 +71,7 @@ def flex_contender(case: TensorCase, attend: Callable[..., Tensor]) -> Contender
         totals = [running_totals(case.tensors[name]) for name in _gates_of(case.spec)]
         return attend(q, k, v, mask, *totals, *(total.clone() for total in totals)).transpose(1, 2)
 
-    return Contender(PEER_TITLES["flex"], call, leaves, softmax_of(case.spec))
+    return Implementation(PEER_TITLES["flex"], call, leaves, softmax_of(case.spec))
 
 
 def running_totals(log_forget: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ def _mask_of(spec: AttentionSpec) -> Callable[[Tensor, Tensor, Tensor, Tensor], 
     return lambda b, h, t, s: (s <= t) & (s > t - size)
 
 
-def make_peer(key: str, case: TensorCase) -> Contender:
+def make_peer(key: str, case: TensorCase) -> Implementation:
     """The peer on the tensors of a case, which require gradients."""
     return _MAKERS[key](case)
 
@@ -137,7 +138,7 @@ def make_peer(key: str, case: TensorCase) -> Contender:
 # ------------------------------------------------------------------------------------------ torch
 
 
-def _sdpa(case: TensorCase) -> Contender:
+def _sdpa(case: TensorCase) -> Implementation:
     """cuDNN's on a GPU, torch's default on a CPU."""
     q, k, v = (case.tensors[name].transpose(1, 2) for name in "qkv")
 
@@ -150,36 +151,36 @@ def _sdpa(case: TensorCase) -> Contender:
             return attend()
 
     if q.device.type == "cuda":
-        return Contender(PEER_TITLES["sdpa"], attend_by_cudnn, _leaves(case, "qkv"), parse("exp/sum"))
-    return Contender("torch SDPA", attend, _leaves(case, "qkv"), parse("exp/sum"))
+        return Implementation(PEER_TITLES["sdpa"], attend_by_cudnn, _leaves(case, "qkv"), parse("exp/sum"))
+    return Implementation("torch SDPA", attend, _leaves(case, "qkv"), parse("exp/sum"))
 
 
 # ------------------------------------------------------------------------------------- other packages
 
 
-def _chunk_linear_attn(case: TensorCase) -> Contender:
+def _chunk_linear_attn(case: TensorCase) -> Implementation:
     attend = _function("fla.ops.linear_attn", "chunk_linear_attn")
     q, k, v = (case.tensors[name] for name in "qkv")
     name = PEER_TITLES["chunk_linear_attn"]
-    return Contender(
+    return Implementation(
         name, lambda: attend(q, k, v, normalize=False)[0], _leaves(case, "qkv"), parse("linear(identity)")
     )
 
 
-def _fused_chunk_based(case: TensorCase) -> Contender:
+def _fused_chunk_based(case: TensorCase) -> Implementation:
     attend = _function("fla.ops.based", "fused_chunk_based")
     q, k, v = (case.tensors[name] for name in "qkv")
     name = PEER_TITLES["fused_chunk_based"]
-    return Contender(name, lambda: attend(q, k, v), _leaves(case, "qkv"), parse("taylor(2)/sum"))
+    return Implementation(name, lambda: attend(q, k, v), _leaves(case, "qkv"), parse("taylor(2)/sum"))
 
 
-def _power_retention(case: TensorCase) -> Contender:
+def _power_retention(case: TensorCase) -> Implementation:
     """Only the second power, without the lower orders: less work than ours, and a different result."""
     attend = _function("retention", "power_retention")
     q, k, v = (case.tensors[name] for name in "qkv")
     scale = q.shape[3] ** -0.5
     name = PEER_TITLES["power_retention"]
-    return Contender(
+    return Implementation(
         name,
         lambda: attend(q, k, v, log_G=None, deg=2, scale=scale, chunk_size=1024),
         _leaves(case, "qkv"),
@@ -198,23 +199,23 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 # ------------------------------------------------------------------------------------------ our own
 
 
-def _own_parallel(case: TensorCase) -> Contender:
+def _own_parallel(case: TensorCase) -> Implementation:
     leaves = tuple(case.tensors.values())
-    return Contender(PEER_TITLES["parallel"], lambda: case.output(form="parallel"), leaves, case.spec)
+    return Implementation(PEER_TITLES["parallel"], lambda: case.output(form="parallel"), leaves, case.spec)
 
 
-def _own_rows(case: TensorCase) -> Contender:
+def _own_rows(case: TensorCase) -> Implementation:
     """The same tokens as rows of one length, for a case that packs texts of uneven length."""
-    return Contender(PEER_TITLES["equal_rows"], case.output, tuple(case.tensors.values()), case.spec)
+    return Implementation(PEER_TITLES["equal_rows"], case.output, tuple(case.tensors.values()), case.spec)
 
 
-def _own(key: str, notation: str) -> Callable[[TensorCase], Contender]:
+def _own(key: str, notation: str) -> Callable[[TensorCase], Implementation]:
     """Another of our specs on the same queries, keys and values, causal."""
 
-    def make(case: TensorCase) -> Contender:
+    def make(case: TensorCase) -> Implementation:
         q, k, v = (case.tensors[name] for name in "qkv")
         spec = parse(notation)
-        return Contender(PEER_TITLES[key], lambda: attention(q, k, v, spec), _leaves(case, "qkv"), None)
+        return Implementation(PEER_TITLES[key], lambda: attention(q, k, v, spec), _leaves(case, "qkv"), None)
 
     return make
 
@@ -223,7 +224,7 @@ def _leaves(case: TensorCase, names: str) -> tuple[Tensor, ...]:
     return tuple(case.tensors[name] for name in names)
 
 
-_MAKERS: dict[str, Callable[[TensorCase], Contender]] = {
+_MAKERS: dict[str, Callable[[TensorCase], Implementation]] = {
     "sdpa": _sdpa,
     "flex": compiled_flex,
     "chunk_linear_attn": _chunk_linear_attn,

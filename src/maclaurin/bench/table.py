@@ -136,13 +136,13 @@ def _peer(figures: Figures) -> str:
 
 
 def _issued(figures: Figures) -> str:
-    """41; 96"""
+    """CPU microseconds of a call, and after a pause: 41; 96."""
     found = (figures.issue_us, figures.cold_issue_us)
     return "; ".join(f"{value:.0f}" for value in found if value is not None)
 
 
 def _times(figures: Figures) -> str:
-    """0.65 (0.63 as a graph) / 2.48 ms"""
+    """Times of forward and of both passes: 0.65 (0.63 as a graph) / 2.48 ms."""
     found = [_with_graph(figures.forward_ms, figures.graph_ms)]
     if figures.forward_backward_ms is not None:
         found.append(_with_graph(figures.forward_backward_ms, figures.graph_forward_backward_ms))
@@ -150,7 +150,7 @@ def _times(figures: Figures) -> str:
 
 
 def _with_graph(called: float | None, replayed: float | None) -> str:
-    """0.65 (0.63 as a graph)"""
+    """A time, and that of its CUDA graph: 0.65 (0.63 as a graph)."""
     graph = "" if replayed is None else f" ({milliseconds(replayed)} as a graph)"
     return f"{milliseconds(called)}{graph}"
 

@@ -81,7 +81,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def limit(self) -> float:
-        """The number in it."""
+        """The number to compare with."""
 
     @abstractmethod
     def read(self, measured: Measured) -> Reading:
@@ -106,42 +106,36 @@ class TimeAgainst(Target):
 
     Times are those of the GPU, replayed as CUDA graphs, where both programs have them; else those of calls
     from Python, which include waiting for a slow CPU. The CPU's time has its own target (`IssuedWithin`).
-    `earlier_ms` is an earlier time of the peer at this shape on an H200. It is used on an H200 without the
-    peer, and the verdict says so.
     """
 
     factor: float
     peer: str
     which: Pass
-    earlier_ms: float | None = None
 
     @property
     def text(self) -> str:
-        """forward ≤ 1.15 × cuDNN SDPA"""
+        """For example: forward ≤ 1.15 × cuDNN SDPA"""
         return f"{self.which} ≤ {self.factor:g} × {PEER_TITLES[self.peer]}"
 
     @property
     def limit(self) -> float:
-        """The factor."""
+        """The factor of the peer's figure."""
         return self.factor
 
     def read(self, measured: Measured) -> Reading:
-        """Own time over the peer's."""
+        """Our time divided by the peer's."""
         own, peer = time_of(measured.own, self.which), measured.peers[self.peer]
         if own is None:
             return NOT_MEASURED
         theirs = time_of(peer, self.which)
-        if theirs is not None:
-            other = _other_name(self.peer, peer)
-            own_graph, their_graph = graph_time_of(measured.own, self.which), graph_time_of(peer, self.which)
-            if own_graph is None or their_graph is None:
-                return Reading(own / theirs, note=other)
-            note = f"called from Python {own / theirs:.3g}"
-            return Reading(own_graph / their_graph, note=f"{note}, {other}" if other else note)
-        if self.earlier_ms is None or not measured.is_h200:
+        if theirs is None:
             return Reading(None, False, peer.note)
-        note = f"against {self.earlier_ms:g} ms measured earlier on an H200, not in this run: {peer.note}"
-        return Reading(own / self.earlier_ms, note=note)
+        other = _other_name(self.peer, peer)
+        own_graph, their_graph = graph_time_of(measured.own, self.which), graph_time_of(peer, self.which)
+        if own_graph is None or their_graph is None:
+            return Reading(own / theirs, note=other)
+        note = f"called from Python {own / theirs:.3g}"
+        return Reading(own_graph / their_graph, note=f"{note}, {other}" if other else note)
 
 
 @final
@@ -153,16 +147,16 @@ class TimeAtMost(Target):
 
     @property
     def text(self) -> str:
-        """forward+backward ≤ 5 ms on an H200"""
+        """For example: forward+backward ≤ 5 ms on an H200"""
         return f"forward+backward ≤ {self.most_ms:g} ms on an H200"
 
     @property
     def limit(self) -> float:
-        """Milliseconds."""
+        """The limit in milliseconds."""
         return self.most_ms
 
     def read(self, measured: Measured) -> Reading:
-        """Own time."""
+        """Our time."""
         called, replayed = measured.own.forward_backward_ms, measured.own.graph_forward_backward_ms
         if called is None:
             return NOT_MEASURED
@@ -181,16 +175,16 @@ class MemoryAgainst(Target):
 
     @property
     def text(self) -> str:
-        """memory ≤ 1.5 × cuDNN SDPA"""
+        """For example: memory ≤ 1.5 × cuDNN SDPA"""
         return f"memory ≤ {self.factor:g} × {PEER_TITLES[self.peer]}"
 
     @property
     def limit(self) -> float:
-        """The factor."""
+        """The factor of the peer's figure."""
         return self.factor
 
     def read(self, measured: Measured) -> Reading:
-        """Own peak over the peer's."""
+        """Our peak memory divided by the peer's."""
         own, peer = measured.own.peak_bytes, measured.peers[self.peer]
         if own is None:
             return NOT_MEASURED
@@ -210,16 +204,16 @@ class MemoryAtMost(Target):
 
     @property
     def text(self) -> str:
-        """memory ≤ 0.8 GB"""
+        """For example: memory ≤ 0.8 GB"""
         return f"memory ≤ {self.most_gb:g} GB"
 
     @property
     def limit(self) -> float:
-        """Gigabytes."""
+        """The limit in gigabytes."""
         return self.most_gb
 
     def read(self, measured: Measured) -> Reading:
-        """Own peak."""
+        """Our peak memory."""
         own = measured.own.peak_bytes
         return NOT_MEASURED if own is None else Reading(own / 1e9)
 
@@ -234,16 +228,16 @@ class ShareOfCopy(Target):
 
     @property
     def text(self) -> str:
-        """state traffic ≥ 60 % of a device copy"""
+        """For example: state traffic ≥ 60 % of a device copy"""
         return f"state traffic ≥ {100 * self.least:g} % of a device copy"
 
     @property
     def limit(self) -> float:
-        """The share."""
+        """The least share."""
         return self.least
 
     def read(self, measured: Measured) -> Reading:
-        """Own share."""
+        """Our share of the rate of a copy."""
         share = measured.share_of_copy
         return NOT_MEASURED if share is None else Reading(share)
 
@@ -257,16 +251,16 @@ class FirstCall(Target):
 
     @property
     def text(self) -> str:
-        """first call ≤ 10 s"""
+        """For example: first call ≤ 10 s"""
         return f"first call ≤ {self.most_s:g} s"
 
     @property
     def limit(self) -> float:
-        """Seconds."""
+        """The limit in seconds."""
         return self.most_s
 
     def read(self, measured: Measured) -> Reading:
-        """Own first call."""
+        """The time of our first call."""
         own = measured.own.first_call_s
         return NOT_MEASURED if own is None else Reading(own)
 
@@ -281,16 +275,16 @@ class IssuedWithin(Target):
 
     @property
     def text(self) -> str:
-        """CPU time of a call ≤ 120 µs"""
+        """For example: CPU time of a call ≤ 120 µs"""
         return f"CPU time of a call{' after a pause' if self.cold else ''} ≤ {self.most_us:g} µs"
 
     @property
     def limit(self) -> float:
-        """Microseconds."""
+        """The limit in microseconds."""
         return self.most_us
 
     def read(self, measured: Measured) -> Reading:
-        """Own time, and in the note how many times torch's attention takes it."""
+        """Our CPU time; the note gives it relative to torch's attention."""
         own = _issued(measured.own, self.cold)
         if own is None:
             return NOT_MEASURED

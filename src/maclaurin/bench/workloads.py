@@ -35,11 +35,6 @@ class Work:
     flops: float
     moved_bytes: float
 
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.flops / self.moved_bytes
-
 
 def work_of_call(spec: AttentionSpec, form: str, size: Size, item_bytes: int) -> Work:
     """The work of a call, over all pairs or through a state, depending on the form."""
@@ -269,7 +264,7 @@ def _linear_time() -> Iterable[Case]:
     yield _chunked("taylor(2)/sum", _LONGEST, peers, (TimeAtMost(4.2), MemoryAtMost(0.8)))
     yield _chunked("taylor(2)/sum", _LONG, peers, (TimeAtMost(5),))
     peer = "fused_chunk_based"
-    a_quarter = TimeAgainst(0.25, peer, "forward+backward", 8.3)
+    a_quarter = TimeAgainst(0.25, peer, "forward+backward")
     yield _chunked("taylor(2)/sum", Size.of(8, 16, 4096, 16, 64), (peer,), (a_quarter,))
     yield _chunked("taylor(3)/l2", Size.of(2, 16, 16384, 16, 64), ("parallel",), _times(1.0, "parallel"))
 

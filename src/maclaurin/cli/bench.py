@@ -19,7 +19,7 @@ from maclaurin.files import require_writable_folder, write_file
 if TYPE_CHECKING:
     from maclaurin.bench.bench_record import BenchRecord
     from maclaurin.bench.bench_run import Ending
-    from maclaurin.bench.machine import Setting
+    from maclaurin.bench.setting import Setting
 
 INTERRUPTED = 130
 RESULTS = Path("benchmarks") / "results"
@@ -137,7 +137,7 @@ def _measure(
     plots: Path | None,
 ) -> None:
     from maclaurin.bench.bench_run import BenchRun
-    from maclaurin.bench.machine import make_setting
+    from maclaurin.bench.setting import make_setting
     from maclaurin.bench.workloads import all_cases, chosen_cases
     from maclaurin.device import usable_device
 
@@ -216,4 +216,4 @@ def _require_plots(folder: Path) -> None:
     """Raise before any work if figures cannot be drawn."""
     with requires_extra("plot", "matplotlib"):
         import matplotlib  # noqa: F401
-    require_writable_folder(folder, "--plots")
+    require_writable_folder(folder, "plots")

@@ -127,7 +127,7 @@ def _case(
         from safetensors.torch import load_file
     except ImportError:
         raise MaclaurinError("--inputs needs safetensors: pip install 'maclaurin[state]'.") from None
-    require_file(inputs, "--inputs")
+    require_file(inputs, "inputs")
     try:
         stored = load_file(str(inputs))
     except (SafetensorError, OSError) as problem:
@@ -262,7 +262,7 @@ def _require_plot(path: Path) -> None:
         raise InputError(
             f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an extension'!r}."
         )
-    require_writable_file(path, "--plot")
+    require_writable_file(path, "plot")
 
 
 def _draw(points: list[ConvergencePoint], score_size: float, path: Path) -> None:

@@ -13,9 +13,10 @@ from rich.table import Table
 from maclaurin.errors import InputError, requires_extra
 
 if TYPE_CHECKING:
+    from maclaurin.conversion.conversion_record import MeasuredGap
+    from maclaurin.conversion.convert import ChosenMemory
     from maclaurin.conversion.converted_model import Conversion
     from maclaurin.conversion.memory_budget import Memory
-    from maclaurin.conversion.run import ChosenMemory
 
 
 def convert(
@@ -81,7 +82,8 @@ def convert(
 ) -> None:
     """Give a pretrained model a smaller memory or another attention, and optionally train it to recover.
 
-    With --memory or --constant every key-value head is measured; heads that remember keep more.
+    With --memory or --constant every key-value head is measured. Retrieval heads (those that attend
+    to facts far back) keep more keys.
 
     The folder it writes loads with AutoModelForCausalLM after import maclaurin.
 
@@ -103,9 +105,9 @@ def convert(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     with requires_extra("models", "transformers", "safetensors"):
+        from maclaurin.conversion.convert import convert as convert_model
         from maclaurin.conversion.measure import MeasureFile
         from maclaurin.conversion.recover import Recovery
-        from maclaurin.conversion.run import convert as convert_model
 
         try:
             result = convert_model(
@@ -135,7 +137,7 @@ def convert(
                 on_result=lambda found: _print(found, out),
             )  # fmt: skip
         except KeyboardInterrupt:
-            if attention is None and out is not None and MeasureFile.beside(out).is_file():
+            if attention is None and out is not None and MeasureFile.path_for(out).is_file():
                 Console(stderr=True).print("stopped; continue with --resume", highlight=False)
             raise
     if not result.finished:
@@ -183,11 +185,13 @@ def _print_plans(chosen: ChosenMemory) -> None:
 
 
 def _print_heads(chosen: ChosenMemory) -> None:
-    """How much each head remembers, and which heads keep more keys."""
+    """The score of each head as a retrieval head, and which heads keep more keys."""
     plan, score = chosen.decision.best.plan, chosen.heads.score
     top = set(chosen.heads.ranking[: plan.top])
     console, table = Console(highlight=False), Table()
-    console.print("how much each key-value head remembers (* keeps more)", markup=False, soft_wrap=True)
+    console.print(
+        "score of each key-value head as a retrieval head (* keeps more keys)", markup=False, soft_wrap=True
+    )
     table.add_column("layer", justify="right")
     for head in range(score.shape[1]):
         table.add_column(f"head {head}", justify="right")
@@ -198,15 +202,15 @@ def _print_heads(chosen: ChosenMemory) -> None:
     console.print(table)
 
 
-def _print_recovered(kind: str, by: dict[str, dict[str, float | None]]) -> None:
+def _print_recovered(kind: str, by: dict[int, MeasuredGap]) -> None:
     figures = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
     columns = ("tokens", "original", "window alone", "converted", "recovered", "tail off", "gap closed")
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():
-        shown = (_shown(found.get(name)) for name in figures)
-        table.add_row(at, *shown, _share(found.get("gap_closed_recovered")))
+        shown = (_shown(getattr(found, name)) for name in figures)
+        table.add_row(str(at), *shown, _share(found.gap_closed_recovered))
     Console().print(table)
 
 

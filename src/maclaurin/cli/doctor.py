@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from maclaurin.files import require_writable_file
 if TYPE_CHECKING:
     import torch
 
-    from maclaurin.bench.examine import Finding
+    from maclaurin.bench.doctor import Finding
 
 
 def doctor(
@@ -35,13 +34,13 @@ def doctor(
     """
     import torch
 
-    from maclaurin.bench.examine import examine
-    from maclaurin.bench.machine import full_stamp
+    from maclaurin.bench.doctor import examine
     from maclaurin.device import usable_device
+    from maclaurin.machine import full_stamp
     from maclaurin.progress_bar import report_progress
 
     if out is not None:
-        require_writable_file(out, "--out")
+        require_writable_file(out, "out")
     chosen, console = torch.device(usable_device(device)), Console(highlight=False)
     about = full_stamp()
     for line in _machine_lines(about, chosen):
@@ -139,8 +138,7 @@ def _amount(finding: Finding) -> str:
 
 
 def _write(out: Path, about: dict[str, Any], findings: list[Finding]) -> None:
-    from maclaurin.files import write_file
-    from maclaurin.plain_data import to_plain
+    from maclaurin.plain_data import to_plain, write_json
 
     rows = [{**to_plain(f), "right": f.is_right} for f in findings]
-    write_file(out, (json.dumps({**about, "findings": rows}, indent=1) + "\n").encode())
+    write_json(out, {**about, "findings": rows})

@@ -19,7 +19,7 @@ from maclaurin.model_names import hub_is_reachable, require_model
 from maclaurin.progress_bar import status
 
 if TYPE_CHECKING:
-    from maclaurin.evaluation.results import Metric, Results, TaskResult
+    from maclaurin.evaluation.results import Results, Score, TaskResult
 
 _HARNESS = ("lm_eval", "accelerate", "datasets", "transformers", "tokenizers", "yaml")
 
@@ -163,7 +163,7 @@ def _print_list(folders: list[Path]) -> None:
     for name, kind in kinds().items():
         sample = kind(kind.sizes[0] if kind.sizes else 0)
         measures = sample.measures.replace(str(sample.size), "N") if kind.sizes else sample.measures
-        chance = f"{sample.guess:g}" if "text" not in kind.ways else ""
+        chance = f"{sample.guess:g}" if "text" not in kind.modes else ""
         table.add_row(PREFIX + name + ("_N" if kind.sizes else ""), measures, chance)
     console = Console(highlight=False)
     console.print(table)
@@ -237,16 +237,16 @@ _METRICS = {
 
 
 def _print_warnings(console: Console, result: TaskResult, max_length: int) -> None:
-    if result.cut:
+    if result.truncated:
         console.print(
-            f"{result.task}: {result.cut} texts were longer than {max_length} tokens and lost their "
+            f"{result.task}: {result.truncated} texts were longer than {max_length} tokens and lost their "
             "beginning (--max-length).",
             soft_wrap=True,
         )
-    if result.broken:
+    if result.non_finite:
         console.print(
-            f"{result.task}: the model's output is not finite for {result.broken} questions; they count as "
-            "wrong.",
+            f"{result.task}: the model's output is not finite for {result.non_finite} questions; they count "
+            "as wrong.",
             soft_wrap=True,
         )
 
@@ -264,7 +264,7 @@ def _rows(result: TaskResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def _number(metric: Metric) -> str:
+def _number(metric: Score) -> str:
     """0.333 [0.06, 0.79], or -5.8 [-15.2, 3.5]"""
     if metric.value is None:
         return "–"

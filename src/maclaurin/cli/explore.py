@@ -14,8 +14,9 @@ from rich.console import Console
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError, requires_extra
 from maclaurin.explorer.explorer_page import explorer_page
-from maclaurin.files import require_file, require_writable_folder, write_file, write_json
+from maclaurin.files import require_file, require_writable_folder, write_file
 from maclaurin.model_names import require_model
+from maclaurin.plain_data import write_json
 from maclaurin.progress_bar import status
 
 
@@ -66,7 +67,7 @@ def explore(
         )
     if capture is not None and model is None:
         raise InputError("--capture writes the scores of a model: give a MODEL and --text FILE.")
-    for file, option in ((out, "--out"), (capture, "--capture")):
+    for file, option in ((out, "out"), (capture, "capture")):
         if file is not None:
             _require_file_place(file, option)
     captured = None
@@ -82,10 +83,10 @@ def explore(
         webbrowser.open(page.resolve().as_uri())
 
 
-def _require_file_place(file: Path, option: str) -> None:
+def _require_file_place(file: Path, parameter: str) -> None:
     if file.is_dir():
-        raise InputError(f"{option}: {file} is a folder; name a file.")
-    require_writable_folder(file.parent, option)
+        raise InputError(f"`{parameter}`: {file} is a folder; name a file.")
+    require_writable_folder(file.parent, parameter)
 
 
 def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device: str) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _captured(name: str, text: Path, tokens: int, tokenizer: str | None, device:
     from maclaurin.inspection.contexts import read_contexts
     from maclaurin.models.model_folder import load_model
 
-    require_file(text, "--text")
+    require_file(text, "text")
     require_model(name)
     with status(f"loading {name}"):
         model, own = load_model(name)

@@ -122,7 +122,7 @@ class _Figures:
 
 def _check_options(prompt: list[str] | None, chat: bool, system: str | None, save_state: Path | None) -> None:
     if save_state is not None:
-        require_writable_file(save_state, "--save-state")
+        require_writable_file(save_state, "save_state")
         if not chat and prompt is not None and len(prompt) > 1:
             raise InputError("--save-state saves one text: give one --prompt, or --chat.")
     if system is not None and not chat:
@@ -140,7 +140,7 @@ def _load(name: str, attention: list[str] | None, device: str) -> tuple[Maclauri
     if tokenizer is None:
         raise InputError(
             f"{name} has no tokenizer, so it can neither read a prompt nor write text. A run on text has one "
-            "(--data stdlib); a task such as mqar has none. For other models put tokenizer.json beside "
+            "(--data stdlib); a task such as mqar has none. For other models put tokenizer.json next to "
             "config.json."
         )
     network.to(place)  # type: ignore[arg-type]
@@ -311,7 +311,7 @@ def _read_standard_input() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise not_utf8(Path("the standard input"), "--prompt -", problem) from None
+        raise not_utf8(Path("the standard input"), "prompt", problem) from None
 
 
 def _write(text: str) -> None:

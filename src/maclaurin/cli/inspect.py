@@ -86,7 +86,7 @@ def inspect(
             device=usable_device(device),
         )
         folder = out or Path("inspections") / _folder_name(model)
-        require_file(text, "--text")
+        require_file(text, "text")
         require_writable_folder(folder)
         require_model(model)
         found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)

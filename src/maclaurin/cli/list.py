@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from maclaurin.cli import table_console
-from maclaurin.errors import MaclaurinError, did_you_mean
+from maclaurin.errors import MaclaurinError
 from maclaurin.spec.catalogue import Entry, catalogue
+from maclaurin.wording import did_you_mean
 
 
 def list_entries(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -51,7 +53,7 @@ class _ImportAnywhere(TyperGroup):
 app = typer.Typer(
     name="maclaurin",
     cls=_ImportAnywhere,
-    help="Softmax attention as the recurrent network it is.",
+    help="Softmax attention as a recurrent network.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",
@@ -100,6 +102,31 @@ def _main(
     load_named(imports or [])
 
 
+#: a parameter in a message of the library, such as `out`, `resume=True` or `compile=False`
+_PARAMETER = re.compile(r"`(\w+)(=True|=False)?`")
+
+
+def with_options(message: str) -> str:
+    """The message with parameters of the library as options: `keep_sharp` becomes --keep-sharp."""
+    options = {option.name: option for option in _options_of(typer.main.get_command(app))}
+
+    def written(found: re.Match[str]) -> str:
+        option = options.get(found[1])
+        if option is None:
+            return found[0]
+        names = option.secondary_opts if found[2] == "=False" and option.secondary_opts else option.opts
+        return max(names, key=len)
+
+    return _PARAMETER.sub(written, message)
+
+
+def _options_of(command: Any) -> Iterator[Any]:
+    """All options of a command and of the commands under it."""
+    yield from (each for each in command.params if each.param_type_name == "option")
+    for inner in getattr(command, "commands", {}).values():
+        yield from _options_of(inner)
+
+
 def main() -> None:
     """Run a command; a MaclaurinError prints one message and exits with 2, without a traceback."""
     try:
@@ -107,7 +134,7 @@ def main() -> None:
     except MaclaurinError as problem:
         console = Console(stderr=True, highlight=False)
         console.print("[bold red]error:[/] ", end="")
-        console.print(str(problem), markup=False, soft_wrap=True)
+        console.print(with_options(str(problem)), markup=False, soft_wrap=True)
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output, such as head, has exited
         sys.stderr.close()

@@ -18,8 +18,9 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli import table_console
-from maclaurin.errors import InputError, MaclaurinError, in_list, requires_extra
+from maclaurin.errors import InputError, MaclaurinError, requires_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
+from maclaurin.wording import in_list
 
 if TYPE_CHECKING:
     from maclaurin.study.pool import Pool

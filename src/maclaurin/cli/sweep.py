@@ -12,7 +12,7 @@ from rich.table import Table
 
 from maclaurin.cli.train import with_config_options
 from maclaurin.errors import InputError, requires_extra
-from maclaurin.files import write_json
+from maclaurin.plain_data import write_json
 
 
 def _sweep(*, out: Path, rates: str, given: dict[str, Any]) -> None:

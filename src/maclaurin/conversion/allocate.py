@@ -1,10 +1,10 @@
 """Choose the memory of each head: plans that fill a budget, measured on calibration text and questions.
 
-    plan    the heads that remember most keep every key (or, where memory must not grow, a long window); the
-            others get sinks, a window and kept keys: each as much as its damage on text suggests
-            (head_measures.py), or all the same, with a polynomial tail if one fits
+    plan    the retrieval heads (those that attend to facts far back, see head_measures.py) keep every key or,
+            if memory must not grow, have a long window; the others get sinks, a window and kept keys: each as
+            many as its damage on text suggests, or all the same, with a polynomial tail if one fits
 
-Plans differ in how much of the budget goes to the heads that remember. The cost of each is measured:
+Plans differ in how much of the budget goes to the retrieval heads. The cost of each is measured:
 
     cost = increase of the loss per token + RECALL_WEIGHT · drop of the log-odds of right answers
 """
@@ -36,9 +36,9 @@ from maclaurin.spec.head_groups import LayerAttention
 SINKS, SMALLEST_WINDOW = 4, 16
 #: cost in nats per token of a log-odds drop by 1; at 0.1, a drop by 0.1 weighs as much as 1 % of perplexity
 RECALL_WEIGHT = 0.1
-#: shares of the budget that go to the heads that remember most
+#: shares of the budget that go to the retrieval heads
 SHARES_OF_TOP = (0.0, 0.5, 0.7, 0.85)
-#: if memory must not grow: shares of the heads that count as remembering, and of the budget for them
+#: if memory must not grow: shares of the heads that count as retrieval heads, and of the budget for them
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
 #: share of the budget for heads whose window is as long as a distance of the questions
 SHARE_OF_REACH = 0.4
@@ -53,7 +53,7 @@ Place = tuple[int, int]  # (layer, key-value head)
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The attention of every layer, and the memory a text takes with it."""
 
     top: int  # number of top-ranked heads that use `of_top`
@@ -73,7 +73,7 @@ class Plan:
 class Measured:
     """A plan on calibration text and questions."""
 
-    plan: Plan
+    plan: MemoryPlan
     loss: float
     log_odds: float
     cost: float
@@ -106,7 +106,7 @@ class Decision:
 
 def decide(
     model: MaclaurinForCausalLM,
-    plans: Sequence[Plan],
+    plans: Sequence[MemoryPlan],
     rows: Tensor,
     questions: Sequence[Question],
     file: MeasureFile,
@@ -150,19 +150,19 @@ def plans_for(
     ranking: Sequence[Place],
     damage: TextDamage | None = None,
     reaches: Sequence[int] = (),
-) -> list[Plan]:
-    """Plans that fill the budget, for heads ordered by how much they remember.
+) -> list[MemoryPlan]:
+    """Plans that fill the budget, for heads ordered by score, the best retrieval head first.
 
     reaches    if memory must not grow: how many tokens back the questions' facts are; some plans have windows
                that long, for as many heads as fit into a share of the budget
     """
-    found: dict[tuple[str, ...], Plan] = {}
+    found: dict[tuple[str, ...], MemoryPlan] = {}
     for top, of_top, others in _mixtures(config, budget, ranking, damage, reaches):
         memories = dict.fromkeys(ranking[:top], of_top) | dict(zip(ranking[top:], others, strict=True))
         attention = attention_of(config, memories)
         size = bytes_of(config, attention, budget.at)
         if size <= budget.bytes:
-            plan = Plan(top, of_top, _in_words(others), attention, size)
+            plan = MemoryPlan(top, of_top, _in_words(others), attention, size)
             found.setdefault(attention, plan)
     if not found:
         smallest = attention_of(config, dict.fromkeys(ranking, exact_keys(SMALLEST_WINDOW + SINKS)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,27 +12,23 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-import maclaurin
-from maclaurin.conversion.measure import (
-    Gap,
-    Measure,
-    OnTokens,
-    Perplexity,
-    gap,
-    measured_with,
-    without_tails,
+from maclaurin.conversion.conversion_record import (
+    CALIBRATION_LENGTH,
+    CALIBRATION_ROWS,
+    ConversionRecord,
+    MeasuredGap,
+    MemoryChoice,
+    SampleSettings,
 )
+from maclaurin.conversion.measure import Gap, Measure, OnTokens, gap, measured_with, without_tails
 from maclaurin.conversion.memory_budget import Memory
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
-from maclaurin.files import new_folder, require_writable_folder, write_file, write_json
+from maclaurin.files import new_folder, require_writable_folder, write_file
 from maclaurin.layers.attention import KeyOffset
 from maclaurin.models import MaclaurinForCausalLM, save_quietly
 from maclaurin.models.modeling import set_attention
-from maclaurin.plain_data import to_plain
 from maclaurin.spec.head_groups import specs_in
-
-CALIBRATION_ROWS, CALIBRATION_LENGTH = 4, 1024
 
 
 @final
@@ -48,29 +42,13 @@ class Conversion:
     gaps: dict[str, dict[int, Gap]]
     memory: Memory
     #: how a memory was chosen, if it was
-    chosen: dict[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for conversion.json."""
-        measured = {
-            kind: {str(at): found.to_json() for at, found in by.items()} for kind, by in self.gaps.items()
-        }
-        return {
-            "maclaurin": maclaurin.__version__,
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "source": self.source,
-            "attention": list(self.choice.attention),
-            "reasons": list(self.choice.reasons),
-            "memory": to_plain(self.memory),
-            **({} if self.chosen is None else {"chosen": self.chosen}),
-            **measured,
-        }
+    chosen: MemoryChoice | None = None
 
 
 def require_new(out: Path) -> None:
     """Raise if the folder exists, as it is not overwritten, or cannot be written."""
     if out.exists():
-        raise InputError(f"{out} exists already: choose another --out, or remove it.")
+        raise InputError(f"{out} exists already: choose another `out`, or remove it.")
     require_writable_folder(out)
 
 
@@ -101,45 +79,22 @@ def convert_loaded(
     return Conversion(source, choice, gaps, Memory.of(model, own))
 
 
-def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
-    """A measure for each length, on about `tokens` tokens of the text [T], at least one row."""
-    long = [str(length) for length in lengths if length > held_out.numel()]
-    if long:
-        raise InputError(
-            f"perplexity cannot be measured at {', '.join(long)} tokens: after those used for "
-            f"calibration, the sample text has {held_out.numel():,}. Give a longer text or shorter lengths."
-        )
-    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
-
-
 def measure_recovered(
-    out: Path,
+    record: ConversionRecord,
     model: MaclaurinForCausalLM,
     measures: Sequence[Measure],
     on_tokens: OnTokens = lambda tokens: None,
-) -> dict[str, Any]:
-    """Add the present measures of the folder's model, with and without its tail, to its conversion.json."""
-    file = out / "conversion.json"
-    written = json.loads(file.read_text(encoding="utf-8"))
-    alone = without_tails(written["attention"])
+) -> ConversionRecord:
+    """The record with measures of the trained model, with and without its tail."""
+    alone = without_tails(record.attention)
     for measure in measures:
-        found = written.setdefault(measure.kind, {}).setdefault(str(measure.at), {})
-        recovered = measured_with(model, written["attention"], measure, on_tokens)
-        found["recovered"] = recovered
-        found["recovered_tail_off"] = (
-            None if alone is None else measured_with(model, alone, measure, on_tokens)
+        recovered = measured_with(model, record.attention, measure, on_tokens)
+        tail_off = None if alone is None else measured_with(model, alone, measure, on_tokens)
+        found = record.gaps(measure.kind)[measure.at].after_training(
+            recovered, tail_off, higher_is_better=measure.higher_is_better
         )
-        found["gap_closed_recovered"] = _closed_by(recovered, found, measure)
-    write_json(file, written)
-    return written
-
-
-def _closed_by(recovered: float, found: dict[str, float | None], measure: Measure) -> float | None:
-    """The closed share of the gap between the original and its window alone, both before any training."""
-    original = found.get("original", found.get("softmax"))  # its former name
-    if original is None:
-        return None
-    return Gap(original, found.get("window_only"), recovered, measure.higher_is_better).closed
+        record = record.with_gap(measure, found)
+    return record
 
 
 def own_attention(model: MaclaurinForCausalLM) -> list[str]:
@@ -152,19 +107,35 @@ def save(
     tokenizer: Any | None,
     conversion: Conversion,
     out: Path,
-    measured_on: dict[str, Any] | None = None,
+    measured_on: SampleSettings | None = None,
 ) -> None:
     """Write the model folder atomically, with the page of a chosen memory if pages can be made."""
     with new_folder(out) as folder:
         save_quietly(model, folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        written = {**conversion.to_json(), "measured_on": measured_on}
-        write_json(folder / "conversion.json", written)
+        record = _record(conversion, measured_on)
+        record.write(folder)
         if conversion.chosen is not None and importlib.util.find_spec("jinja2") is not None:
             from maclaurin.conversion.memory_page import PAGE, page_of_conversion
 
-            write_file(folder / PAGE, page_of_conversion(written).html())
+            write_file(folder / PAGE, page_of_conversion(record).html())
+
+
+def _record(conversion: Conversion, measured_on: SampleSettings | None) -> ConversionRecord:
+    gaps = {
+        kind: {at: MeasuredGap.of(found) for at, found in by.items()} for kind, by in conversion.gaps.items()
+    }
+    return ConversionRecord(
+        source=conversion.source,
+        attention=conversion.choice.attention,
+        reasons=conversion.choice.reasons,
+        memory=conversion.memory,
+        chosen=conversion.chosen,
+        perplexity=gaps.get("perplexity", {}),
+        recall=gaps.get("recall", {}),
+        measured_on=measured_on,
+    )
 
 
 @final
@@ -210,7 +181,7 @@ def choose(
             reasons.append("swapped")
     if all(reason == "kept" for reason in reasons):
         raise InputError(
-            "no layer is left to convert: name other layers, or a --sharp-attention for sharp ones."
+            "no layer is left to convert: name other layers, or a `sharp_attention` for sharp ones."
         )
     return Choice(tuple(result), tuple(reasons))
 
@@ -222,7 +193,7 @@ def read_layers(text: str, count: int) -> list[int]:
         match = re.fullmatch(r"\s*(-?\d+)(?:-(\d+))?\s*", piece)
         if match is None:
             raise InputError(
-                f"--layers takes comma-separated numbers or ranges (0-4,7 or -1); got {piece.strip()!r}."
+                f"`layers` takes comma-separated numbers or ranges (0-4,7 or -1); got {piece.strip()!r}."
             )
         start = int(match[1])
         stop = start if match[2] is None else int(match[2])

@@ -8,7 +8,7 @@ evaluation by one of four answers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, cast, final
@@ -114,7 +114,6 @@ def answers_together(
     model: MaclaurinForCausalLM,
     questions: Sequence[Question],
     tokens_at_once: int,
-    report: Callable[[int], None] = lambda tokens: None,
 ) -> list[Answer]:
     """The answers to questions; questions of about the same length are read in one batch.
 
@@ -132,7 +131,6 @@ def answers_together(
         assert out.logits is not None
         logits = out.logits[:, -1].double().cpu()
         found |= {n: q.answer(row) for n, q, row in zip(batch, asked, logits, strict=True)}
-        report(ids.numel())
     return [found[n] for n in range(len(questions))]
 
 
@@ -209,7 +207,7 @@ class RecallOverDistance:
         return right / len(self.items)
 
 
-def recall_over(distances: list[int], tokenizer: Any, number: int) -> list[RecallOverDistance]:
+def recall_over(distances: Sequence[int], tokenizer: Any, number: int) -> list[RecallOverDistance]:
     """The first `number` questions at each distance; the facts are the same at every distance."""
     prose = Prose.embedded()
     found = []

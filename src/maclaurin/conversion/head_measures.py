@@ -89,7 +89,7 @@ class HeadMeasures:
 
     @property
     def score(self) -> Tensor:
-        """How much a head remembers, 0 … 1, [layers, heads]."""
+        """How strongly a head retrieves distant facts, 0 … 1, [layers, heads]."""
         parts = []
         for distance in self.distances:
             for what in ("mass", "loss"):
@@ -99,7 +99,7 @@ class HeadMeasures:
 
     @property
     def ranking(self) -> list[Place]:
-        """(layer, head), those that remember most first."""
+        """(layer, head), the best retrieval head first."""
         score = self.score
         heads = [(layer, head) for layer in range(score.shape[0]) for head in range(score.shape[1])]
         others = (place for place in heads if place not in self.together)
@@ -176,7 +176,7 @@ def require_softmax(model: MaclaurinForCausalLM) -> None:
                 raise InputError(
                     f"layer {number} has the attention {layer}, but a memory is chosen for models with "
                     "standard softmax attention (exp/sum) in every layer: convert the original, or name the "
-                    "new attention yourself (--attention)."
+                    "new attention yourself (`attention`)."
                 )
 
 

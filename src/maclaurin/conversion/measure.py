@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
+from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
-from maclaurin.files import write_json
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.modeling import with_attention
+from maclaurin.plain_data import write_json
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import specs_in, with_each_spec
 
@@ -43,7 +44,7 @@ class Measure(Protocol):
         ...
 
     def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
-        """The number for the model as it is now."""
+        """The number for the model with its present attention and weights."""
         ...
 
 
@@ -75,6 +76,17 @@ class Perplexity:
         return perplexity(total / (self.rows.numel() - len(self.rows)))
 
 
+def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
+    """A measure for each length, on about `tokens` tokens of the text [T], at least one row."""
+    long = [str(length) for length in lengths if length > held_out.numel()]
+    if long:
+        raise InputError(
+            f"perplexity cannot be measured at {', '.join(long)} tokens: after those used for "
+            f"calibration, the sample text has {held_out.numel():,}. Give a longer text or shorter lengths."
+        )
+    return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
+
+
 @final
 @dataclass(frozen=True)
 class Gap:
@@ -94,15 +106,6 @@ class Gap:
         if self.higher_is_better:
             width, gained = self.original - self.window_only, self.converted - self.window_only
         return gained / width if width > 0 else None
-
-    def to_json(self) -> dict[str, float | None]:
-        """The three numbers and the share that is closed."""
-        return {
-            "original": self.original,
-            "window_only": self.window_only,
-            "converted": self.converted,
-            "gap_closed": self.closed,
-        }
 
 
 def gap(
@@ -157,7 +160,7 @@ class MeasureFile:
     found: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def beside(out: Path) -> Path:
+    def path_for(out: Path) -> Path:
         """The path of the file for an output folder."""
         return out.with_name(f".{out.name}.measured.json")
 
@@ -167,17 +170,17 @@ class MeasureFile:
         if path is None or not resume:
             return MeasureFile(path, identity)
         if not path.is_file():
-            raise InputError(f"there is no {path} to resume from: leave --resume out to start.")
+            raise InputError(f"there is no {path} to resume from: leave `resume` out to start.")
         try:
             data = json.loads(path.read_text("utf-8"))
         except ValueError as problem:
-            raise InputError(f"{path} is not JSON ({problem}): remove it, or leave --resume out.") from None
+            raise InputError(f"{path} is not JSON ({problem}): remove it, or leave `resume` out.") from None
         for name, mine in identity.items():
             theirs = data.get("identity", {}).get(name)
             if theirs != mine:
                 raise InputError(
                     f"{path} was measured with {name} {theirs}, but now it is {mine}: use the same as then, "
-                    "or leave --resume out to start again."
+                    "or leave `resume` out to start again."
                 )
         return MeasureFile(path, identity, data["found"])
 

@@ -36,14 +36,14 @@ class MemoryBudget:
     def read(config: MaclaurinConfig, *, memory: str | None, constant: str | None, at: int) -> MemoryBudget:
         """Parse one of two options: `memory` grows with the text, `constant` does not."""
         if (memory is None) == (constant is None):
-            raise InputError("give one of memory (25%, 64MB) and constant (32MB).")
+            raise InputError("give one of `memory` (25%, 64MB) and `constant` (32MB).")
         if at < 2:
             raise InputError(f"a budget is for a text of at least two tokens; got {at}.")
         original = key_value_bytes(config, 1, at, COUNTED_IN)
         text = memory if memory is not None else constant
         assert text is not None
-        option = "memory" if memory is not None else "constant"
-        return MemoryBudget(_bytes(text, original, option), at, constant is not None, original)
+        parameter = "memory" if memory is not None else "constant"
+        return MemoryBudget(_bytes(text, original, parameter), at, constant is not None, original)
 
     def __str__(self) -> str:
         share = f"{self.bytes / self.original:.1%} of the original's {self.original:,}"
@@ -51,18 +51,18 @@ class MemoryBudget:
         return f"{self.bytes:,} bytes {kind} ({share} at {self.at:,})"
 
 
-def _bytes(text: str, original: int, option: str) -> int:
+def _bytes(text: str, original: int, parameter: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]+|%)\s*", text)
     unit = found[2].lower() if found else ""
     if found is None or (unit != "%" and unit not in _UNITS):
         raise InputError(
-            f"{option} is a share of the original's bytes or a number of bytes with a unit, such as 25% or "
-            f"64MB (kB, MB, GB, KiB, MiB, GiB); got {text!r}."
+            f"`{parameter}` is a share of the original's bytes or a number of bytes with a unit, such as 25% "
+            f"or 64MB (kB, MB, GB, KiB, MiB, GiB); got {text!r}."
         )
     number = float(found[1])
     total = int(number / 100 * original) if unit == "%" else int(number * _UNITS[unit])
     if total < 1 or (unit == "%" and number > 100):
-        raise InputError(f"{option}: {text} is not a budget: give more than 0 and at most 100%.")
+        raise InputError(f"`{parameter}`: {text} is not a budget: give more than 0 and at most 100%.")
     return total
 
 
@@ -73,8 +73,8 @@ class Memory:
 
     state_bytes            of all layers with a state of fixed size
     bytes_per_token        that the other layers add with every token
-    original_state_bytes   the same two for the original
-    original
+    original_state_bytes   the same as state_bytes, for the original
+    original               the same as bytes_per_token, for the original
     """
 
     state_bytes: int

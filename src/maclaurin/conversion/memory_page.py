@@ -1,15 +1,17 @@
 """The page of a memory: bytes against perplexity and recall for every measured plan, and the heads.
 
-It is made from plain data, such as the conversion.json of `maclaurin convert --memory`.
+It is made from the record of a conversion, or from other results with the same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from maclaurin.conversion.conversion_record import ConversionRecord
+from maclaurin.errors import InputError
 from maclaurin.report.figure import PALETTE, Figure, Sheet, has_charts
 from maclaurin.report.formatting import Column, Entry, Table, plain
 from maclaurin.report.page import (
@@ -28,8 +30,8 @@ from maclaurin.report.page import (
 PAGE = "memory.html"
 #: ways to spend memory, in the order of the legend
 METHODS = (
-    "full softmax", "whole heads", "long windows for some heads", "window + kept", "window", "tail",
-    "whole layers", "kvpress",
+    "full softmax", "every key in some heads", "long windows for some heads", "window + kept", "window",
+    "tail", "every key in some layers", "kvpress",
 )  # fmt: skip
 BYTES = (
     "Each mark is one way to spend memory. Bytes are those of the cache at the length the budget is given "
@@ -41,9 +43,9 @@ PRESSED = (
     "attention. That is the easier task: the others also read the prompt in small memory."
 )
 HEADS = (
-    "A head's score is the mean of two measures, each over its largest: the attention that a question pays "
-    "to the asked fact, and how much the log-odds of the right answer fall when this head alone sees a "
-    "window."
+    "Retrieval heads attend to facts far back. A head's score is the mean of two measures, each divided by "
+    "its largest value: the attention that a question pays to the asked fact, and how much the log-odds of "
+    "the right answer fall when this head alone is limited to a window."
 )
 
 
@@ -76,7 +78,7 @@ class MemoryPage:
     points: tuple[Point, ...]
     recall_title: str
     source: str
-    #: how much each head remembers, and its memory, [layers][heads]
+    #: score of each head as a retrieval head, and its memory, [layers][heads]
     scores: list[list[float]] = field(default_factory=list)
     memories: list[list[str]] = field(default_factory=list)
 
@@ -103,63 +105,60 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
     blocks = [
         Text(BYTES),
         figure(_bytes_figure, "Perplexity and recall against megabytes", note),
-        Tabled(_methods_table(page), "Every way that was measured", number("Table")),
+        Tabled(_methods_table(page), "All measured ways to spend memory", number("Table")),
     ]
     if any("pressed" in p.name or p.method == "kvpress" for p in page.points):
         blocks.append(Text(PRESSED, "note"))
     yield Section("bytes", "Bytes against perplexity and recall", tuple(blocks))
     if page.scores:
-        note = "Framed: it keeps every key."
-        drawn = figure(_heads_figure, "How much each key-value head remembers", note)
+        note = "Framed heads keep every key."
+        drawn = figure(_heads_figure, "Score of each key-value head as a retrieval head", note)
         every = Tabled(_heads_table(page), "One row per key-value head, named layer.head")
         blocks = (Text(HEADS), drawn, Fold("Every head as a table", (every,)))
-        yield Section("heads", "Which heads remember", blocks)
+        yield Section("heads", "Retrieval heads", blocks)
 
 
 # ------------------------------------------------------------------------------- from JSON
 
 
-def page_of_conversion(written: Mapping[str, Any]) -> MemoryPage:
-    """The page of a conversion.json with a chosen memory."""
-    chosen = written["chosen"]
-    budget, best = chosen["budget"], chosen["plan"]
-    original = chosen["original"]
+def page_of_conversion(record: ConversionRecord) -> MemoryPage:
+    """The page of a conversion with a chosen memory."""
+    chosen = record.chosen
+    if chosen is None:
+        raise InputError(f"the attention of {record.source} was given, so there is no choice to show.")
+    budget, best, original = chosen.budget, chosen.plan, chosen.original
     points = [
-        Point(
-            "full softmax", "exp/sum", budget["original"], math.exp(original["loss"]), original["log_odds"]
-        ),
-        *(
-            Point(method_of(m["name"]), m["name"], m["bytes"], math.exp(m["loss"]), m["log_odds"])
-            for m in chosen["measured"]
-        ),
+        Point("full softmax", "exp/sum", budget.original, math.exp(original.loss), original.log_odds),
+        *(Point(method_of(m.name), m.name, m.bytes, math.exp(m.loss), m.log_odds) for m in chosen.measured),
     ]
-    taken = next(m for m in chosen["measured"] if m["name"] == best["name"])
-    ratio = math.exp(taken["loss"] - original["loss"])
+    taken = next(m for m in chosen.measured if m.name == best.name)
+    ratio = math.exp(taken.loss - original.loss)
     findings = (
-        f"Taken: {best['name']}, {best['bytes']:,} bytes, {best['bytes'] / budget['original']:.1%} of the "
-        f"original's at {budget['at']:,} tokens.",
+        f"Taken: {best.name}, {best.bytes:,} bytes, {best.bytes / budget.original:.1%} of the "
+        f"original's at {budget.at:,} tokens.",
         f"Perplexity on calibration text {ratio:.4f} times the original's; log-odds of right answers "
-        f"{taken['log_odds']:+.2f}, the original {original['log_odds']:+.2f}.",
+        f"{taken.log_odds:+.2f}, the original {original.log_odds:+.2f}.",
     )
     return MemoryPage(
-        title=str(written["source"]),
-        facts=f"A budget of {budget['bytes']:,} bytes at {budget['at']:,} tokens"
-        + (", never growing." if budget["constant"] else "."),
+        title=record.source,
+        facts=f"A budget of {budget.bytes:,} bytes at {budget.at:,} tokens"
+        + (", never growing." if budget.constant else "."),
         findings=findings,
         points=tuple(points),
         recall_title="log-odds of the right answer",
         source="conversion.json",
-        scores=chosen["heads"]["score"],
-        memories=memories_of(written["attention"], len(chosen["heads"]["score"][0])),
+        scores=chosen.heads["score"],
+        memories=memories_of(record.attention, len(chosen.heads["score"][0])),
     )
 
 
 def method_of(name: str) -> str:
     """The kind of a plan, from its name."""
     if "whole layers" in name:
-        return "whole layers"
+        return "every key in some layers"
     if "heads" in name:
-        return "whole heads" if "exp/sum" in name or "whole heads" in name else "long windows for some heads"
+        every_key = "exp/sum" in name or "whole heads" in name
+        return "every key in some heads" if every_key else "long windows for some heads"
     if "taylor" in name or "tail" in name:
         return "tail"
     return "window + kept" if "kept" in name or "exact keys" in name else "window"
@@ -180,7 +179,7 @@ def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
 
 
 def _bytes_figure(page: MemoryPage) -> Figure:
-    """Two panels with the same bytes."""
+    """Two panels with the same horizontal axis: bytes."""
     import altair as alt
 
     sheet = Sheet()

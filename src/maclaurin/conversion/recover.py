@@ -5,15 +5,13 @@ These are ordinary training runs under DIR/recovery, so they resume where they s
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from maclaurin.conversion.sample_text import write_mixed
-from maclaurin.files import new_file, write_json
-from maclaurin.plain_data import to_plain
+from maclaurin.files import new_file
 from maclaurin.progress_bar import Display
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
@@ -114,15 +112,6 @@ def recover(model: Path, teacher: str, recovery: Recovery, *, progress: bool = T
     if last is not None:
         _copy_weights(last / "model", model)
     return outcomes
-
-
-def record_recovery(model: Path, recovery: Recovery, seconds: float) -> None:
-    """Add the settings and the total time of the training to the model's conversion.json."""
-    file = model / "conversion.json"
-    written = json.loads(file.read_text(encoding="utf-8"))
-    before = written.get("recovery", {}).get("seconds", 0.0)
-    written["recovery"] = {**to_plain(recovery), "seconds": round(before + seconds, 1)}
-    write_json(file, written)
 
 
 def _copy_weights(trained: Path, model: Path) -> None:

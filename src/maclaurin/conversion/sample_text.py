@@ -67,7 +67,7 @@ def write_mixed(data: str, file: Path, share: float, tokens: int, length: int) -
         raise InputError(f"the share of recall and copying must be above 0 and below 1; got {share:g}.")
     if is_task(data):
         raise InputError(
-            f"{data} is a task, but recall and copying are mixed into text: name a text (--data)."
+            f"{data} is a task, but recall and copying are mixed into text: name a text (`data`)."
         )
     corpus = open_corpus(data, limit=None, notes=Cache.at(None).notes, progress=False)
     lines = (json.dumps({"text": text}) for text in _mixed(corpus, share, tokens, length))
@@ -89,11 +89,11 @@ def _mixed(corpus: Corpus, share: float, tokens: int, length: int) -> Iterator[s
             return
 
 
-def recall_texts(length: int, seed: int = SEED) -> Iterator[str]:
+def recall_texts(length: int) -> Iterator[str]:
     """Facts in running text and all questions with their answers, in fewer than `length` tokens."""
     longest = max(MultiQuery.smallest, round(0.8 * length))
     sizes = [size for size in (MultiQuery.smallest, 2 * MultiQuery.smallest, longest) if size <= longest]
-    items = [MultiQuery(size).items(Prose.embedded(), seed + size) for size in sizes]
+    items = [MultiQuery(size).items(Prose.embedded(), SEED + size) for size in sizes]
     while True:
         for source in items:
             item = next(source)

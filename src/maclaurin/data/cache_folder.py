@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import final
 
 from maclaurin.errors import DataError, MaclaurinError
-from maclaurin.files import locked, new_folder, remove_leftovers, write_file
+from maclaurin.files import locked, new_folder, remove_leftovers, sha256
+from maclaurin.plain_data import read_json, write_json
 from maclaurin.progress_bar import report_progress
 
 VARIABLE = "MACLAURIN_CACHE"
@@ -129,25 +129,12 @@ def file_hashes(paths: Sequence[Path], notes: Path, *, progress: bool = True) ->
 def _file_hash(path: Path, notes: Path) -> str:
     status = path.stat()
     if status.st_size < HASH_CACHE_MIN_BYTES:
-        return _sha256(path)
+        return sha256(path)
     stamp = [status.st_size, status.st_mtime_ns, status.st_ino]
     note = notes / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
-    known = _read_note(note)
-    if known is not None and known[0] == stamp:
+    known = read_json(note)
+    if isinstance(known, list) and known[:1] == [stamp]:
         return known[1]
-    value = _sha256(path)
-    write_file(note, json.dumps([stamp, value]))
+    value = sha256(path)
+    write_json(note, [stamp, value], indent=None)
     return value
-
-
-def _read_note(note: Path) -> tuple[list[int], str] | None:
-    try:
-        stamp, value = json.loads(note.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return stamp, value
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

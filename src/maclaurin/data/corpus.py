@@ -56,7 +56,7 @@ class Corpus(ABC):
 
     @property
     def longest_held_out(self) -> int | None:
-        """Characters from which a document is trained on whatever its hash; None: there is no limit."""
+        """Documents with more characters than this are never held out; None: there is no limit."""
         return None
 
 
@@ -78,11 +78,11 @@ class FirstDocuments(Corpus):
 
     @property
     def longest_held_out(self) -> int | None:
-        """As in the full corpus."""
+        """The same limit as in the full corpus."""
         return self.corpus.longest_held_out
 
     def documents(self) -> Iterator[Document]:
-        """The first ones."""
+        """The first `limit` documents of the corpus."""
         for count, document in enumerate(islice(self.corpus.documents(), self.limit), start=1):
             yield document._replace(progress=max(count / self.limit, document.progress or 0.0))
 

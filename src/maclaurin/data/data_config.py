@@ -30,7 +30,8 @@ from maclaurin.data.text_files import Files
 from maclaurin.data.text_source import LAYOUTS, TextSource
 from maclaurin.data.text_tokenizers import Bytes, Tokenizer, open_byte_pairs, open_hub_tokenizer
 from maclaurin.data.token_shards import prepare_tokens
-from maclaurin.errors import DataError, did_you_mean
+from maclaurin.errors import DataError
+from maclaurin.wording import did_you_mean
 
 
 @final
@@ -134,7 +135,7 @@ def stdlib_test_documents() -> Iterator[str]:
 Options = TypeVar("Options")
 
 PRESETS: dict[str, str] = {
-    # the crawl of December 2024 that the 2B models and the long rows were trained on
+    # the crawl of December 2024
     "fineweb": "hf:HuggingFaceFW/fineweb:CC-MAIN-2024-51",
     "slimpajama": "hf:cerebras/SlimPajama-627B",
     # the Pile without its copyrighted parts; hf:EleutherAI/the_pile_deduplicated is the other choice

@@ -13,8 +13,7 @@ from maclaurin.data.cache_folder import file_hashes
 from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.text_files import text_or_error
 from maclaurin.errors import DataError, load_extra
-from maclaurin.files import write_json
-from maclaurin.plain_data import digest
+from maclaurin.plain_data import digest, write_json
 from maclaurin.wording import first_line
 
 FIELD = "text"

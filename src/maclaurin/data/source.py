@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import DataError
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Tokens and targets are below this."""
+        """Vocabulary size: tokens and targets are 0 … vocab_size − 1."""
 
     @property
     @abstractmethod
@@ -138,18 +137,6 @@ class Source(ABC):
         share = batch_size // world
         numbers = self.train_row_numbers(step * batch_size + rank * share, share)
         return Batch.of_rows([self.train_row(int(number)) for number in numbers])
-
-    def validation_batches(
-        self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
-    ) -> Iterator[Batch]:
-        """Batches for evaluation during training, and for all choices."""
-        return self.held_out_batches(VALIDATION, batch_size, limit, rank=rank, world=world)
-
-    def test_batches(
-        self, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1
-    ) -> Iterator[Batch]:
-        """Batches for the final evaluation only."""
-        return self.held_out_batches(TEST, batch_size, limit, rank=rank, world=world)
 
     def held_out_batches(
         self, split: str, batch_size: int, limit: int | None = None, *, rank: int = 0, world: int = 1

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
-HELD_OUT = (VALIDATION, TEST)
 
 #: share of the documents in the validation and in the test split
 USUAL_FRACTION = 0.02

@@ -37,7 +37,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Tokens and answers are below this."""
+        """Vocabulary size, answers included."""
 
     @abstractmethod
     def row(self, draws: Draws) -> Row:
@@ -85,7 +85,7 @@ class Recall(Task):
 
     @property
     def vocab_size(self) -> int:
-        """Keys and values."""
+        """Vocabulary size: keys and values."""
         return self.vocab
 
     def row(self, draws: Draws) -> Row:
@@ -130,7 +130,7 @@ class Induction(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The special token 0 and the ordinary ones."""
+        """Vocabulary size: the special token 0 and the ordinary ones."""
         return self.vocab
 
     def row(self, draws: Draws) -> Row:
@@ -169,7 +169,7 @@ class SelectiveCopy(Task):
 
     @property
     def vocab_size(self) -> int:
-        """Blank, question mark and the tokens to copy."""
+        """Vocabulary size: blank, question mark and the tokens to copy."""
         return self.vocab
 
     def row(self, draws: Draws) -> Row:
@@ -199,7 +199,7 @@ class StateTracking(Task):
 
     @property
     def vocab_size(self) -> int:
-        """The elements of the group."""
+        """Vocabulary size: the elements of the group."""
         return len(multiplication_table(self.group))
 
     def row(self, draws: Draws) -> Row:
@@ -274,12 +274,12 @@ class TaskSource(Source):
 
     @property
     def vocab_size(self) -> int:
-        """The task's."""
+        """Vocabulary size of the task."""
         return self.task.vocab_size
 
     @property
     def length(self) -> int:
-        """The task's."""
+        """Tokens of a row of the task."""
         return self.task.length
 
     @property
@@ -289,23 +289,23 @@ class TaskSource(Source):
 
     @property
     def tokens_per_epoch(self) -> None:
-        """Training rows never end."""
+        """None: training rows never end."""
         return
 
     def held_out_rows(self, split: str) -> int:
-        """Enough for an accuracy within one or two percent."""
+        """A fixed number, enough for an accuracy within one or two percent."""
         return HELD_OUT_ROWS
 
     def train_row_numbers(self, first: int, count: int) -> np.ndarray:
-        """Rows in their order."""
+        """The rows in the order of their numbers."""
         return first + np.arange(count)
 
     def train_row(self, number: int) -> Row:
-        """From the random numbers of training."""
+        """A row from the random numbers of training."""
         return self.task.row(Draws(self._key, STREAMS[TRAIN], number))
 
     def held_out_row(self, split: str, number: int) -> Row:
-        """From the random numbers of that split."""
+        """A row from the random numbers of that split."""
         return self.task.row(Draws(self._key, STREAMS[split], number))
 
     @cached_property

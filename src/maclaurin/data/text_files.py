@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, cast, final
 
 from maclaurin.data.cache_folder import file_hashes
 from maclaurin.data.corpus import Corpus, Document
-from maclaurin.errors import DataError, did_you_mean, load_extra
+from maclaurin.errors import DataError, load_extra
+from maclaurin.wording import did_you_mean
 
 Texts = Iterator[tuple[str, float]]
 

@@ -126,12 +126,12 @@ class TextSource(Source):
 
     @property
     def name(self) -> str:
-        """The corpus's name."""
+        """The name of the corpus."""
         return self.corpus_name
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's."""
+        """Vocabulary size of the tokenizer."""
         return self.tokenizer.vocab_size
 
     @property
@@ -155,7 +155,7 @@ class TextSource(Source):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Also the held-out documents: their number, their tokens, and the share of the largest one."""
+        """Facts about the data, with number, tokens and largest share of the held-out documents."""
         return {**super().facts, "held_out": {split: self._size_of(split) for split in (VALIDATION, TEST)}}
 
     def _size_of(self, split: str) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from maclaurin.data.cache_folder import preparing
 from maclaurin.data.corpus import Corpus
 from maclaurin.data.splits import Splitter
 from maclaurin.errors import DataError, load_extra
-from maclaurin.files import write_json
-from maclaurin.plain_data import digest
+from maclaurin.plain_data import digest, read_json, write_json
 from maclaurin.progress_bar import Report, report_progress
 from maclaurin.wording import first_line
 
@@ -38,7 +36,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """All tokens, including the separator, are below this."""
+        """Vocabulary size, including the separator."""
 
     @property
     @abstractmethod
@@ -75,7 +73,7 @@ class Bytes(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """256 bytes and the separator."""
+        """Vocabulary size: 256 bytes and the separator."""
         return 257
 
     @property
@@ -89,11 +87,11 @@ class Bytes(Tokenizer):
         return digest({"kind": "bytes", "separator": self.separator})
 
     def encode(self, text: str) -> list[int]:
-        """UTF-8."""
+        """The bytes of the text in UTF-8."""
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """UTF-8, with � for invalid bytes, which a model may generate."""
+        """The text of the bytes, with � for invalid bytes, which a model may generate."""
         return bytes(token for token in tokens if token < 256).decode(errors="replace")
 
 
@@ -116,7 +114,7 @@ class BytePairs(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Bytes, pairs and the separator."""
+        """Vocabulary size: bytes, pairs and the separator."""
         return self._tokenizer.get_vocab_size()
 
     @property
@@ -134,7 +132,7 @@ class BytePairs(Tokenizer):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """All at once, on all processors."""
+        """Encode all texts at once, on all processors."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -205,13 +203,11 @@ def _write(path: Path, serialized: str) -> None:
 
 def _read(path: Path) -> str | None:
     """The tokenizer in the file if it is there and undamaged."""
-    try:
-        stored = json.loads(path.read_bytes())
-        serialized = stored["tokenizer"]
-        valid = hashlib.sha256(serialized.encode()).hexdigest() == stored["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    stored = read_json(path)
+    if not isinstance(stored, dict) or not isinstance(stored.get("tokenizer"), str):
         return None
-    return serialized if valid else None
+    serialized = stored["tokenizer"]
+    return serialized if hashlib.sha256(serialized.encode()).hexdigest() == stored.get("sha256") else None
 
 
 # --------------------------------------------------------------------------------- published tokenizers
@@ -262,7 +258,7 @@ class HubTokenizer(Tokenizer):
         )
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """All at once, on all processors if the tokenizer can."""
+        """Encode all texts at once, on all processors if the tokenizer can."""
         return self.transformers_tokenizer(
             list(texts),
             add_special_tokens=False,

@@ -11,7 +11,6 @@ whose files differ from its manifest is prepared again. Large files are hashed a
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,8 +25,7 @@ from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.splits import SPLITS, Splitter
 from maclaurin.data.text_tokenizers import Tokenizer
 from maclaurin.errors import DataError
-from maclaurin.files import write_json
-from maclaurin.plain_data import digest, from_plain, to_plain
+from maclaurin.plain_data import digest, from_plain, read_json, to_plain, write_json
 from maclaurin.progress_bar import report_progress
 
 MANIFEST = "manifest.json"
@@ -94,11 +92,11 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """The manifest; None if it is missing, damaged or of another version."""
         try:
-            plain = json.loads((folder / MANIFEST).read_bytes())
+            plain = read_json(folder / MANIFEST) or {}
             if plain.pop("digest") != digest(plain) or plain.pop("version") != VERSION:
                 return None
             return from_plain(cls, plain)
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        except (KeyError, AttributeError, TypeError, ValueError):
             return None
 
 

@@ -3,7 +3,7 @@
     item = a context that is read once, and queries about it
     query = a prompt after the context, choices for what follows it, and which of them are right
 
-A task is scored in one of four ways: by the likelihood of the choices, by the likelihood of one ending after
+A task is scored in one of four modes: by the likelihood of the choices, by the likelihood of one ending after
 each of the choices, by what the model writes after the prompt, or by the likelihood of the context itself.
 """
 
@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.prose import THINGS, Prose
 from maclaurin.plain_data import to_plain
+from maclaurin.wording import did_you_mean
 
 PREFIX = "maclaurin_"
 #: default number of items of a task
@@ -27,7 +28,7 @@ ITEMS = 200
 #: raised whenever an item of any task changes
 VERSION = "2.0"
 
-Way = Literal["choices", "endings", "written", "text"]
+ScoringMode = Literal["choices", "endings", "written", "text"]
 
 
 @final
@@ -54,9 +55,9 @@ class Query:
         """The right choices."""
         return tuple(self.choices[i] for i in self.right)
 
-    def prompt_for(self, way: Way) -> str:
+    def prompt_for(self, mode: ScoringMode) -> str:
         """The text after the context."""
-        return self.written or self.prompt if way == "written" else self.prompt
+        return self.written or self.prompt if mode == "written" else self.prompt
 
 
 @final
@@ -79,13 +80,13 @@ class TextTask(ABC):
     size    in tokens or words, as `measures` says; 0 if the kind has no sizes
     kind    name of the kind
     sizes   those listed by default; any from `smallest` to `largest` works
-    ways    in which it can be asked
+    modes   scoring modes that it supports
     """
 
     size: int = 0
     kind: ClassVar[str]
     sizes: ClassVar[tuple[int, ...]] = ()
-    ways: ClassVar[tuple[Way, ...]] = ("choices", "written")
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("choices", "written")
     smallest: ClassVar[int] = 1
     largest: ClassVar[int] = 1 << 20
 
@@ -127,29 +128,29 @@ def kinds() -> dict[str, type[TextTask]]:
 @final
 @dataclass(frozen=True)
 class AskedTask:
-    """A task and the way it is asked; `maclaurin_recall_256_exact` is recall_256 with a written answer."""
+    """A task and its scoring mode; `maclaurin_recall_256_exact` is recall_256 with a written answer."""
 
     task: TextTask
-    way: Way
+    mode: ScoringMode
 
     @property
     def name(self) -> str:
         """The name as the user writes it."""
         size = f"_{self.task.size}" if self.task.size else ""
-        exact = "_exact" if self.way == "written" else ""
+        exact = "_exact" if self.mode == "written" else ""
         return f"{PREFIX}{self.task.kind}{size}{exact}"
 
     @property
     def measures(self) -> str:
         """Short description for listings."""
-        return self.task.measures + (", written" if self.way == "written" else "")
+        return self.task.measures + (", written" if self.mode == "written" else "")
 
     @property
     def chance(self) -> float | None:
         """Score of a guess; None if guessing is not defined."""
-        if self.way == "text":
+        if self.mode == "text":
             return None
-        return 1 / len(THINGS) if self.way == "written" else self.task.guess
+        return 1 / len(THINGS) if self.mode == "written" else self.task.guess
 
 
 def asked_task(name: str) -> AskedTask | None:
@@ -166,18 +167,18 @@ def asked_task(name: str) -> AskedTask | None:
         raise InputError(f"{name}: the task is called {example}.")
     if size and not kind.smallest <= size <= kind.largest:
         raise InputError(f"{name}: the size must be from {kind.smallest} to {kind.largest:,}, got {size:,}.")
-    way: Way = "written" if found[3] else kind.ways[0]
-    if way not in kind.ways:
+    mode: ScoringMode = "written" if found[3] else kind.modes[0]
+    if mode not in kind.modes:
         raise InputError(f"{name}: {PREFIX}{found[1]} does not support written answers; leave out _exact.")
-    return AskedTask(kind(size), way)
+    return AskedTask(kind(size), mode)
 
 
 def listed_tasks() -> list[AskedTask]:
-    """Every kind at its default sizes in every way."""
+    """Every kind at its default sizes in every scoring mode."""
     return [
-        AskedTask(kind(size), way)
+        AskedTask(kind(size), mode)
         for kind in kinds().values()
-        for way in kind.ways
+        for mode in kind.modes
         for size in kind.sizes or (0,)
     ]
 
@@ -186,22 +187,24 @@ def groups() -> dict[str, tuple[str, ...]]:
     """Names that stand for several tasks."""
     ruler = ("needle", "multikey", "multivalue", "multiquery", "variables", "words")
 
-    def names(*chosen: str, way: Way = "choices", sizes: Sequence[int] | None = None) -> tuple[str, ...]:
+    def names(
+        *chosen: str, mode: ScoringMode = "choices", sizes: Sequence[int] | None = None
+    ) -> tuple[str, ...]:
         return tuple(
             each.name
             for each in listed_tasks()
-            if each.task.kind in chosen and each.way == way and (sizes is None or each.task.size in sizes)
+            if each.task.kind in chosen and each.mode == mode and (sizes is None or each.task.size in sizes)
         )
 
     found = {
         "maclaurin_recall": names("recall"),
-        "maclaurin_recall_exact": names("recall", way="written"),
+        "maclaurin_recall_exact": names("recall", mode="written"),
         "maclaurin_ruler": names(*ruler),
-        "maclaurin_ruler_exact": names(*ruler, way="written"),
+        "maclaurin_ruler_exact": names(*ruler, mode="written"),
         "maclaurin_induction": names("induction"),
     }
-    lines = names("lines", way="endings", sizes=(32,))
-    rest = (*names("cloze"), *lines, *names("perplexity", way="text"))
+    lines = names("lines", mode="endings", sizes=(32,))
+    rest = (*names("cloze"), *lines, *names("perplexity", mode="text"))
     short = names(*ruler, sizes=(1024,))
     return {"maclaurin": (*found["maclaurin_recall"], *short, *found["maclaurin_induction"], *rest), **found}
 

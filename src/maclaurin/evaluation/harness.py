@@ -24,10 +24,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from torch import Tensor
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
-from maclaurin.evaluation.results import Metric, mean_metric, share_metric
+from maclaurin.evaluation.results import Score, mean_score, share_score
 from maclaurin.evaluation.scoring import Asked, Report, written_score
+from maclaurin.wording import did_you_mean, first_line
 
 #: data set types that are files, not names on the hub
 _FILES = ("json", "csv", "parquet", "text", "arrow", "pandas")
@@ -50,7 +51,7 @@ def find_tasks(names: Sequence[str], include: Sequence[Path]) -> FoundTasks:
     """Tasks of the harness and of YAML files with their data; an error names the first that fails to load."""
     for place in include:
         if not place.is_dir():
-            raise InputError(f"--include-path: there is no folder {place}.")
+            raise InputError(f"there is no folder {place} to take tasks from.")
     found = FoundTasks()
     if not names:
         return found
@@ -98,22 +99,22 @@ def _manager(names: Sequence[str], folders: Sequence[Path]) -> TaskManager:
             near = did_you_mean(name, [*ours, *local.all_tasks])
             raise InputError(
                 f"there is no task {name!r}.{near or did_you_mean(name, full.all_tasks)} `maclaurin eval "
-                "--list` lists ours, `lm-eval ls tasks` those of the harness; --include-path DIR adds YAML "
-                "files."
+                "--list` lists ours, `lm-eval ls tasks` those of the harness; for YAML files of your own, "
+                "name their folder: `maclaurin eval --include-path DIR`."
             )
     return full
 
 
 def _load(manager: TaskManager, name: str, include: Sequence[Path]) -> Any:
     try:
-        with _beside(manager, name, include):
+        with _in_folder_of(manager, name, include):
             return manager.load([name])
     except Exception as problem:  # a data set's code, its files or the hub's client may raise anything
         raise _explained(manager, name, problem) from problem
 
 
 @contextlib.contextmanager
-def _beside(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterator[None]:
+def _in_folder_of(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterator[None]:
     """Work in the folder of the task's YAML file, so that it can name data files there."""
     entry = manager.task_index.get(name)
     place = entry.yaml_path if entry else Path(name)
@@ -125,15 +126,14 @@ def _beside(manager: TaskManager, name: str, include: Sequence[Path]) -> Iterato
 def _explained(manager: TaskManager, name: str, problem: Exception) -> InputError:
     entry = manager.task_index.get(name)
     path = (entry.cfg or {}).get("dataset_path") if entry else None
-    first = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:300]
+    first = first_line(problem)
     if isinstance(problem, ImportError):
         return InputError(f"the task {name} needs a package that is not installed: {first}")
     if path not in _FILES and _is_about_the_hub(problem):
         return InputError(
             f"the task {name} needs {f'the data set {path}' if path else 'data'} from the Hugging Face hub, "
             f"which cannot be reached, and it is not in the hub's cache ({first}). Run it where the hub can "
-            "be reached, or use tasks without it: --tasks maclaurin, or your own YAML and JSON files "
-            "with --include-path."
+            "be reached, or use tasks without it: the group maclaurin, or your own YAML and JSON files."
         )
     return InputError(f"the task {name} cannot be loaded: {type(problem).__name__}: {first}")
 
@@ -162,7 +162,7 @@ def harness_task(asked: AskedTask, items: Sequence[Item]) -> Task:
     """One of our tasks in the harness's format: a document per query, the context before each."""
     documents = [
         {
-            "text": item.context + query.prompt_for(asked.way),
+            "text": item.context + query.prompt_for(asked.mode),
             "choices": list(query.choices),
             "right": list(query.right),
         }
@@ -177,7 +177,7 @@ def harness_task(asked: AskedTask, items: Sequence[Item]) -> Task:
         "metadata": {"version": VERSION},
     }
     with quiet_libraries():
-        return ConfigurableTask(config={**common, **_CONFIGS[asked.way]})
+        return ConfigurableTask(config={**common, **_CONFIGS[asked.mode]})
 
 
 def _choices_result(document: dict[str, Any], results: Sequence[tuple[float, bool]]) -> dict[str, float]:
@@ -252,7 +252,7 @@ def ask_harness_task(
         requests = _requests(task, documents)
         _answer(model, requests)
         metrics, number = _scores(task, documents, requests)
-    return Asked(metrics, number, model.cut, model.broken, None)
+    return Asked(metrics, number, model.truncated, model.non_finite, None)
 
 
 def _requests(task: Any, documents: Sequence[tuple[int, Any]]) -> list[Any]:
@@ -279,7 +279,7 @@ def _answer(model: AnsweringModel, requests: Sequence[Any]) -> None:
 
 def _scores(
     task: Any, documents: Sequence[tuple[int, Any]], requests: Sequence[Any]
-) -> tuple[dict[str, Metric], int]:
+) -> tuple[dict[str, Score], int]:
     """The metrics of a task and the number of documents they are about."""
     task.apply_filters()
     of_document: dict[int, list[Any]] = defaultdict(list)
@@ -301,17 +301,17 @@ def _scores(
     return metrics, len(documents)
 
 
-def _metric(values: list[Any], aggregate: Callable[[list[Any]], Any] | None, higher: bool | None) -> Metric:
+def _metric(values: list[Any], aggregate: Callable[[list[Any]], Any] | None, higher: bool | None) -> Score:
     """The harness's own value, with an interval if it is a mean of numbers."""
     plain = all(isinstance(value, int | float) for value in values)
     value = float(sum(values) / len(values) if aggregate is None else aggregate(values))
     if plain and math.isclose(value, sum(values) / len(values), rel_tol=1e-9, abs_tol=1e-12):
         shares = higher is not False and all(0 <= x <= 1 for x in values)
-        return share_metric(values) if shares else mean_metric(values, higher)
-    return Metric(value=value if math.isfinite(value) else None, higher_is_better=higher)
+        return share_score(values) if shares else mean_score(values, higher)
+    return Score(value=value if math.isfinite(value) else None, higher_is_better=higher)
 
 
-def group_metrics(group: Group, metrics: Mapping[str, tuple[int, dict[str, Metric]]]) -> dict[str, Metric]:
+def group_metrics(group: Group, metrics: Mapping[str, tuple[int, dict[str, Score]]]) -> dict[str, Score]:
     """The metrics that the file of a group defines; `metrics` holds items and metrics of each task."""
     plain: Any = {}
     for task, (items, found) in metrics.items():
@@ -323,7 +323,7 @@ def group_metrics(group: Group, metrics: Mapping[str, tuple[int, dict[str, Metri
                 "N/A" if metric.stderr is None else metric.stderr
             )
     return {
-        key.partition(",")[0]: Metric(value=float(value))
+        key.partition(",")[0]: Score(value=float(value))
         for key, value in group.aggregate(plain).items()
         if "," in key and "_stderr" not in key and isinstance(value, int | float) and math.isfinite(value)
     }
@@ -346,13 +346,13 @@ def _seed_everything(seed: int) -> None:
 class AnsweringModel(_Harness):
     """HFLM for a loaded model; it counts what a result should report.
 
-    cut      requests since `begin` that did not fit and lost their beginning
-    broken   texts since `begin` with non-finite logits
+    truncated    requests since `begin` that did not fit and lost their beginning
+    non_finite   texts since `begin` with non-finite logits
     """
 
     def __init__(self, model: Any, tokenizer: Any, batch_size: int, max_length: int | None) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
-        self.cut = self.broken = 0
+        self.truncated = self.non_finite = 0
         self._report: Report = lambda share, what: None
         self._longest: int | None = None
         self._is_rolling = False
@@ -360,7 +360,7 @@ class AnsweringModel(_Harness):
     def begin(self, report: Report = lambda share, what: None) -> None:
         """Start another task: reset the counts."""
         self._report = report
-        self.cut = self.broken = 0
+        self.truncated = self.non_finite = 0
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """ln p of each continuation, and whether it is the most likely."""
@@ -385,7 +385,7 @@ class AnsweringModel(_Harness):
         for request in requests:
             text, settings = request.args
             space = self.max_length - settings.get("max_gen_toks", self.max_gen_toks)
-            self.cut += len(self.tok_encode(text)) > space
+            self.truncated += len(self.tok_encode(text)) > space
         self.set_cache_hook(_Counter(self._report, len(requests)))
         return super().generate_until(requests, disable_tqdm=True)
 
@@ -400,7 +400,9 @@ class AnsweringModel(_Harness):
         """Tokens of (text, continuation); one more than fits is fine, since the last one is not read."""
         rolling = override_bs is not None  # its windows are cut to fit, on purpose
         if not rolling:
-            self.cut += sum(len(before) + len(after) > self.max_length + 1 for _, before, after in requests)
+            self.truncated += sum(
+                len(before) + len(after) > self.max_length + 1 for _, before, after in requests
+            )
         self._longest = None if rolling else max((len(after) for _, _, after in requests), default=1)
         return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs, **more)
 
@@ -411,11 +413,11 @@ class AnsweringModel(_Harness):
         """
         with torch.no_grad():
             logits = self.model(inps, logits_to_keep=self._positions_needed(inps)).logits
-        self.broken += int((~torch.isfinite(logits.sum(dim=(1, 2), dtype=torch.float32))).sum())
+        self.non_finite += int((~torch.isfinite(logits.sum(dim=(1, 2), dtype=torch.float32))).sum())
         return logits
 
     def _positions_needed(self, inps: Tensor) -> int:
-        """At most: the longest continuation, after the most padding (zeros) that a text may have."""
+        """Upper bound: the longest continuation, plus the most padding (zeros) that a text may have."""
         if self._longest is None:
             return 0
         tokens = inps.shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from maclaurin.data.splits import USUAL_FRACTION, CorpusSplitter, Fractions
 from maclaurin.data.text_tokenizers import SEPARATOR, open_byte_pairs
 from maclaurin.errors import DataError, InputError
 from maclaurin.models.model_folder import as_fast_tokenizer, named_tokenizer
+from maclaurin.plain_data import read_json
 
 
 def tokenizer_for(
@@ -35,7 +35,7 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
     written, data = config.get("tokenizer"), config.get("data")
     if not isinstance(written, str) or not isinstance(data, str):
         raise InputError(
-            f"{folder} has no tokenizer, so it cannot read text. Give one with --tokenizer: a folder, a "
+            f"{folder} has no tokenizer, so it cannot read text. Give one with `tokenizer`: a folder, a "
             "tokenizer.json, a name on the hub, or bytes for a model of bytes."
         )
     if is_task(data):
@@ -45,17 +45,15 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
         )
     kind, _, rest = written.partition(":")
     if kind == "bpe":
-        tested = config.get("test_fraction", USUAL_FRACTION)
-        fractions = Fractions(config.get("validation_fraction", 0.0), tested)  # older runs had no validation
+        fractions = Fractions(
+            config.get("validation_fraction", USUAL_FRACTION), config.get("test_fraction", USUAL_FRACTION)
+        )
         return _learned(int(rest), data, config.get("limit_documents"), fractions), written
     return named_tokenizer(rest if kind == "hf" else written), written
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
+    config = read_json(folder / "config.json")
     return config if isinstance(config, dict) else {}
 
 
@@ -79,7 +77,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase, name: str, vocabulary: int) -> 
     if largest >= vocabulary:
         raise InputError(
             f"the tokenizer {name} has tokens up to {largest}, but the model has {vocabulary} tokens: they "
-            "do not belong together. Give the model's own with --tokenizer."
+            "do not belong together. Give the model's own with `tokenizer`."
         )
     if tokenizer.eos_token_id is None and SEPARATOR in tokenizer.get_vocab():
         tokenizer.eos_token = SEPARATOR

@@ -81,7 +81,7 @@ class Recall(TextTask):
 
     @property
     def guess(self) -> float:
-        """All four values stand in the text."""
+        """A quarter: all four values occur in the text."""
         return 1 / FACTS
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -131,7 +131,7 @@ class SingleNeedle(NeedleTask):
 
     @property
     def guess(self) -> float:
-        """Four words."""
+        """A quarter: there are four words to choose from."""
         return 1 / FACTS
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -154,7 +154,7 @@ class _SeveralKeys(NeedleTask):
 
     @property
     def guess(self) -> float:
-        """All four values stand in the text."""
+        """A quarter: all four values occur in the text."""
         return 1 / FACTS
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -213,7 +213,7 @@ class MultiValue(NeedleTask):
 
     @property
     def guess(self) -> float:
-        """Half of the choices are right."""
+        """A half, since half of the choices are right."""
         return 0.5
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:

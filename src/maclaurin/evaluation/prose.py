@@ -46,15 +46,15 @@ class Prose:
         return Prose("moby-dick", tuple(file.read_text("utf-8").splitlines()))
 
     @staticmethod
-    def read(file: Path, option: str = "--text") -> Prose:
+    def read(file: Path) -> Prose:
         """A UTF-8 file whose paragraphs are lines or are separated by empty lines."""
-        text = read_text(file, option)
+        text = read_text(file, "text")
         blocks = re.split(r"\n\s*\n", text) if re.search(r"\S\n\s*\n\S", text) else text.splitlines()
         found = Prose(file.name, tuple(line for block in blocks if (line := " ".join(block.split()))))
         if len(found.sentences) < FEWEST_SENTENCES:
             raise InputError(
-                f"{option}: {file} has {len(found.sentences)} sentences; at least {FEWEST_SENTENCES} are "
-                "needed to hide facts in. Give a longer text, or leave the option out."
+                f"`text`: {file} has {len(found.sentences)} sentences; at least {FEWEST_SENTENCES} are "
+                "needed to hide facts in. Give a longer text, or leave it out."
             )
         return found
 

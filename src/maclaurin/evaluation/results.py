@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
 from maclaurin.errors import InputError
-from maclaurin.plain_data import read_record, write_record
+from maclaurin.plain_data import read_record, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 #: quantile of the standard normal distribution for 95 % intervals
-Z = 1.959964
+Z = statistics.NormalDist().inv_cdf(0.975)
 
 AskedBy = Literal["maclaurin", "lm-eval"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class Score:
     """One number (None if not finite), with standard error and 95 % interval if known."""
 
     value: float | None
@@ -30,7 +31,7 @@ class Metric:
     higher_is_better: bool | None = None
 
 
-def share_metric(scores: Sequence[float]) -> Metric:
+def share_score(scores: Sequence[float]) -> Score:
     """The mean of scores between 0 and 1, with Wilson's interval.
 
     The interval is exact for right-or-wrong scores, and too wide for scores in between.
@@ -39,7 +40,7 @@ def share_metric(scores: Sequence[float]) -> Metric:
     mean = sum(scores) / number
     centre = (mean + Z**2 / (2 * number)) / (1 + Z**2 / number)
     spread = Z / (1 + Z**2 / number) * math.sqrt(mean * (1 - mean) / number + Z**2 / (4 * number**2))
-    return Metric(
+    return Score(
         value=mean,
         stderr=_standard_error(scores),
         low=0.0 if mean == 0 else centre - spread,
@@ -48,14 +49,14 @@ def share_metric(scores: Sequence[float]) -> Metric:
     )
 
 
-def mean_metric(values: Sequence[float], higher_is_better: bool | None = True) -> Metric:
+def mean_score(values: Sequence[float], higher_is_better: bool | None = True) -> Score:
     """The mean with its standard error and a normal interval; None without finite values."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return Metric(value=None, higher_is_better=higher_is_better)
+        return Score(value=None, higher_is_better=higher_is_better)
     mean, error = sum(finite) / len(finite), _standard_error(finite)
     low, high = (None, None) if error is None else (mean - Z * error, mean + Z * error)
-    return Metric(value=mean, stderr=error, low=low, high=high, higher_is_better=higher_is_better)
+    return Score(value=mean, stderr=error, low=low, high=high, higher_is_better=higher_is_better)
 
 
 def _standard_error(values: Sequence[float]) -> float | None:
@@ -71,14 +72,14 @@ def _standard_error(values: Sequence[float]) -> float | None:
 class TaskResult:
     """The result of one task.
 
-    kind          how it was asked: choices, written or text; for tasks of the harness, the output type
+    kind          scoring mode: choices, endings, written or text; for tasks of the harness, the output type
     asked_by      maclaurin or lm-eval
     version       of the task
     fingerprint   sha256 of its items, for our tasks
     items         how many were asked
     questions     how many queries they had
-    cut           texts longer than the model reads, which lost their beginning
-    broken        answers with non-finite output; they count as wrong
+    truncated     texts longer than the model reads, which lost their beginning
+    non_finite    answers with non-finite output; they count as wrong
     chance        score of a guess, if known
     distance      tokens, in this tokenizer, from the needed fact to the question: [least, median, most]
     """
@@ -90,9 +91,9 @@ class TaskResult:
     fingerprint: str | None
     items: int
     questions: int
-    metrics: dict[str, Metric]
-    cut: int = 0
-    broken: int = 0
+    metrics: dict[str, Score]
+    truncated: int = 0
+    non_finite: int = 0
     chance: float | None = None
     distance: tuple[int, ...] | None = None
     seconds: float = 0.0
@@ -101,7 +102,7 @@ class TaskResult:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What the numbers depend on besides the tasks: results that differ in it do not share a file.
+    """What the numbers depend on in addition to the tasks; results that differ in it do not share a file.
 
     text   name and digest of the prose that our tasks are made of
     """
@@ -124,11 +125,11 @@ class Results:
     identity: Identity
     machine: dict[str, Any]
     tasks: dict[str, TaskResult] = field(default_factory=dict)
-    groups: dict[str, dict[str, Metric]] = field(default_factory=dict)
+    groups: dict[str, dict[str, Score]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Replace the file."""
-        write_record(path, self, SCHEMA, indent=1)
+        write_json(path, self, SCHEMA, allow_nan=False)
 
 
 def read_results(path: Path) -> Results:
@@ -138,8 +139,8 @@ def read_results(path: Path) -> Results:
         path,
         SCHEMA,
         "a file of results",
-        missing=f"--out: there is no file {path}.",
-        advice=" Choose another --out, or --again to replace it.",
+        missing=f"`out`: there is no file {path}.",
+        advice=" Choose another `out`, or `again=True` to replace it.",
     )
 
 
@@ -155,7 +156,7 @@ def finished_tasks(path: Path, identity: Identity) -> dict[str, TaskResult]:
     ]
     if changed:
         raise InputError(
-            f"{path} holds the results of another evaluation ({'; '.join(changed)}): choose another --out, "
-            "or --again to replace it."
+            f"{path} holds the results of another evaluation ({'; '.join(changed)}): choose another `out`, "
+            "or `again=True` to replace it."
         )
     return known.tasks

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from maclaurin.evaluation.eval_task import Item, Query, Way
+from maclaurin.evaluation.eval_task import Item, Query, ScoringMode
 from maclaurin.evaluation.likelihood import TextReader, ending_log_likelihoods, perplexity, windowed_loss
-from maclaurin.evaluation.results import Metric, mean_metric, share_metric
+from maclaurin.evaluation.results import Score, mean_score, share_score
 from maclaurin.models import MaclaurinForCausalLM
 
 #: how many tokens longer than the right answer a written answer may be
@@ -34,7 +34,7 @@ class Answer:
     score: float
     log_odds: float | None = None
     prior: float | None = None
-    broken: bool = False
+    non_finite: bool = False
 
 
 @final
@@ -42,12 +42,12 @@ class Scorer:
     """A model with its tokenizer.
 
     max_length   most tokens the model reads; longer texts lose their beginning
-    cut          how many texts lost it
+    truncated    how many texts lost it
     """
 
     def __init__(self, model: MaclaurinForCausalLM, tokenizer: Any, max_length: int) -> None:
         self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
-        self.cut = 0
+        self.truncated = 0
         first = tokenizer.bos_token_id
         self._first = [first] if list(tokenizer("")["input_ids"])[:1] == [first] else []
 
@@ -55,12 +55,12 @@ class Scorer:
         """The tokens of a text, with the tokenizer's first token if it adds one."""
         return [*self._first, *self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
-    def answers(self, item: Item, way: Way) -> list[Answer]:
-        """One for each query."""
-        if way == "endings":
+    def answers(self, item: Item, mode: ScoringMode) -> list[Answer]:
+        """One answer for each query."""
+        if mode == "endings":
             found = self._ending_likelihoods(item)
             return [_answer(query, each, None) for query, each in zip(item.queries, found, strict=True)]
-        return self._written(item) if way == "written" else self._chosen(item)
+        return self._written(item) if mode == "written" else self._chosen(item)
 
     def text_loss(self, text: str) -> float:
         """Σ −ln p of every token of a text."""
@@ -74,9 +74,9 @@ class Scorer:
         given = self._likelihoods(item.context, item.queries)
         if item.without is None:
             return [_answer(query, found, None) for query, found in zip(item.queries, given, strict=True)]
-        cut = self.cut
+        truncated = self.truncated
         before = self._likelihoods(item.without, item.queries)
-        self.cut = cut  # only contexts are counted
+        self.truncated = truncated  # only contexts are counted
         return [_answer(*each) for each in zip(item.queries, given, before, strict=True)]
 
     def _likelihoods(self, context: str, queries: Sequence[Query]) -> list[list[float]]:
@@ -104,7 +104,7 @@ class Scorer:
         if shared < 1:
             return [self._read([prompt], longest)[0] for prompt in prompts]
         lost = min(max(0, longest - self.max_length), shared - 1)
-        self.cut += lost > 0
+        self.truncated += lost > 0
         common = TextReader.of(self.model, prompts[0][lost:shared])
         return [common.after(prompt[shared:]) for prompt in prompts]
 
@@ -113,15 +113,15 @@ class Scorer:
 
         The words are the same after each choice, so their frequency cancels.
         """
-        texts, cut = [], False
+        texts, truncated = [], False
         pairs = [(query, choice) for query in item.queries for choice in query.choices]
         for query, choice in pairs:
             before = self.tokens(item.context + choice)
             whole = self.tokens(f"{item.context}{choice} {query.prompt}")
             lost = min(max(0, len(whole) - self.max_length), len(before) - 1)
             texts.append((before[lost:], whole[len(before) :]))
-            cut = cut or lost > 0
-        self.cut += cut
+            truncated = truncated or lost > 0
+        self.truncated += truncated
         found = iter(ending_log_likelihoods(self.model, texts))
         return [[next(found) for _ in query.choices] for query in item.queries]
 
@@ -133,7 +133,7 @@ class Scorer:
         longest = max(len(prompt) + more for prompt, more in zip(prompts, most, strict=True))
         texts = [self._continuation(*each) for each in zip(self._read(prompts, longest), most, strict=True)]
         return [
-            Answer(0.0, broken=True) if text is None else Answer(written_score(text, query.answers))
+            Answer(0.0, non_finite=True) if text is None else Answer(written_score(text, query.answers))
             for query, text in zip(item.queries, texts, strict=True)
         ]
 
@@ -157,7 +157,7 @@ def written_score(text: str, answers: Sequence[str]) -> float:
 
 def _answer(query: Query, given: list[float], prior: list[float] | None) -> Answer:
     if not all(map(math.isfinite, given)):
-        return Answer(0.0, broken=True)
+        return Answer(0.0, non_finite=True)
     best = sorted(range(len(given)), key=lambda i: -given[i])[: len(query.right)]
     score = sum(i in query.right for i in best) / len(query.right)
     usable = prior is not None and all(map(math.isfinite, prior))
@@ -193,33 +193,35 @@ def _common_start(sequences: Sequence[Sequence[int]]) -> int:
 class Asked:
     """The answers to all items of a task."""
 
-    metrics: dict[str, Metric]
+    metrics: dict[str, Score]
     questions: int
-    cut: int
-    broken: int
+    truncated: int
+    non_finite: int
     distance: tuple[int, int, int] | None
 
 
-def ask(scorer: Scorer, items: Sequence[Item], way: Way, report: Report = lambda share, what: None) -> Asked:
+def ask(
+    scorer: Scorer, items: Sequence[Item], mode: ScoringMode, report: Report = lambda share, what: None
+) -> Asked:
     """Ask every item."""
-    before = scorer.cut
-    if way == "text":
-        metrics, broken, questions = _text_metrics(scorer, items, report), 0, 0
+    before = scorer.truncated
+    if mode == "text":
+        metrics, non_finite, questions = _text_metrics(scorer, items, report), 0, 0
     else:
         answers = []
         for number, item in enumerate(items, start=1):
-            answers.append(scorer.answers(item, way))
+            answers.append(scorer.answers(item, mode))
             report(number / len(items), f"{number} of {len(items)}")
-        metrics = answer_metrics(answers, way)
-        broken = sum(answer.broken for each in answers for answer in each)
+        metrics = answer_metrics(answers, mode)
+        non_finite = sum(answer.non_finite for each in answers for answer in each)
         questions = sum(map(len, answers))
-    return Asked(metrics, questions, scorer.cut - before, broken, _distance(scorer, items))
+    return Asked(metrics, questions, scorer.truncated - before, non_finite, _distance(scorer, items))
 
 
-def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, Metric]:
+def answer_metrics(answers: Sequence[Sequence[Answer]], mode: ScoringMode) -> dict[str, Score]:
     """Means over items; queries of one item are averaged first, since they are about the same text."""
     scores = [statistics.mean(answer.score for answer in each) for each in answers]
-    metrics = {"exact_match" if way == "written" else "acc": share_metric(scores)}
+    metrics = {"exact_match" if mode == "written" else "acc": share_score(scores)}
     odds = [[a.log_odds for a in each if a.log_odds is not None] for each in answers]
     gains = [
         [a.log_odds - a.prior for a in each if a.log_odds is not None and a.prior is not None]
@@ -227,11 +229,11 @@ def answer_metrics(answers: Sequence[Sequence[Answer]], way: Way) -> dict[str, M
     ]
     for name, values in (("log_odds", odds), ("log_odds_gain", gains)):
         if any(values):
-            metrics[name] = mean_metric([statistics.mean(each) for each in values if each])
+            metrics[name] = mean_score([statistics.mean(each) for each in values if each])
     return metrics
 
 
-def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Report) -> dict[str, Metric]:
+def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Report) -> dict[str, Score]:
     losses = []
     for number, item in enumerate(items, start=1):
         losses.append(scorer.text_loss(item.context))
@@ -244,16 +246,20 @@ def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Report) -> dict
         "bits_per_byte": sum(losses) / size / math.log(2),
     }
     return {
-        name: Metric(value=value if math.isfinite(value) else None, higher_is_better=False)
+        name: Score(value=value if math.isfinite(value) else None, higher_is_better=False)
         for name, value in values.items()
     }
 
 
-def _distance(scorer: Scorer, items: Sequence[Item], most: int = 50) -> tuple[int, int, int] | None:
+#: items whose distance is counted
+ITEMS_FOR_DISTANCE = 50
+
+
+def _distance(scorer: Scorer, items: Sequence[Item]) -> tuple[int, int, int] | None:
     """Tokens from the needed fact to the question: least, median, most."""
     texts = [
         item.context[query.known_until :] + query.prompt
-        for item in items[:most]
+        for item in items[:ITEMS_FOR_DISTANCE]
         for query in item.queries
         if query.known_until is not None
     ]

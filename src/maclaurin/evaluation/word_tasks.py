@@ -12,7 +12,7 @@ from itertools import count, islice
 from typing import ClassVar, NamedTuple, final
 
 from maclaurin.data.random_order import Draws
-from maclaurin.evaluation.eval_task import Item, Query, TextTask, Way, register
+from maclaurin.evaluation.eval_task import Item, Query, ScoringMode, TextTask, register
 from maclaurin.evaluation.needles import NeedleTask
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, THINGS, Prose, draws_for, held_out_sources
 
@@ -35,7 +35,7 @@ class VariableTracking(NeedleTask):
 
     @property
     def guess(self) -> float:
-        """The values of all chains are the choices."""
+        """A quarter: the choices are the values of the four chains."""
         return 1 / self.chains
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -96,7 +96,7 @@ class CommonWords(TextTask):
 
     @property
     def guess(self) -> float:
-        """Half of the choices are common."""
+        """A half, since half of the choices are right."""
         return 0.5
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -140,7 +140,7 @@ class Induction(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four words of the sequence."""
+        """A quarter: the choices are four words of the sequence."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -184,7 +184,7 @@ class Cloze(TextTask):
     None of the four occurs among the last `apart` words, so that being recent does not help.
     """
 
-    ways: ClassVar[tuple[Way, ...]] = ("choices",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("choices",)
     options: ClassVar[int] = 4
     apart: ClassVar[int] = 12
     most_of_one: ClassVar[int] = 3
@@ -197,7 +197,7 @@ class Cloze(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four words."""
+        """A quarter: there are four words to choose from."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -263,7 +263,7 @@ class Lines(TextTask):
 
     sizes: ClassVar = (32, 128, 512)
     smallest: ClassVar[int] = 16
-    ways: ClassVar[tuple[Way, ...]] = ("endings",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("endings",)
     options: ClassVar[int] = 4
     #: characters of an end, and of the difference between two that are asked together
     shortest: ClassVar[int] = 7
@@ -279,7 +279,7 @@ class Lines(TextTask):
 
     @property
     def guess(self) -> float:
-        """Four beginnings."""
+        """A quarter: there are four beginnings."""
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
@@ -342,7 +342,7 @@ class Lines(TextTask):
 class HeldOutText(TextTask):
     """Passages of the standard-library files that our runs test on, in random order."""
 
-    ways: ClassVar[tuple[Way, ...]] = ("text",)
+    modes: ClassVar[tuple[ScoringMode, ...]] = ("text",)
     characters: ClassVar[int] = 4000
     most: ClassVar[int] = 32
 
@@ -353,7 +353,7 @@ class HeldOutText(TextTask):
 
     @property
     def guess(self) -> float:
-        """There is nothing to guess."""
+        """Unused, since there is nothing to guess."""
         return 0.0
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:

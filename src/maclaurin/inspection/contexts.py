@@ -62,11 +62,9 @@ class Contexts:
         return self.length - len(self.prefix)
 
 
-def read_contexts(
-    file: Path, tokenizer: Any, tokens: int, length: int, vocabulary: int, option: str = "--text"
-) -> Contexts:
-    """The first `tokens` tokens of a file, or all for 0; `option` is the command-line option for it."""
-    require_file(file, option)
+def read_contexts(file: Path, tokenizer: Any, tokens: int, length: int, vocabulary: int) -> Contexts:
+    """The first `tokens` tokens of a file, or all for 0."""
+    require_file(file, "text")
     prefix = _prefix(tokenizer)
     if length <= len(prefix):
         raise InputError(
@@ -74,7 +72,7 @@ def read_contexts(
         )
     digest = hashlib.sha256()
     found: list[int] = []
-    for piece in _pieces(file, option):
+    for piece in _pieces(file):
         digest.update(piece.encode())
         found += list(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
         if tokens and len(found) >= tokens:
@@ -82,13 +80,13 @@ def read_contexts(
     found = found[:tokens] if tokens else found
     if len(found) + len(prefix) < 2 or not found:
         raise InputError(
-            f"{option}: {file} has {len(found)} tokens; at least 2 are needed to predict one from another."
+            f"`text`: {file} has {len(found)} tokens; at least 2 are needed to predict one from another."
         )
     highest = max((*found, *prefix))
     if highest >= vocabulary:
         raise InputError(
             f"the tokenizer produced token {highest}, but the model has {vocabulary:,} tokens: the tokenizer "
-            "belongs to another model. Name the right one with --tokenizer."
+            "belongs to another model. Name the right one with `tokenizer`."
         )
     return Contexts(file.name, digest.hexdigest(), torch.tensor(found, dtype=torch.long), prefix, length)
 
@@ -100,12 +98,12 @@ def _prefix(tokenizer: Any) -> tuple[int, ...]:
     return (first,) if first is not None and around_nothing[:1] == [first] else ()
 
 
-def _pieces(file: Path, option: str) -> Iterator[str]:
+def _pieces(file: Path) -> Iterator[str]:
     try:
         with file.open(encoding="utf-8") as lines:
             while piece := lines.read(PIECE):
                 yield piece + (lines.readline() if not piece.endswith("\n") else "")
     except UnicodeDecodeError as problem:
-        raise not_utf8(file, option, problem) from None
+        raise not_utf8(file, "text", problem) from None
     except OSError as problem:
-        raise InputError(f"{option}: {file} cannot be read: {problem.strerror}.") from None
+        raise InputError(f"`text`: {file} cannot be read: {problem.strerror}.") from None

@@ -172,7 +172,7 @@ def _map(change: Callable[..., Tensor], *tallies: Tally) -> Tally:
 
 
 def _histogram_record(counts: Tensor) -> Histogram:
-    """Without the empty bins at both ends."""
+    """The histogram without the empty bins at both ends."""
     filled = torch.nonzero(counts)[:, 0]
     first, last = int(filled[0]), int(filled[-1])
     return Histogram(FIRST_BIN + first, 1.0, tuple(int(n) for n in counts[first : last + 1].tolist()))

@@ -29,13 +29,13 @@ from maclaurin.inspection.inspection_record import (
 )
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
+from maclaurin.machine import machine_facts
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.modeling import with_attention
 from maclaurin.plain_data import to_plain
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
 from maclaurin.spec.polynomials import HIGHEST_ORDER
-from maclaurin.training.run_folder import machine_facts
 from maclaurin.wording import first_line
 
 ORDERS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
@@ -77,10 +77,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.orders:
-            raise InputError("orders: none given; write them as in --orders 1,2,4,8.")
+            raise InputError("`orders`: none given; give some, such as 1,2,4,8.")
         if self.orders[-1] > HIGHEST_ORDER:
             raise InputError(
-                f"orders: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
+                f"`orders`: {self.orders[-1]} is over {HIGHEST_ORDER}, the last one with a finite factorial."
             )
         if self.windows and self.windows[0] < 1:
             raise InputError("windows: a window holds at least 1 token.")
@@ -376,9 +376,9 @@ def _trial(
             AttentionSpec.of(kernel, window, *_around(spec)) if _can_change(spec) else spec for spec in specs
         )
     except SpecError as problem:
-        beside = f"+{window}" if window else ""
+        added = f"+{window}" if window else ""
         reason = first_line(problem)
-        return Trial(kind, f"{kernel}{beside}", None, order, about, size, sinks, reason)
+        return Trial(kind, f"{kernel}{added}", None, order, about, size, sinks, reason)
     return Trial(kind, _name(changed), changed, order, about, size, sinks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from maclaurin.errors import InputError
 from maclaurin.files import require_writable_folder, write_file
 from maclaurin.inspection.heads import Tally
 from maclaurin.inspection.inspection_record import FILE_NAME, Inspection, read_inspection, write_inspection
+from maclaurin.plain_data import read_json, write_json
 
 UNFINISHED = "unfinished"
 PAGE = "index.html"
@@ -36,7 +36,7 @@ class InspectionFolder:
         if held is not None and (held[1] != fingerprint if held[1] else held[0] != name):
             other = f"{held[0]}, with other weights" if held[0] == name else held[0]
             raise InputError(
-                f"{self.path} holds the inspection of {other}; this one is of {name}. Choose another --out, "
+                f"{self.path} holds the inspection of {other}; this one is of {name}. Choose another `out`, "
                 "or remove the folder."
             )
 
@@ -49,10 +49,7 @@ class InspectionFolder:
         return None if plan is None else (str(plan.get("model")), str(plan.get("fingerprint", "")))
 
     def _plan(self) -> dict[str, Any] | None:
-        try:
-            plan = json.loads((self._unfinished / "plan.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return None
+        plan = read_json(self._unfinished / "plan.json")
         return plan if isinstance(plan, dict) else None
 
     # ------------------------------------------------------------------------------ while unfinished
@@ -62,7 +59,7 @@ class InspectionFolder:
         if self._plan() == plan:
             return True
         shutil.rmtree(self._unfinished, ignore_errors=True)
-        write_file(self._unfinished / "plan.json", json.dumps(plan, indent=1))
+        write_json(self._unfinished / "plan.json", plan)
         return False
 
     def heads(self) -> tuple[int, list[Tally], Tensor | None]:
@@ -82,15 +79,12 @@ class InspectionFolder:
 
     def losses(self) -> dict[str, tuple[int, float]]:
         """Trial → contexts read and their summed loss."""
-        file = self._unfinished / "losses.json"
-        if not file.is_file():
-            return {}
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json(self._unfinished / "losses.json") or {}
         return {name: (contexts, loss) for name, (contexts, loss) in found.items()}
 
     def save_losses(self, losses: dict[str, tuple[int, float]]) -> None:
         """Replace the saved losses."""
-        write_file(self._unfinished / "losses.json", json.dumps(losses))
+        write_json(self._unfinished / "losses.json", losses, indent=None)
 
     # ---------------------------------------------------------------------------------- when complete
 

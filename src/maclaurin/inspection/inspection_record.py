@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.plain_data import finite, read_record, to_plain, write_record
+from maclaurin.plain_data import finite, read_record, to_plain, write_json
 
 SCHEMA = 1
 FILE_NAME = "inspection.json"
@@ -188,7 +188,7 @@ class Inspection:
 
 def write_inspection(inspection: Inspection, path: Path) -> None:
     """Write inspection.json atomically."""
-    write_record(path, rounded(to_plain(inspection)), SCHEMA)
+    write_json(path, rounded(to_plain(inspection)), SCHEMA, indent=None, allow_nan=False)
 
 
 def read_inspection(path: str | Path) -> Inspection:

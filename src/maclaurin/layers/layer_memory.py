@@ -227,7 +227,7 @@ class LayerMemory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token has come yet."""
+        """Whether the memory is empty."""
         return all(heads.state is None and not heads.buffers for heads in self.heads)
 
     @property

@@ -116,7 +116,7 @@ class MaclaurinCache(Cache):
         return self._positions(None, 1, device).expand(rows, 1).clone()
 
     def _positions(self, mask: Tensor | None, tokens: int, device: torch.device) -> Tensor:
-        """Counting real tokens."""
+        """Positions that count real tokens only."""
         if self.lengths is None:
             return torch.arange(self.seen, self.seen + tokens, device=device)[None]
         new = torch.arange(tokens, device=device)[None] if mask is None else real_positions(mask)
@@ -268,7 +268,7 @@ class MaclaurinCache(Cache):
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """There is no limit."""
+        """−1, which means that there is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -283,7 +283,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Not by generate()."""
+        """False, so that generate() does not compile the model: every step makes new tensors."""
         return False
 
     @property
@@ -293,12 +293,12 @@ class MaclaurinCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """Not for every spec."""
+        """False: some specs cannot drop tokens; `rollback` raises an error for those."""
         return False
 
     @property
     def is_sliding(self) -> list[bool]:
-        """No: layers with a window handle it themselves."""
+        """False for every layer: layers with a window handle it themselves."""
         return [False] * len(self.memories)
 
 
@@ -408,7 +408,7 @@ def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
     raise StateBudgetError(
         f"the states of {specs} take {needed:,} bytes for {batch} sequences in {config.num_hidden_layers} "
         f"layers, but only {free:,} are free on {like.device}. Use fewer sequences, a lower order, or a "
-        "window beside a lower order."
+        "window with a lower order."
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any, final
 
 from transformers import PretrainedConfig
 
-from maclaurin.errors import InputError, SpecError, did_you_mean
+from maclaurin.errors import InputError, SpecError
 from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.spec.head_groups import LayerAttention, specs_in
+from maclaurin.wording import did_you_mean
 
 #: format of model folders; raised when an older maclaurin would misread a newer folder
 FORMAT_VERSION = 1
@@ -115,7 +116,7 @@ class MaclaurinConfig(PretrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """The dict of transformers, with the modules that define the attention's parts."""
         texts = self.attention if isinstance(self.attention, list) else [self.attention]
-        with contextlib.suppress(SpecError):  # if parts are not imported here, `imports` stays as it is
+        with contextlib.suppress(SpecError):  # if parts are not imported here, `imports` does not change
             specs = [spec for text in texts for spec in specs_in(text)]
             self.imports = [found.shown for found in extensions_of(specs)] or None
         return super().to_dict()

@@ -18,6 +18,7 @@ from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.models.recorded_step import RecordedStep, can_record, fixed_shapes
+from maclaurin.wording import first_line
 
 #: shorter texts do not repay the recording of a step
 _STEPS_BEFORE_RECORDING = 8
@@ -141,7 +142,7 @@ class Generation:
             self._recorded = RecordedStep(self.model, self.cache)
         except RuntimeError as problem:  # out of memory, or an operation that cannot be captured
             self._recording = False
-            first = (str(problem).splitlines() or [type(problem).__name__])[0]
+            first = first_line(problem)
             warnings.warn(
                 f"the step could not be recorded as a CUDA graph, so it runs unrecorded: {first}",
                 stacklevel=3,
@@ -175,7 +176,7 @@ class Conversation:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "this model's tokenizer has no chat template: only models that are trained on conversations "
-                "have one. Leave --chat out."
+                "have one. Continue a text instead."
             )
         self._generation, self._tokenizer = generation, tokenizer
         self._before = [] if system is None else [{"role": "system", "content": system}]

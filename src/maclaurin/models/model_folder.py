@@ -188,7 +188,7 @@ def named_tokenizer(name: str) -> PreTrainedTokenizerBase:
                 return PreTrainedTokenizerFast(tokenizer_file=str(path))
             return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
     except Exception as problem:  # missing files, or errors of the Rust library, which are plain Exceptions
-        first = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        first = first_line(problem)
         raise InputError(
             f"the tokenizer {name} cannot be opened ({first[:200]}). Give a folder made by save_pretrained, "
             "a tokenizer.json file, a name on the hub that can be reached, or bytes."

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from maclaurin.errors import InputError, StateBudgetError, did_you_mean
+from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import Argument, AttentionSpec, Part
 from maclaurin.spec.part import KEYWORDS, registered
+from maclaurin.wording import did_you_mean
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

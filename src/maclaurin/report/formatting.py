@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from maclaurin.errors import in_list
+from maclaurin.wording import in_list
 
 NOTHING = "–"
 

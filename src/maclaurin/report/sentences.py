@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-from maclaurin.errors import in_list
 from maclaurin.report.anova import Effect, Factorial
 from maclaurin.report.contributions import Contributions, PairEffect
 from maclaurin.report.formatting import (
@@ -35,6 +34,7 @@ from maclaurin.report.study_tables import (
 )
 from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
 from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning, error_line
+from maclaurin.wording import in_list
 
 SHORT = {AGREES: "agree", DISAGREES: "disagree", UNDECIDED: "undecided", NOT_RUN: "not run"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
-from maclaurin.errors import MaclaurinError, listed_names
+from maclaurin.errors import MaclaurinError
 from maclaurin.report import study_charts as charts
 from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
@@ -75,7 +75,7 @@ from maclaurin.report.study_tables import (
 from maclaurin.report.verdict import Judgement
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.run_record import RunRecord
-from maclaurin.wording import duration
+from maclaurin.wording import duration, listed_names
 
 #: the folder next to the page with its figures as files
 FIGURES = "figures"

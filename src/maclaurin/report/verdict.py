@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from maclaurin.errors import in_list
 from maclaurin.report.formatting import counted, interval, listed_cells, plain, signed
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE, Difference, holm
 from maclaurin.study.claims import Alike, AnyClaim, Ordered
+from maclaurin.wording import in_list
 
 Verdict = Literal["agrees", "disagrees", "undecided", "not run"]
 VERDICTS: tuple[Verdict, ...] = ("agrees", "disagrees", "undecided", "not run")

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
-from maclaurin.errors import MaclaurinError, NotationError, did_you_mean
+from maclaurin.errors import MaclaurinError, NotationError
 from maclaurin.spec.attention_spec import AttentionSpec
 from maclaurin.spec.notation import parse
 from maclaurin.spec.part import Argument, Recipe, reserve_names
+from maclaurin.wording import did_you_mean
 
 
 @final

@@ -10,9 +10,10 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
-from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.errors import SpecError
 from maclaurin.spec.part import Part, register, registered, split_arguments
 from maclaurin.spec.polynomials import Sign
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

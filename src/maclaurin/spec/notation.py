@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from maclaurin.errors import NotationError, SpecError, did_you_mean
+from maclaurin.errors import NotationError, SpecError
 from maclaurin.spec.attention_spec import ORDER_OF_PARTS, AttentionSpec, in_formula_order
 from maclaurin.spec.part import Part, registered
+from maclaurin.wording import did_you_mean
 
 Made = TypeVar("Made")
 

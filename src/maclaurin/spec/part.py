@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, final
 
-from maclaurin.errors import SpecError, did_you_mean
+from maclaurin.errors import SpecError
+from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from maclaurin.spec.attention_spec import AttentionSpec
@@ -273,8 +274,8 @@ def _check_fields(part: type[Part]) -> None:
         if "read" not in field.metadata:
             raise SpecError(
                 f"{what}: the notation cannot read its field {field.name}. Declare how it is read, as in "
-                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), choice() "
-                f"or flag(); a constant of the class is {field.name}: ClassVar[float]."
+                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), "
+                f"choice() or flag(); a constant of the class is {field.name}: ClassVar[float]."
             )
 
 

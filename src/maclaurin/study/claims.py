@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from maclaurin.errors import InputError, did_you_mean, listed_names
+from maclaurin.errors import InputError
+from maclaurin.wording import did_you_mean, listed_names
 
 #: unit → (its metric, how to convert a value to that metric)
 UNITS: dict[str, tuple[str, Callable[[float], float]]] = {

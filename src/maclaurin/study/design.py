@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
-from maclaurin.errors import InputError, listed_names
+from maclaurin.errors import InputError
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.metrics import (
     METRICS_OF_TEST_DATA,
@@ -22,6 +22,7 @@ from maclaurin.study.metrics import (
     task_of,
 )
 from maclaurin.study.shapley import Waterfall
+from maclaurin.wording import listed_names
 
 Settings = Mapping[str, Any]
 

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 import maclaurin
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.extensions import Extension, explained, load_extension
 from maclaurin.study.design import Study
+from maclaurin.wording import did_you_mean
 
 FILE = "study.py"
 #: prefix of the name of a study that comes with the package

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.code_version import code_version
-from maclaurin.plain_data import to_plain, write_record
+from maclaurin.plain_data import to_plain, write_json
 from maclaurin.study.executors import without_main_module
 from maclaurin.study.run_record import FormsRecord
 
@@ -99,4 +99,4 @@ def _measure_to(path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     found = measure_forms()
-    write_record(Path(path), {"code": code_version(), **to_plain(found)})
+    write_json(Path(path), {"code": code_version(), **to_plain(found)})

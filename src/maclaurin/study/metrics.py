@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
+from maclaurin.wording import did_you_mean
 
 Scale = Literal["linear", "log", "logit"]
 

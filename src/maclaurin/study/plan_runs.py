@@ -18,7 +18,7 @@ from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import Bytes
 from maclaurin.device import resolve_device
-from maclaurin.errors import InputError, MaclaurinError, did_you_mean, listed_names
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.evaluation.evaluate import items_fingerprint, longest_text, numbers_of
 from maclaurin.extensions import source_digest
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, size_named
@@ -32,6 +32,7 @@ from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.estimate import ASSUMED_UTILISATION, estimate, flops_per_token
 from maclaurin.training.model import row_length
 from maclaurin.training.run_folder import require_trackers
+from maclaurin.wording import did_you_mean, listed_names
 
 #: vocabulary size of tokenizers that are only on the hub
 ASSUMED_VOCABULARY = 32_000

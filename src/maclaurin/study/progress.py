@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, final
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.plain_data import from_plain, write_record
+from maclaurin.plain_data import from_plain, write_json
 from maclaurin.progress_bar import Display
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -131,7 +131,7 @@ class RunReporter(Display):
 
 def write_progress(path: Path, progress: RunProgress) -> None:
     """Write atomically, but without a flush to the disk: losing a report does no harm."""
-    write_record(path, progress, flush=False)
+    write_json(path, progress, indent=None, flush=False)
 
 
 def read_progress(path: Path) -> RunProgress | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 from maclaurin.code_version import FREE_KEYS
-from maclaurin.plain_data import digest, from_plain, read_record, write_record
+from maclaurin.plain_data import digest, from_plain, read_record, write_json
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.shapley import Waterfall
 
@@ -357,7 +357,7 @@ def error_line(message: str | None) -> str:
 
 def write_study(record: StudyRecord, path: Path) -> None:
     """Write records.json atomically."""
-    write_record(path, record, SCHEMA, allow_nan=True)
+    write_json(path, record, SCHEMA, indent=None)
 
 
 def read_study(path: Path) -> StudyRecord:
@@ -377,7 +377,7 @@ def read_study(path: Path) -> StudyRecord:
 
 def write_run(record: RunRecord, path: Path) -> None:
     """Write the record of one run atomically."""
-    write_record(path, record, allow_nan=True)
+    write_json(path, record, indent=None)
 
 
 def read_run(path: Path) -> RunRecord | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError, listed_names
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
 from maclaurin.plain_data import digest
@@ -50,6 +50,7 @@ from maclaurin.study.smoke import smoke_config
 from maclaurin.study.timing import is_cheap, measure, require_local, subject_of, to_measure
 from maclaurin.study.tune import known_rates, learning_rates
 from maclaurin.study.view import View
+from maclaurin.wording import listed_names
 
 SECONDS_FOR_FORMS = 120.0
 

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
+from maclaurin.wording import did_you_mean
 
 On = frozenset[str]
 #: cell → weight: a sum over cells

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.plain_data import digest, read_record, write_record
+from maclaurin.plain_data import digest, read_record, write_json
 from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import source_name
 from maclaurin.study.metrics import metric_named
@@ -66,7 +66,7 @@ class TunedFile:
 
     def write(self, path: Path) -> None:
         """Write it atomically."""
-        write_record(path, self, SCHEMA, indent=1, allow_nan=True)
+        write_json(path, self, SCHEMA)
 
     @classmethod
     def read(cls, path: Path) -> TunedFile | None:

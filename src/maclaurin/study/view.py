@@ -15,10 +15,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from maclaurin.errors import in_list
 from maclaurin.study.progress import RunProgress
 from maclaurin.study.run_record import Label, RunRecord, Status
-from maclaurin.wording import duration
+from maclaurin.wording import duration, in_list
 
 #: the status of a run, or where else it is: reused from the pool, or trained elsewhere by another study now
 RowStatus = Literal[Status, "reused", "elsewhere"]

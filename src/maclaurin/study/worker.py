@@ -30,7 +30,8 @@ from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
-from maclaurin.plain_data import from_plain, write_record
+from maclaurin.machine import machine_facts
+from maclaurin.plain_data import from_plain
 from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
@@ -39,7 +40,7 @@ from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
 from maclaurin.training.optimizer_step import Diverged
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.run_folder import RunFolder, machine_facts, read_records
+from maclaurin.training.run_folder import RunFolder, read_records
 from maclaurin.training.trainer import Trainer
 
 Report = Callable[[RunProgress], None]
@@ -67,7 +68,7 @@ class Job:
 
     def write(self, path: Path) -> None:
         """As a file for `python -m maclaurin.study.worker`."""
-        write_record(path, self, indent=1)
+        write_json(path, self)
 
     @classmethod
     def read(cls, path: Path) -> Job:
@@ -229,7 +230,7 @@ def with_task_results(record: RunRecord, answers: Mapping[str, TaskResult]) -> R
 def _facts(answer: TaskResult) -> dict[str, Any]:
     """The number of items, the chance level, and the standard errors over the items."""
     errors = {name: found.stderr for name, found in answer.metrics.items() if found.stderr is not None}
-    names = ("version", "fingerprint", "items", "questions", "chance", "cut", "broken", "seconds")
+    names = ("version", "fingerprint", "items", "questions", "chance", "truncated", "non_finite", "seconds")
     return {**{name: getattr(answer, name) for name in names}, "errors": errors}
 
 

@@ -13,6 +13,11 @@ from maclaurin.forms.state import State
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec, Recipe
 
+#: seed of `draw_inputs`; `draw_direction` uses the next one
+SEED = 0
+#: a log forget gate of `draw_inputs` is between −this and 0, so that tokens a hundred steps ago still count
+STRONGEST_FORGET = 0.02
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,7 +32,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
         return self.kv_heads * self.group
 
 
@@ -77,7 +82,7 @@ class TensorCase:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.tensors["k"].shape[1]
 
 
@@ -122,3 +127,35 @@ def random_tensors(
         else:
             tensors[argument.name] = 0.1 + 0.8 * uniform(*numbers)
     return TensorCase(spec, {name: t.to(device, dtype) for name, t in tensors.items()})
+
+
+def draw_inputs(spec: AttentionSpec, shape: Shape, dtype: torch.dtype, device: torch.device) -> TensorCase:
+    """Inputs of any size, made on the device: normal q, k, v; gates in (0.1, 0.9); little forgetting."""
+    generator = torch.Generator(device).manual_seed(SEED)
+    rows = (shape.batch, shape.tokens)
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    def uniform(heads: int, low: float, high: float) -> Tensor:
+        numbers = torch.rand((*rows, heads), generator=generator, device=device, dtype=torch.float32)
+        return (low + (high - low) * numbers).to(dtype)
+
+    tensors = {
+        "q": normal(*rows, shape.heads, shape.d),
+        "k": normal(*rows, shape.kv_heads, shape.d),
+        "v": normal(*rows, shape.kv_heads, shape.e),
+    }
+    decays = {gate.argument for gate in spec.decay_gates}
+    for argument in spec.arguments:
+        limits = (-STRONGEST_FORGET, 0.0) if argument in decays else (0.1, 0.9)
+        heads = shape.heads if argument.heads == "query" else shape.kv_heads
+        tensors[argument.name] = uniform(heads, *limits)
+    return TensorCase(spec, tensors)
+
+
+def draw_direction(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A random gradient of the output, [B, T, H, e]."""
+    generator = torch.Generator(device).manual_seed(SEED + 1)
+    sizes = (shape.batch, shape.tokens, shape.heads, shape.e)
+    return torch.randn(sizes, generator=generator, device=device, dtype=torch.float32).to(dtype)

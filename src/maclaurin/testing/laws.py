@@ -28,9 +28,9 @@ from maclaurin.programs.series import SeriesNotice
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
-from maclaurin.testing.definition import PlainSeen, dense_output
+from maclaurin.testing.dense_formula import PlainSeen, dense_output
 from maclaurin.testing.printed_formula import printed_and_computed
-from maclaurin.testing.tolerances import assert_same, assert_same_gradients
+from maclaurin.testing.tolerances import SERIES_TOLERANCE_OF_LAWS, assert_same, assert_same_gradients
 
 #: features a state may have in a test
 MOST_FEATURES = 700
@@ -60,9 +60,6 @@ def cuts(draw: st.DrawFn, tokens: int) -> list[tuple[int, int]]:
     ends = [0, *sorted(inner), tokens]
     return list(itertools.pairwise(ends))
 
-
-#: tolerance of exp in recurrent form: its truncation error stays below the tolerance of the laws
-SERIES_TOLERANCE = 2e-11
 
 law = settings(
     max_examples=6,
@@ -522,7 +519,7 @@ def _forms(spec: AttentionSpec, case: TensorCase) -> list[str]:
 
 
 def _options(spec: AttentionSpec, **options: Any) -> dict[str, Any]:
-    return {**options, "tolerance": SERIES_TOLERANCE} if spec.has_series else options
+    return {**options, "tolerance": SERIES_TOLERANCE_OF_LAWS} if spec.has_series else options
 
 
 def _same_results(

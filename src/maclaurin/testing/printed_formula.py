@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.spec import AttentionSpec, DecayGate, Part
-from maclaurin.testing.definition import PlainSeen
+from maclaurin.testing.dense_formula import PlainSeen
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": torch.exp, "ln": torch.log, "log": torch.log, "σ": torch.sigmoid, "sigmoid": torch.sigmoid,

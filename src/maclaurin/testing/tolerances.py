@@ -14,6 +14,10 @@ TOLERANCE = {
 }
 #: the same for programs in benchmarks: on random inputs of unit size, only rounding may differ
 TOLERANCE_BEFORE_TIMING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+#: truncation error allowed where exp runs by its series, far below TOLERANCE: when forms are compared, and in
+#: the laws, which allow less
+SERIES_TOLERANCE_OF_FORMS = 1e-10
+SERIES_TOLERANCE_OF_LAWS = 2e-11
 #: a quantity smaller than this is compared absolutely: the gradient of a gate that cancels is 0
 FLOOR = 1e-3
 

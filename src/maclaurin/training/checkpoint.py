@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -39,8 +38,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.files import flush_folder, write_json
-from maclaurin.plain_data import to_plain
+from maclaurin.files import flush_folder, sha256
+from maclaurin.plain_data import from_plain, read_json, write_json
 from maclaurin.training.processes import Processes
 
 #: with less free space than this, a failed write is reported as a full disk (libraries hide the errno)
@@ -99,13 +98,13 @@ class CheckpointStore:
         self, folder: Path, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         tensors, _ = _tensors_of(model, optimizer)
-        with _alone_is_meant():
+        with _no_single_process_warning():
             writer = FileSystemWriter(folder, sync_files=True)
             save_tensors(tensors, storage_writer=writer, no_dist=self.processes.world == 1)
         torch.save(_random_states(), folder / f"random-{self.processes.rank}.pt")
         self.processes.wait()
         if self.processes.is_first:
-            (folder / "progress.json").write_text(json.dumps(to_plain(progress)), encoding="utf-8")
+            write_json(folder / "progress.json", progress, indent=None)
             _write_manifest(folder)
 
     def _unwritable(self, problem: BaseException) -> CheckpointError:
@@ -119,7 +118,7 @@ class CheckpointStore:
         last = f"the checkpoint of step {good[-1]} is complete" if good else "there is no earlier checkpoint"
         return CheckpointError(
             f"the checkpoint could not be written to {self.folder}: {reason}; {last}. "
-            "Free some space and run the same command with --resume."
+            "Free some space, then continue with `resume=True`."
         )
 
     def _delete_old(self) -> None:
@@ -152,7 +151,7 @@ class CheckpointStore:
         """Fill model and optimizer, and restore the random states if this process saved them."""
         tensors, groups = _tensors_of(model, optimizer)
         try:
-            with _alone_is_meant():
+            with _no_single_process_warning():
                 load_tensors(tensors, storage_reader=_Reader(path), no_dist=self.processes.world == 1)
         except CheckpointException as problem:  # not a subclass of Exception
             reason = str(problem).strip().splitlines()[-1]
@@ -173,14 +172,13 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def _validation_loss(self, step: int) -> float | None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             return _read_progress(self._path(step)).validation_loss
         return None
 
 
 def _read_progress(path: Path) -> Progress:
-    plain = json.loads((path / "progress.json").read_text(encoding="utf-8"))
-    return Progress(plain["step"], plain.get("validation_loss"), plain["data_fingerprint"])
+    return from_plain(Progress, json.loads((path / "progress.json").read_bytes()))
 
 
 # ------------------------------------------------------------------------------------------- tensors
@@ -193,8 +191,8 @@ def _tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 
 
 @contextlib.contextmanager
-def _alone_is_meant() -> Iterator[None]:
-    """Silence torch's warning about a single process without a process group: this is intended."""
+def _no_single_process_warning() -> Iterator[None]:
+    """Silence torch's warning about a single process without a process group, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -268,9 +266,8 @@ class _IndexUnpickler(pickle.Unpickler):
 
 def damage_of(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    manifest = read_json(folder / "manifest.json")
+    if not isinstance(manifest, dict):
         return "its manifest is missing or incomplete"
     for name, known in manifest.items():
         path = folder / name
@@ -278,23 +275,18 @@ def damage_of(folder: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != known["bytes"]:
             return f"{name} has {path.stat().st_size} bytes instead of {known['bytes']}"
-        if _sha256(path) != known["sha256"]:
+        if sha256(path) != known["sha256"]:
             return f"{name} has changed"
     return None
 
 
 def _write_manifest(folder: Path) -> None:
     files = [p for p in sorted(folder.iterdir()) if p.is_file()]
-    manifest = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+    manifest = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in files}
     for path in files:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     write_json(folder / "manifest.json", manifest, indent=None)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # -------------------------------------------------------------------------------------- random states

@@ -20,6 +20,7 @@ from maclaurin.training.config import TrainConfig
 from maclaurin.training.losses import NextToken, Objective
 from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
+from maclaurin.wording import first_line
 
 
 class CompileError(MaclaurinError):
@@ -42,16 +43,16 @@ def first_compiled_step(
     If compilation fails, the run continues without it unless it is required.
     """
     began = time.perf_counter()
-    say("compiling the training step, which can take a minute or two (--no-compile starts at once)")
+    say("compiling the training step, which can take a minute or two; without compilation it starts at once")
     step.compile()
     try:
         with still_working(say, "compiling the training step"):
             result = step(batch, rate)
             result.loss.item()  # wait for the device
     except TorchDynamoException as problem:
-        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        reason = first_line(problem)
         if required:
-            raise CompileError(f"torch.compile failed: {reason}. Use --no-compile.") from problem
+            raise CompileError(f"torch.compile failed: {reason}. Train with `compile=False`.") from problem
         say(f"torch.compile failed ({reason}); training without it")
         step.run_eagerly()
         return step(batch, rate)

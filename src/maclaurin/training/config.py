@@ -11,23 +11,19 @@ from pathlib import Path
 from typing import Any, final
 
 from maclaurin.data.splits import usual_fraction
-from maclaurin.errors import InputError, did_you_mean
+from maclaurin.errors import InputError
 from maclaurin.plain_data import to_plain
+from maclaurin.wording import did_you_mean
 
 
-def _key(default: Any, help_: str, *, factory: bool = False) -> Any:
-    metadata = {"help": help_}
-    return (
-        field(default_factory=default, metadata=metadata)
-        if factory
-        else field(default=default, metadata=metadata)
-    )
+def _key(default: Any, help_: str) -> Any:
+    return field(default=default, metadata={"help": help_})
 
 
 @final
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """The settings of one training run."""
 
     attention: tuple[str, ...] = _key(
         ("exp/sum",), "Attention spec or catalogue name; repeat it to give one per layer."

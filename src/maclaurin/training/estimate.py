@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from maclaurin.machine import matmul_flops_per_second
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.spec import AttentionSpec
 from maclaurin.training.config import TrainConfig
@@ -31,7 +31,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """At the assumed utilisation of the measured matrix speed."""
+        """Estimated seconds, at the assumed utilisation of the measured matrix speed."""
         return self.flops / (ASSUMED_UTILISATION * self.matmul_flops_per_second)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ def estimate(
         tokens * flops_per_token(model, model_config, length),
         _state_bytes(model_config),
         16.0 * parameters + activations + logits,
-        _matmul_speed(device, torch.bfloat16 if config.precision == "bf16" else torch.float32),
+        matmul_flops_per_second(device, torch.bfloat16 if config.precision == "bf16" else torch.float32),
     )
 
 
@@ -108,19 +108,3 @@ def _state_bytes(config: MaclaurinConfig) -> int | None:
             size = group.spec.state_size(layer.extras.feature_size or config.head_size, config.head_size)
             total += 4 * len(group.heads) * size
     return total
-
-
-def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    size = 4096 if device.type == "cuda" else 512
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    count, begun = 0, 0.0
-    for warm in (True, False):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        begun, count = time.perf_counter(), 0
-        while time.perf_counter() - begun < (0.05 if warm else 0.2):
-            torch.mm(a, a)
-            count += 1
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-    return 2.0 * size**3 * count / (time.perf_counter() - begun)

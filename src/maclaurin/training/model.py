@@ -76,7 +76,7 @@ def starting_model(config: TrainConfig, source: Source) -> MaclaurinForCausalLM:
     if source.vocab_size > model.config.vocab_size:
         raise InputError(
             f"the data have a vocabulary of {source.vocab_size} tokens and the model in {config.start} one "
-            f"of {model.config.vocab_size}: use the model's tokenizer, --tokenizer hf:{config.start}."
+            f"of {model.config.vocab_size}: give the model's own as `tokenizer`: hf:{config.start}."
         )
     return model
 
@@ -196,8 +196,8 @@ def start_as_softmax(model: MaclaurinForCausalLM, tokens: Tensor, seed: int) -> 
     config = MaclaurinConfig.from_dict({**model.config.to_dict(), "attention": SOFTMAX})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        beside = MaclaurinForCausalLM(config)
-    sizes = _sizes_of_outputs(beside, tokens)
+        softmax = MaclaurinForCausalLM(config)
+    sizes = _sizes_of_outputs(softmax, tokens)
     hooks = [
         projection.register_forward_hook(_rescale(size))
         for projection, size in zip(_projections(model), sizes, strict=True)

@@ -198,14 +198,19 @@ def problem_with(loss: float, norm: float, largest_loss: float) -> str | None:
     return None
 
 
-def largest_gradients(model: nn.Module, most: int = 12) -> str:
+#: parameters in the message about a run that diverged
+SHOWN_GRADIENTS = 12
+
+
+def largest_gradients(model: nn.Module) -> str:
     """Norms of weights and gradients by parameter: first those that are not finite, then the largest."""
     rows = []
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             rows.append((name, _norm(parameter), _norm(parameter.grad)))
     rows.sort(key=lambda row: -row[2] if math.isfinite(row[2]) else -math.inf)
-    lines = [f"  {name}: |weight| {weight:.3g}, |gradient| {norm:.3g}" for name, weight, norm in rows[:most]]
+    shown = rows[:SHOWN_GRADIENTS]
+    lines = [f"  {name}: |weight| {weight:.3g}, |gradient| {norm:.3g}" for name, weight, norm in shown]
     return "\n".join(["largest gradients:", *lines])
 
 

@@ -12,22 +12,19 @@ import importlib.util
 import json
 import math
 import os
-import platform
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import torch
-
-import maclaurin
-from maclaurin.code_version import FREE_KEYS, commit
+from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
-from maclaurin.files import LockedError, is_locked, locked, write_file, write_json
+from maclaurin.files import LockedError, is_locked, locked, write_file
+from maclaurin.machine import machine_facts
+from maclaurin.plain_data import read_json, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
 
@@ -56,10 +53,10 @@ class RunFolder:
     def require(self, *, resume: bool) -> None:
         """Raise if a run can neither start nor continue here; nothing is written."""
         if resume and not self.config.exists():
-            raise InputError(f"{self.path} holds no run to resume: leave --resume out to start one.")
+            raise InputError(f"{self.path} holds no run to resume: leave `resume` out to start one.")
         if not resume and self.config.exists():
             raise InputError(
-                f"{self.path} already holds a run: continue it with --resume, or choose another --out."
+                f"{self.path} already holds a run: continue it with `resume=True`, or choose another `out`."
             )
         existing = self.path
         while not existing.exists() and existing != existing.parent:
@@ -67,7 +64,7 @@ class RunFolder:
         if not existing.is_dir() or not os.access(existing, os.W_OK):
             what = "is not a folder" if not existing.is_dir() else "cannot be written to"
             raise InputError(
-                f"the run cannot be saved in {self.path}: {existing} {what}. Choose another --out."
+                f"the run cannot be saved in {self.path}: {existing} {what}. Choose another `out`."
             )
 
     @contextmanager
@@ -80,11 +77,11 @@ class RunFolder:
             lock.enter_context(locked(self.lock, timeout=0.0))
         except LockedError:
             raise InputError(
-                f"another process is training in {self.path}: wait for it, or choose another --out."
+                f"another process is training in {self.path}: wait for it, or choose another `out`."
             ) from None
         except OSError as problem:
             raise InputError(
-                f"the run cannot be saved in {self.path} ({problem.strerror}): choose another --out."
+                f"the run cannot be saved in {self.path} ({problem.strerror}): choose another `out`."
             ) from None
         try:
             yield
@@ -106,7 +103,7 @@ class RunFolder:
 
     def imports(self) -> list[str]:
         """Files and modules of user parts that the run was started with."""
-        return _read_json(self.machine).get("imports", [])
+        return _object_in(self.machine).get("imports", [])
 
     def settings(self) -> dict[str, Any]:
         """The settings of the run in this folder."""
@@ -117,7 +114,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run; empty before that."""
-        return _read_json(self.summary)
+        return _object_in(self.summary)
 
     def check_same(self, config: TrainConfig, data_fingerprint: str) -> None:
         """Raise if the settings differ from those of the run in this folder, or if its data have changed."""
@@ -130,13 +127,13 @@ class RunFolder:
         if changed:
             raise InputError(
                 f"{self.path} holds a run with other settings ({'; '.join(changed)}). A run can be continued "
-                "for more steps, but not otherwise changed: give the same settings, or choose another --out."
+                "for more steps, but not otherwise changed: give the same settings, or choose another `out`."
             )
         before = json.loads(self.machine.read_text(encoding="utf-8"))["data"]["fingerprint"]
         if before != data_fingerprint:
             raise InputError(
                 f"the data have changed since this run began (fingerprint {before[:12]} → "
-                f"{data_fingerprint[:12]}): restore the old data, or choose another --out."
+                f"{data_fingerprint[:12]}): restore the old data, or choose another `out`."
             )
 
     def extend(self, config: TrainConfig, step: int) -> int | None:
@@ -152,30 +149,9 @@ class RunFolder:
         return before
 
 
-def machine_facts() -> dict[str, Any]:
-    """Versions, processor and commit: what a result may depend on besides the config."""
-    versions: dict[str, str | None] = {"maclaurin": maclaurin.__version__}
-    for name in ("torch", "numpy", "transformers", "tokenizers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "versions": versions,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "commit": commit(),
-    }
-
-
-def _read_json(file: Path) -> dict[str, Any]:
+def _object_in(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    found = read_json(file)
     return found if isinstance(found, dict) else {}
 
 
@@ -223,16 +199,16 @@ def find_runs(paths: Sequence[Path]) -> list[RunSummary]:
 def summary_of(path: Path) -> RunSummary | None:
     """The run in this folder; None if there is none."""
     folder = RunFolder(path)
-    config = _read_json(folder.config)
+    config = _object_in(folder.config)
     if "steps" not in config or "attention" not in config:
         return None
-    if record := _read_json(folder.record):
+    if record := _object_in(folder.record):
         facts = record.get("provenance", {})
         numbers = _finite({**record["metrics"], "seconds": record.get("seconds")})
         return RunSummary(
             path, config, record["status"], record["step"], numbers, facts.get("data"), facts.get("commit")
         )
-    machine, summary = _read_json(folder.machine), folder.read_summary()
+    machine, summary = _object_in(folder.machine), folder.read_summary()
     facts = {"data": (machine.get("data") or {}).get("name"), "commit": machine.get("commit")}
     if summary.get("step", 0) >= config["steps"]:
         numbers = {("loss" if name == "test_loss" else name): v for name, v in _finite(summary).items()}
@@ -269,11 +245,11 @@ class Tracker(Protocol):
     """A service that receives every record."""
 
     def write(self, record: dict[str, Any]) -> None:
-        """One record."""
+        """Receive one record."""
         ...
 
     def close(self) -> None:
-        """Finish."""
+        """Finish, after the last record."""
         ...
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from maclaurin.data.source import Source
 from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.errors import InputError
-from maclaurin.files import write_json
+from maclaurin.plain_data import write_json
 from maclaurin.progress_bar import Display, TerminalDisplay
 from maclaurin.stop_request import StopRequest
 from maclaurin.training.batches import Prefetch, StepBatch, open_data
@@ -174,7 +174,7 @@ class Trainer:
                         self._save(done)
                     self._speed.start(done)
                 if stopping and done < self.config.steps:
-                    display.say(f"stopped after step {done}; the same command with --resume continues")
+                    display.say(f"stopped after step {done}; resume the run to continue")
                     return Outcome(done, False, validation, None, self._speed.median, stop.signal)
         return self._finish(validation, test)
 

@@ -5,11 +5,10 @@ import torch
 from tests.unit.bench.tiny import SETTING
 
 from maclaurin import parse
-from maclaurin.bench.bench_record import Size
 from maclaurin.bench.judge import plain_output
-from maclaurin.bench.machine import draw_inputs
-from maclaurin.bench.peers import PeerMissing, flex_attention_of, flex_contender, make_peer, softmax_of
+from maclaurin.bench.peers import PeerMissing, flex_attention_of, flex_implementation, make_peer, softmax_of
 from maclaurin.testing import relative_error
+from maclaurin.testing.cases import Shape, draw_inputs
 
 MEANINGS = {
     "exp/l2": "exp/sum",
@@ -27,15 +26,15 @@ MEANINGS = {
 def test_it_computes_what_it_is_said_to(notation, meaning):
     spec = parse(notation)
     assert str(softmax_of(spec)) == meaning
-    case = draw_inputs(spec, Size.of(2, 2, 130, 16), torch.float32, SETTING.device)
-    contender = flex_contender(case, flex_attention_of(spec))
-    assert contender.means is not None
-    expected = plain_output(contender.means, case.tensors)
-    assert relative_error(contender.call(), expected) < 1e-6
-    assert len(contender.leaves) == 3 + ("log_forget" in spec.gates)
+    case = draw_inputs(spec, Shape(2, 130, 2, 1, 16, 16), torch.float32, SETTING.device)
+    implementation = flex_implementation(case, flex_attention_of(spec))
+    assert implementation.means is not None
+    expected = plain_output(implementation.means, case.tensors)
+    assert relative_error(implementation.call(), expected) < 1e-6
+    assert len(implementation.leaves) == 3 + ("log_forget" in spec.gates)
 
 
 def test_on_a_processor_it_is_missing():
-    case = draw_inputs(parse("exp/sum"), Size.of(1, 1, 8, 16), torch.float32, SETTING.device)
+    case = draw_inputs(parse("exp/sum"), Shape(1, 8, 1, 1, 16, 16), torch.float32, SETTING.device)
     with pytest.raises(PeerMissing, match="fused on GPUs only"):
         make_peer("flex", case)

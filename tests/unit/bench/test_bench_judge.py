@@ -7,7 +7,6 @@ import torch
 from tests.unit.bench.tiny import SETTING
 
 from maclaurin import parse
-from maclaurin.bench.bench_record import Size
 from maclaurin.bench.judge import (
     Errors,
     error_of_rows,
@@ -16,8 +15,8 @@ from maclaurin.bench.judge import (
     piece_of,
     rows_to_check,
 )
-from maclaurin.bench.machine import draw_direction, draw_inputs
 from maclaurin.testing import relative_error
+from maclaurin.testing.cases import Shape, draw_direction, draw_inputs
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING
 
 SPECS = [
@@ -34,7 +33,7 @@ SPECS = [
 
 
 def inputs_of(notation, tokens=150):
-    return draw_inputs(parse(notation), Size.of(3, 2, tokens, 8, 6), torch.float32, SETTING.device)
+    return draw_inputs(parse(notation), Shape(3, tokens, 2, 1, 8, 6), torch.float32, SETTING.device)
 
 
 @pytest.mark.parametrize("notation", SPECS)
@@ -50,7 +49,7 @@ def test_right_results_pass_in_output_and_every_gradient(notation):
     case = inputs_of(notation)
     assert error_of_rows(case, case.spec, case.output()) < TOLERANCE_BEFORE_TIMING[torch.float32]
     piece = case.map(lambda t: piece_of(t, 64, 2))
-    direction = piece_of(draw_direction(Size.of(3, 2, 150, 8, 6), torch.float32, SETTING.device), 64, 2)
+    direction = piece_of(draw_direction(Shape(3, 150, 2, 1, 8, 6), torch.float32, SETTING.device), 64, 2)
     errors = errors_of_piece(piece, direction, lambda c: c.output())
     assert set(errors) == {"output", *(f"gradient of {name}" for name in case.tensors)}
     assert Errors(errors).within(torch.float32)

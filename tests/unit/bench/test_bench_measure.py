@@ -9,7 +9,7 @@ from tests.unit.bench.tiny import ROOFS, SETTING, tiny_case, tiny_step
 from maclaurin.bench import measure_case as measure
 from maclaurin.bench import peers
 from maclaurin.bench.measure_case import judged, measure_call, measure_step, reason_of
-from maclaurin.bench.peers import Contender
+from maclaurin.bench.peers import Implementation
 from maclaurin.testing import cases as tensor_cases
 
 RIGHT = tensor_cases.attention
@@ -107,12 +107,12 @@ def test_a_piece_that_takes_another_program_is_no_check(monkeypatch):
     monkeypatch.setattr(measure, "plan", plan)
     record = measure_call(tiny_case(), SETTING)
     assert record.status == "failed"
-    assert "runs on sdpa, as the whole does, so its gradients cannot be checked" in record.own.note
+    assert "runs on sdpa like the full case, so its gradients cannot be checked" in record.own.note
 
 
 def test_wrong_peer_is_reported_and_not_timed(monkeypatch):
     def wrong(case):
-        return Contender("wrong", lambda: case.output() * 2, tuple(case.tensors.values()), case.spec)
+        return Implementation("wrong", lambda: case.output() * 2, tuple(case.tensors.values()), case.spec)
 
     def failing(case):
         raise RuntimeError("no kernel\nfor this")
@@ -129,7 +129,7 @@ def test_wrong_peer_is_reported_and_not_timed(monkeypatch):
 
 def test_a_peer_with_an_answer_of_its_own_is_timed_and_said_to_be_unchecked(monkeypatch):
     def other(case):
-        return Contender("other", lambda: case.output() * 2, tuple(case.tensors.values()), None)
+        return Implementation("other", lambda: case.output() * 2, tuple(case.tensors.values()), None)
 
     monkeypatch.setitem(peers._MAKERS, "power_retention", other)
     figures = measure_call(tiny_case(peers=("power_retention",)), SETTING).peers["power_retention"]

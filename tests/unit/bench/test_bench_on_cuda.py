@@ -7,8 +7,8 @@ from tests.unit.bench.tiny import ROOFS
 from maclaurin.bench.bench_record import Size, read_bench
 from maclaurin.bench.bench_run import BenchRun
 from maclaurin.bench.clock import peak_bytes_beyond, timings
-from maclaurin.bench.machine import make_setting
 from maclaurin.bench.measure_case import measure_call, measure_step
+from maclaurin.bench.setting import make_setting
 from maclaurin.bench.workloads import Case
 
 pytestmark = [

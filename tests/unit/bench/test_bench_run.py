@@ -114,7 +114,7 @@ def test_a_gpu_that_does_not_answer_ends_the_run(out, monkeypatch):
 def test_a_file_of_something_else_is_not_overwritten(out):
     out.parent.mkdir()
     out.write_text('{"figures": []}')
-    with pytest.raises(InputError, match=r"is not a benchmark of maclaurin: .*\. Choose another file"):
+    with pytest.raises(InputError, match=r"is not a benchmark of maclaurin: .*\. Choose another `out`"):
         BenchRun(CASES, SETTING, out, resume=False)
     assert out.read_text() == '{"figures": []}'
 

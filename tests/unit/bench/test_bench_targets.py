@@ -82,15 +82,6 @@ def test_missing_peer_gives_no_verdict():
     assert (verdict.value, verdict.reached, verdict.note) == (None, None, "cannot be imported here")
 
 
-def test_an_earlier_figure_of_the_peer_stands_in_on_the_same_kind_of_machine_and_says_so():
-    target = TimeAgainst(1.0, "chunk_linear_attn", "forward", earlier_ms=0.4)
-    verdict = target.judge(measured())
-    assert verdict.value == pytest.approx(1.1 / 0.4)
-    assert verdict.reached is False
-    assert "0.4 ms measured earlier on an H200, not in this run" in verdict.note
-    assert target.judge(measured(gpu="NVIDIA A100")).value is None
-
-
 def test_a_case_without_figures_has_missed_its_targets():
     nothing = measured(own=Figures("maclaurin", note="out of memory"), share=None)
     targets = [

@@ -39,4 +39,3 @@ def test_a_state_is_written_and_read_by_every_token(notation, features, columns)
 def test_bytes_are_those_of_inputs_and_outputs():
     assert work_of_call(parse("exp/sum"), "parallel", SIZE, 2).moved_bytes == 2 * 60 * 18
     assert work_of_call(parse("exp*forget/sum"), "parallel", SIZE, 2).moved_bytes == 2 * 60 * 19
-    assert work_of_call(parse("exp/sum"), "parallel", SIZE, 2).intensity == pytest.approx(55 * 9 / 180)

@@ -3,7 +3,7 @@
 import torch
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures, Roofs, Size
-from maclaurin.bench.machine import Setting
+from maclaurin.bench.setting import Setting
 from maclaurin.bench.workloads import Case
 
 SETTING = Setting(torch.device("cpu"), torch.float32, full_shapes=False, budget_ms=1.0)

@@ -131,8 +131,8 @@ def test_large_files_are_not_hashed_again_until_they_change(tmp_path, files, mon
     monkeypatch.setattr(cache_folder, "HASH_CACHE_MIN_BYTES", 1)
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     reads = []
-    hash_file = cache_folder._sha256
-    monkeypatch.setattr(cache_folder, "_sha256", lambda p: reads.append(p) or hash_file(p))
+    hash_file = cache_folder.sha256
+    monkeypatch.setattr(cache_folder, "sha256", lambda p: reads.append(p) or hash_file(p))
     assert files(path).fingerprint == files(path).fingerprint == GOLDEN
     assert reads == [path]
     write_jsonl(path, [*TEXTS, "more"])

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maclaurin.data import NOT_SCORED, DataError
-from maclaurin.data.splits import HELD_OUT
+from maclaurin.data.splits import TEST, VALIDATION
 
 TASK = "mqar:pairs=2,vocab=16,length=16"
 steps = st.integers(0, 10**6)
@@ -60,7 +60,7 @@ def test_an_epoch_scores_every_training_token_once(open_data):
 def test_the_seed_changes_the_order_of_training_but_not_of_evaluation(open_data):
     one, other = open_data(seed=1), open_data(seed=2)
     assert rows_of(one.train_batch(0, 8)) != rows_of(other.train_batch(0, 8))
-    for split in HELD_OUT:
+    for split in (VALIDATION, TEST):
         first, second = one.held_out_batches(split, 4), other.held_out_batches(split, 4)
         assert [rows_of(b) for b in first] == [rows_of(b) for b in second]
 
@@ -71,7 +71,7 @@ def test_opening_again_gives_the_same_batches(open_data):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("limit", [None, 1, 7, 10**6])
-@pytest.mark.parametrize("split", HELD_OUT)
+@pytest.mark.parametrize("split", [VALIDATION, TEST])
 def test_all_ranks_together_evaluate_every_row_once(source, world, limit, split):
     rows = source.held_out_rows(split)
     wanted = [source.held_out_row(split, n) for n in range(min(rows, limit or rows))]
@@ -89,7 +89,7 @@ def test_no_row_is_in_two_splits(source):
     trained = set(rows_of(source.train_batch(0, rows)))
     validation, test = (
         set(itertools.chain.from_iterable(rows_of(batch) for batch in batches))
-        for batches in (source.validation_batches(64), source.test_batches(64))
+        for batches in (source.held_out_batches(VALIDATION, 64), source.held_out_batches(TEST, 64))
     )
     assert validation
     assert test
@@ -100,7 +100,7 @@ def test_a_batch_that_cannot_be_shared_is_an_error(source):
     with pytest.raises(DataError, match=r"10 rows cannot be shared equally by 4 processes.*such as 12"):
         source.train_batch(0, 10, world=4)
     with pytest.raises(DataError, match="cannot be shared equally by 4"):
-        next(source.test_batches(10, world=4))
+        next(source.held_out_batches(TEST, 10, world=4))
     with pytest.raises(DataError, match="rank 4 of 4"):
         source.train_batch(0, 8, rank=4, world=4)
     with pytest.raises(DataError, match="count from 0"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from maclaurin.data import NOT_SCORED, DataConfig, DataError, open_source
 from maclaurin.data.data_config import TASK_NAMES, open_task
 from maclaurin.data.random_order import Draws
-from maclaurin.data.splits import HELD_OUT
+from maclaurin.data.splits import TEST, VALIDATION
 from maclaurin.data.tasks import multiplication_table
 
 indices = st.integers(0, 2**63)
@@ -103,7 +103,7 @@ def test_rows_have_the_length_and_stay_in_the_vocabulary(name):
     assert 0 <= int(batch.tokens.min()) <= int(batch.tokens.max()) < source.vocab_size
     assert int(batch.targets.max()) < source.vocab_size
     assert source.tokens_per_epoch is None
-    for split in HELD_OUT:
+    for split in (VALIDATION, TEST):
         rows = sum(len(b.tokens) for b in source.held_out_batches(split, 100))
         assert rows == source.held_out_rows(split)
     assert len(np.unique(batch.tokens.numpy(), axis=0)) == 16

@@ -59,7 +59,7 @@ def test_large_files_are_hashed_once(open_data, monkeypatch):
     monkeypatch.setattr(cache_folder, "HASH_CACHE_MIN_BYTES", 1)
     open_data()
     open_data()  # hashed after they were written
-    monkeypatch.setattr(cache_folder, "_sha256", lambda path: pytest.fail(f"hashed {path} again"))
+    monkeypatch.setattr(cache_folder, "sha256", lambda path: pytest.fail(f"hashed {path} again"))
     open_data()
 
 

@@ -8,13 +8,13 @@ import pytest
 from maclaurin.errors import InputError
 from maclaurin.evaluation.results import (
     Identity,
-    Metric,
     Results,
+    Score,
     TaskResult,
     finished_tasks,
-    mean_metric,
+    mean_score,
     read_results,
-    share_metric,
+    share_score,
 )
 
 IDENTITY = Identity(
@@ -35,7 +35,7 @@ RESULT = TaskResult(
     fingerprint="f",
     items=4,
     questions=8,
-    metrics={"acc": Metric(value=0.5, stderr=None, higher_is_better=True)},
+    metrics={"acc": Score(value=0.5, stderr=None, higher_is_better=True)},
     distance=(1, 2, 3),
 )
 
@@ -63,7 +63,7 @@ def test_different_evaluation_is_not_resumed(tmp_path):
 def test_other_files_are_told_apart(tmp_path, content):
     path = tmp_path / "r.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match="--out"):
+    with pytest.raises(InputError, match="`out`"):
         finished_tasks(path, IDENTITY)
 
 
@@ -74,20 +74,20 @@ def test_other_files_are_told_apart(tmp_path, content):
 def test_wilsons_interval_is_scipys(right, number):
     stats = pytest.importorskip("scipy.stats")
     expected = stats.binomtest(right, number).proportion_ci(0.95, method="wilson")
-    found = share_metric([1.0] * right + [0.0] * (number - right))
+    found = share_score([1.0] * right + [0.0] * (number - right))
     assert found.value == right / number
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_scores_in_between_have_an_interval_that_is_too_wide():
-    found = share_metric([0.5, 0.75, 0.5, 0.25] * 10)
+    found = share_score([0.5, 0.75, 0.5, 0.25] * 10)
     assert found.high - found.value > 1.96 * found.stderr
 
 
 def test_means_have_their_standard_error():
-    found = mean_metric([1.0, 2.0, 3.0, math.inf])
+    found = mean_score([1.0, 2.0, 3.0, math.inf])
     assert found.value == 2
     assert found.stderr == pytest.approx(1 / math.sqrt(3))
     assert (found.low, found.high) == pytest.approx((2 - 1.96 / 3**0.5, 2 + 1.96 / 3**0.5), rel=1e-3)
-    assert mean_metric([4.0]).stderr is None
-    assert mean_metric([math.nan]) == Metric(value=None, higher_is_better=True)
+    assert mean_score([4.0]).stderr is None
+    assert mean_score([math.nan]) == Score(value=None, higher_is_better=True)

@@ -102,11 +102,11 @@ def test_a_text_that_gives_no_items_is_an_error(model, tmp_path):
 
 def test_invalid_requests_fail_before_loading(model, tmp_path, monkeypatch):
     monkeypatch.setattr("maclaurin.models.model_folder.load_model", None)
-    with pytest.raises(InputError, match="--out: /proc cannot be written"):
+    with pytest.raises(InputError, match="`out`: /proc cannot be written"):
         request(model, out=Path("/proc/x.json")).run()
     with pytest.raises(InputError, match="the size must be"):
         request(model, tasks=("maclaurin_needle_7",)).run()
-    with pytest.raises(InputError, match="--text: there is no file"):
+    with pytest.raises(InputError, match="`text`: there is no file"):
         request(model, text=tmp_path / "nothing").run()
 
 
@@ -137,7 +137,7 @@ def test_our_tasks_and_others_through_the_harness(model, tmp_path):
     assert alone.machine["versions"]["lm-eval"]
     asked.clear()
     harness = request(model, **options, harness=True).run(progress)
-    assert asked == ["maclaurin_recall_64"], "another way of asking is another result"
+    assert asked == ["maclaurin_recall_64"], "another scoring mode is another result"
     found = harness.tasks["maclaurin_recall_64"]
     assert found.asked_by == "lm-eval"
     assert found.metrics["acc"].value == alone.tasks["maclaurin_recall_64"].metrics["acc"].value

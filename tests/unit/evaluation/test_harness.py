@@ -24,7 +24,7 @@ from maclaurin.evaluation.harness import (
     quiet_libraries,
 )
 from maclaurin.evaluation.prose import Prose
-from maclaurin.evaluation.results import Metric
+from maclaurin.evaluation.results import Score
 from maclaurin.evaluation.scoring import Scorer, ask
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
@@ -89,11 +89,11 @@ def test_rolling_likelihood_is_the_sum_over_every_token_after_one_separator(mode
 def test_texts_that_do_not_fit_are_counted(model):
     asked = ours(model, 2)
     asked.loglikelihood(instances("loglikelihood", [("x" * 46, " y"), ("x" * 47, " y")]))
-    assert asked.cut == 1
+    assert asked.truncated == 1
     asked.begin()
     settings = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     asked.generate_until(instances("generate_until", [("x" * 39, settings), ("x" * 40, settings)]))
-    assert asked.cut == 1
+    assert asked.truncated == 1
 
 
 def test_non_finite_output_is_counted(model):
@@ -103,7 +103,7 @@ def test_non_finite_output_is_counted(model):
         model.lm_head.weight[5, 0] = torch.nan
     asked.loglikelihood(instances("loglikelihood", [("abc", " y")]))
     model.lm_head.weight.data[5, 0] = kept
-    assert asked.broken == 1
+    assert asked.non_finite == 1
 
 
 # ------------------------------------------------------------------------------------ our tasks
@@ -125,13 +125,13 @@ def test_our_tasks_give_the_same_scores_with_and_without_the_harness(model, name
     task = asked_task(name)
     items = list(islice(task.task.items(Prose.embedded(), 0), 4))
     tokenizer = as_fast_tokenizer(byte_tokenizer())
-    alone = ask(Scorer(model, tokenizer, 4000), items, task.way)
+    alone = ask(Scorer(model, tokenizer, 4000), items, task.mode)
     asked = AnsweringModel(model, tokenizer, 2, 4000)
     harness = ask_harness_task(asked, harness_task(task, items), limit=None, seed=0)
     (metric,) = harness.metrics
     assert harness.metrics[metric].value == pytest.approx(alone.metrics[metric].value)
     assert harness.questions == alone.questions
-    assert (harness.cut, alone.cut) == (0, 0)
+    assert (harness.truncated, alone.truncated) == (0, 0)
 
 
 def test_perplexity_is_the_same_with_and_without_the_harness(model):
@@ -250,6 +250,6 @@ def test_tasks_that_cannot_be_asked(model, folder, tmp_path):
 def test_metrics_without_a_number_are_none():
     from maclaurin.evaluation.harness import _metric
 
-    assert _metric([(1, 2), (3, 4)], lambda values: float("nan"), None) == Metric(value=None)
+    assert _metric([(1, 2), (3, 4)], lambda values: float("nan"), None) == Score(value=None)
     assert _metric([0.5, 0.5], None, False).value == 0.5
     assert _metric([1, 0], lambda values: 0.5, True).high <= 1

@@ -94,7 +94,7 @@ def test_an_ending_is_scored_after_each_beginning(model, tokenizer):
         assert answer.score == float(each.index(max(each)) == query.right[0])
         assert answer.prior is None
     found = ask(scorer, [ENDS], "endings")
-    assert (found.questions, found.cut, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
+    assert (found.questions, found.truncated, set(found.metrics)) == (2, 0, {"acc", "log_odds"})
 
 
 @pytest.mark.parametrize("attention", ["taylor(2,about=mean)/sum", TAIL])
@@ -107,12 +107,12 @@ def test_texts_of_different_lengths_are_read_together(attention, tokenizer):
 
 
 def test_beginnings_that_are_too_long_lose_their_start_and_are_counted(model, tokenizer):
-    assert ask(Scorer(model, tokenizer, 24), [ENDS, ENDS], "endings").cut == 2
+    assert ask(Scorer(model, tokenizer, 24), [ENDS, ENDS], "endings").truncated == 2
     short, whole = (Scorer(model, tokenizer, most)._ending_likelihoods(ENDS) for most in (24, 1000))
     assert short != whole
-    broken = make()
-    broken.lm_head.weight.data[5, 0] = torch.nan
-    assert ask(Scorer(broken, tokenizer, 1000), [ENDS], "endings").broken == 2
+    unstable = make()
+    unstable.lm_head.weight.data[5, 0] = torch.nan
+    assert ask(Scorer(unstable, tokenizer, 1000), [ENDS], "endings").non_finite == 2
 
 
 def test_the_context_is_read_once(model, tokenizer, monkeypatch):
@@ -157,20 +157,20 @@ def test_long_texts_lose_their_beginning_and_are_counted(model, tokenizer):
     scorer = Scorer(model, tokenizer, 40)
     long = Item("x" * 60 + "\n", ITEM.queries[:1], without=None)
     found = ask(scorer, [long, Item("x\n", ITEM.queries[:1], without=None)], "choices")
-    assert (found.cut, found.questions) == (1, 2)
+    assert (found.truncated, found.questions) == (1, 2)
     (short,) = scorer._likelihoods("x" * 10 + "\n", ITEM.queries[:1])
     uncut = Scorer(model, tokenizer, 1000)
     assert short == pytest.approx(uncut._likelihoods("x" * 10 + "\n", ITEM.queries[:1])[0])
-    assert ask(scorer, [long], "written").cut == 1
+    assert ask(scorer, [long], "written").truncated == 1
 
 
 def test_output_that_is_not_a_number_counts_as_wrong(tokenizer):
     model = make()
     model.lm_head.weight.data[5, 0] = torch.nan
     scorer = Scorer(model, tokenizer, 1000)
-    for way, metric in (("choices", "acc"), ("written", "exact_match")):
-        found = ask(scorer, [ITEM], way)
-        assert found.broken == 2
+    for mode, metric in (("choices", "acc"), ("written", "exact_match")):
+        found = ask(scorer, [ITEM], mode)
+        assert found.non_finite == 2
         assert found.metrics[metric].value == 0
         assert set(found.metrics) == {metric}
 

@@ -313,7 +313,7 @@ def test_a_task_is_found_by_its_name(task):
 
 def test_any_size_has_a_name():
     task = asked_task("maclaurin_multikey_5000_exact")
-    assert (task.task.size, task.way, task.chance) == (5000, "written", 1 / len(THINGS))
+    assert (task.task.size, task.mode, task.chance) == (5000, "written", 1 / len(THINGS))
     assert asked_task("maclaurin_recall_77").chance == 0.25
     assert asked_task("hellaswag") is None
 

@@ -112,7 +112,7 @@ def test_labels_lead_to_runs_and_two_cells_may_share_one():
     ("text", "words"),
     [
         ("{", "is not JSON"),
-        ("[]", "no number of a schema"),
+        ("[]", "no schema number"),
         ('{"schema": 99}', "schema 99"),
         ('{"schema": 1}', "has schema 1, but"),
         ('{"schema": 2, "name": "x"}', "does not have the form"),

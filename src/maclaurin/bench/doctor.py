@@ -25,6 +25,7 @@ from maclaurin.programs.program import Call, Program
 from maclaurin.spec import AttentionSpec, parse
 from maclaurin.testing.cases import Shape, TensorCase, random_tensors
 from maclaurin.testing.tolerances import TOLERANCE_BEFORE_TIMING, relative_error
+from maclaurin.wording import first_line
 
 #: specs for the trials: each program runs the first few that it supports
 SPECS = (
@@ -102,14 +103,13 @@ class Trial:
         try:
             output, gradient = self._errors_of_step() if self.is_step else self._errors()
         except Exception as problem:
-            first_line = next(iter(str(problem).splitlines()), "")
-            return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line}")
+            return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line(problem)}")
         return Finding(*named, limit, output, gradient)
 
     def _errors(self) -> tuple[float, float]:
         case = self._case()
         direction = torch.randn_like(plain_output(self.spec, case.tensors)).to(self.dtype)
-        errors = errors_of_piece(case, direction, lambda given: self._output(given))
+        errors = errors_of_piece(case, direction, self._output)
         output = errors.pop("output")
         return output, max(errors.values())
 
@@ -148,14 +148,14 @@ def examine(device: torch.device, report: Callable[[float, str], None]) -> list[
             report(number / len(planned), trial.title)
         return found
     found = _side_by_side(planned, report)
-    suspects = [n for n, finding in enumerate(found) if _perhaps_of_another(finding)]
+    suspects = [n for n, finding in enumerate(found) if _may_have_another_cause(finding)]
     for n in suspects:
         report(1.0, f"again, alone: {planned[n].title}")
         (found[n],) = _side_by_side([planned[n]], lambda share, title: None)
     return found
 
 
-def _perhaps_of_another(finding: Finding) -> bool:
+def _may_have_another_cause(finding: Finding) -> bool:
     return finding.problem is not None and any(text in finding.problem for text in NOT_ITS_FAULT)
 
 

@@ -19,7 +19,7 @@ from maclaurin.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class PlainSeen:
-    """What a denominator reads, in units of 1 unless another unit is given."""
+    """The sums that a denominator reads, in units of 1 unless another unit is given."""
 
     keys: Tensor
     total: Tensor
@@ -33,7 +33,7 @@ class PlainSeen:
 
     @property
     def log_row_sum(self) -> Tensor:
-        """Its logarithm."""
+        """Logarithm of the row sum."""
         return self.row_sum.log()
 
     @property
@@ -43,16 +43,16 @@ class PlainSeen:
 
     @property
     def argument(self) -> Tensor:
-        """The denominator's own tensor."""
+        """The tensor that the denominator declares."""
         assert self.given is not None
         return self.given
 
 
-def dense_output(spec: AttentionSpec, tensors: Mapping[str, Tensor], scale: float | None = None) -> Tensor:
+def dense_output(spec: AttentionSpec, tensors: Mapping[str, Tensor]) -> Tensor:
     """y [B, T, H, e] for q, k, v and gates by name, causal; windows with kept keys are not supported."""
     q, k, v = (tensors[name].double() for name in "qkv")
     gates = {name: gate.double() for name, gate in tensors.items() if name not in ("q", "k", "v")}
-    scale = spec.kernel.default_scale(q.shape[3]) if scale is None else scale
+    scale = spec.kernel.default_scale(q.shape[3])
     for gate in spec.value_gates:
         v = gate.on_values(v, _as_column(gates[gate.argument.name]))
     if spec.kernel.feature_map is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,26 +13,32 @@ from typing import Any, cast, final
 from torch import Tensor
 
 from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
+from maclaurin.conversion.conversion_record import (
+    MeasuredGap,
+    MeasuredOriginal,
+    MeasuredPlan,
+    MemoryChoice,
+    SampleSettings,
+    TakenPlan,
+    read_conversion,
+)
 from maclaurin.conversion.converted_model import (
-    CALIBRATION_LENGTH,
-    CALIBRATION_ROWS,
     Choice,
     Conversion,
     choose,
     convert_loaded,
     measure_recovered,
     own_attention,
-    perplexities,
     read_layers,
     require_new,
     save,
 )
-from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of, recall_over
+from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import HeadMeasures, measure_damage, measure_heads, require_softmax
 from maclaurin.conversion.measure import MeasureFile, without_tails
 from maclaurin.conversion.memory_budget import MemoryBudget
-from maclaurin.conversion.recover import Recovery, record_recovery, recover
-from maclaurin.conversion.sample_text import rows_of, tokens_of
+from maclaurin.conversion.recover import Recovery, recover
+from maclaurin.conversion.sample_text import rows_of
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
@@ -43,42 +48,12 @@ from maclaurin.model_names import require_model
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model
-from maclaurin.plain_data import to_plain
 from maclaurin.progress_bar import report_progress, status
 
 #: minimum calibration tokens for choosing a memory
 FEWEST_TOKENS = 256
 #: texts that heads and plans are measured on, and the most tokens of each
 CHOICE_ROWS, CHOICE_LENGTH = 2, 2048
-
-
-@final
-@dataclass(frozen=True)
-class Sampling:
-    """What a conversion is measured on; saved with it, so that all its numbers can be compared."""
-
-    text: str | None = None
-    lengths: list[int] = dataclasses.field(default_factory=lambda: [1024])
-    tokens: int = 2048
-    distances: list[int] = dataclasses.field(default_factory=list)
-    questions: int = 200
-
-    def calibration(self, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
-        """Tokens to calibrate on, and the tokens after them to measure on."""
-        first = CALIBRATION_LENGTH * CALIBRATION_ROWS
-        needed = first + max([self.tokens, *self.lengths])
-        file = None if self.text is None else Path(self.text)
-        tokens = tokens_of(tokenizer, file, needed, model.config.vocab_size)
-        if tokens.numel() < 4:
-            raise InputError(f"the sample text has {tokens.numel()} tokens: too few to measure anything on.")
-        cut = min(first, tokens.numel() // 2)
-        return tokens[:cut], tokens[cut:]
-
-    def measures(self, model: Any, tokenizer: Any) -> tuple[Tensor, list[Any]]:
-        """Tokens to calibrate on, and measures on the tokens after them."""
-        first, behind = self.calibration(model, tokenizer)
-        recalls = recall_over(self.distances, tokenizer, self.questions)
-        return first, [*perplexities(behind, self.lengths, self.tokens), *recalls]
 
 
 @final
@@ -101,6 +76,34 @@ class MemoryRequest:
 
 @final
 @dataclass(frozen=True)
+class AttentionRequest:
+    """The requested attention.
+
+    attention         notation or catalogue name
+    layers            only these; None for all
+    inspection        its `keep` sharpest layers keep their attention, or get `sharp_attention`
+    """
+
+    attention: str
+    layers: str | Sequence[int] | None
+    inspection: Path | None
+    keep: int
+    sharp_attention: str | None
+
+    def read_inspection(self) -> Inspection | None:
+        """The inspection, if one is given."""
+        return None if self.inspection is None else read_inspection(self.inspection)
+
+    def choice(self, name: str, model: MaclaurinForCausalLM, found: Inspection | None) -> Choice:
+        """The attention of each layer of the model."""
+        own = own_attention(model)
+        numbers = read_layers(self.layers, len(own)) if isinstance(self.layers, str) else self.layers
+        sharp = [] if found is None else _sharp_layers(found, self.keep, name, model)
+        return choose(own, self.attention, layers=numbers, sharp=sharp, sharp_attention=self.sharp_attention)
+
+
+@final
+@dataclass(frozen=True)
 class ChosenMemory:
     """The chosen memory, and why."""
 
@@ -108,28 +111,27 @@ class ChosenMemory:
     heads: HeadMeasures
     decision: Decision
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for conversion.json."""
-        best = self.decision.best
-        return {
-            "budget": to_plain(self.budget),
-            "plan": {"name": best.plan.name, "bytes": best.plan.bytes, "cost": best.cost},
-            "original": {"loss": self.decision.loss, "log_odds": self.decision.log_odds},
-            "measured": [
-                {"name": m.plan.name, "bytes": m.plan.bytes, "loss": m.loss, "log_odds": m.log_odds}
-                for m in self.decision.measured
-            ],
-            "heads": {
-                "score": [[round(x, 4) for x in row] for row in self.heads.score.tolist()],
-                **{
-                    f"{what} at {distance}": [
-                        [round(x, 4) for x in row] for row in self.heads.mean(what, distance).tolist()
-                    ]
-                    for what in ("mass", "loss")
-                    for distance in self.heads.distances
-                },
-            },
+    def record(self) -> MemoryChoice:
+        """The choice for conversion.json, with scores of heads rounded to four digits."""
+        best, heads = self.decision.best, self.heads
+        named = {"score": heads.score} | {
+            f"{what} at {distance}": heads.mean(what, distance)
+            for what in ("mass", "loss")
+            for distance in heads.distances
         }
+        return MemoryChoice(
+            budget=self.budget,
+            plan=TakenPlan(best.plan.name, best.plan.bytes, best.cost),
+            original=MeasuredOriginal(self.decision.loss, self.decision.log_odds),
+            measured=tuple(
+                MeasuredPlan(m.plan.name, m.plan.bytes, m.loss, m.log_odds) for m in self.decision.measured
+            ),
+            heads={name: [[round(x, 4) for x in row] for row in u.tolist()] for name, u in named.items()},
+        )
+
+
+#: called with the chosen memory and with the conversion
+OnResult = Callable[[ChosenMemory | Conversion], None]
 
 
 @final
@@ -140,14 +142,14 @@ class ConversionResult:
     folder       the model folder; None if nothing was written
     chosen       the chosen memory and all measured plans; None if the attention was given
     conversion   the changes and their cost; None if a recovery was resumed or nothing written
-    recovered    the measures after the training, as in conversion.json; None without training
+    recovered    kind of measure → length or distance → the numbers after training; None without training
     finished     False if a signal stopped the training: resume=True continues it
     """
 
     folder: Path | None
     chosen: ChosenMemory | None = None
     conversion: Conversion | None = None
-    recovered: dict[str, Any] | None = None
+    recovered: dict[str, dict[int, MeasuredGap]] | None = None
     finished: bool = True
 
 
@@ -174,7 +176,7 @@ def convert(
     device: str = "auto",
     resume: bool = False,
     progress: bool = True,
-    on_result: Callable[[ChosenMemory | Conversion], None] = lambda result: None,
+    on_result: OnResult = lambda result: None,
 ) -> ConversionResult:
     """A pretrained model with a smaller memory or another attention, written to the folder `out`.
 
@@ -198,56 +200,84 @@ def convert(
     on_result           called with the chosen memory and with the conversion as soon as each is known
     """
     if sum(given is not None for given in (attention, memory, constant)) != 1:
-        raise InputError("give one of --memory (25%, 64MB), --constant (32MB) and --attention (a notation).")
-    folder = None if out is None else Path(out)
-    request = MemoryRequest(memory, constant, at, tuple(distances), questions)
-    sampling = Sampling(
-        None if text is None else str(text), list(lengths), sample_tokens, list(recall), recall_questions
+        raise InputError("give one of `memory` (25%, 64MB), `constant` (32MB) and `attention` (a notation).")
+    wanted = (
+        MemoryRequest(memory, constant, at, tuple(distances), questions)
+        if attention is None
+        else AttentionRequest(
+            attention, layers, None if keep_sharp is None else Path(keep_sharp), keep, sharp_attention
+        )
+    )
+    sample = SampleSettings(
+        None if text is None else str(text), tuple(lengths), sample_tokens, tuple(recall), recall_questions
     )
     recovery = dataclasses.replace(recovery or Recovery(), device=device)
-    if folder is None:
-        if attention is not None:
-            raise InputError("--attention leaves no memory to choose: without --out there is nothing to do.")
-        network, tokenizer = load_for_conversion(model, device, progress=progress)
-        chosen, _ = choose_memory(network, tokenizer, request, sampling, None, progress=progress)
-        on_result(chosen)
-        return ConversionResult(None, chosen)
+    if out is None:
+        return ConversionResult(None, _only_choose(model, wanted, sample, device, progress, on_result))
+    folder = Path(out)
     recovery.stages(folder, model)  # checks the settings before any work
     chosen = conversion = None
     if resume and (attention is not None or folder.exists()):
-        sampling = _resumed_sampling(folder, recovery) or sampling
+        sample = _resumed_sample(folder, recovery) or sample
     else:
-        _require_free(folder)
-        require_model(model)
-        sharp = None if keep_sharp is None else read_inspection(Path(keep_sharp))
-        network, tokenizer = load_for_conversion(model, device, progress=progress)
-        if attention is None:
-            chosen, file = choose_memory(
-                network, tokenizer, request, sampling, folder, resume=resume, progress=progress
-            )
-            on_result(chosen)
-            choice = _choice_of(network, chosen)
-        else:
-            file = None
-            own = own_attention(network)
-            choice = choose(
-                own,
-                attention,
-                layers=read_layers(layers, len(own)) if isinstance(layers, str) else layers,
-                sharp=[] if sharp is None else _sharp_layers(sharp, keep, model, network),
-                sharp_attention=sharp_attention,
-            )
-        conversion = _convert_loaded(network, tokenizer, model, choice, sampling, progress=progress)
-        if chosen is not None:
-            conversion = dataclasses.replace(conversion, chosen=chosen.to_json())
-        save(network.cpu(), tokenizer, conversion, folder, measured_on=to_plain(sampling))
-        if file is not None:
-            file.remove()
-        on_result(conversion)
+        chosen, conversion = _convert_anew(
+            model, folder, wanted, sample, device, resume=resume, progress=progress, on_result=on_result
+        )
     if not recovery.has_steps:
         return ConversionResult(folder, chosen, conversion)
-    recovered = _recover(folder, model, recovery, sampling, progress=progress)
+    recovered = _recover(folder, model, recovery, sample, progress=progress)
     return ConversionResult(folder, chosen, conversion, recovered, finished=recovered is not None)
+
+
+def _only_choose(
+    name: str,
+    wanted: MemoryRequest | AttentionRequest,
+    sample: SampleSettings,
+    device: str,
+    progress: bool,
+    on_result: OnResult,
+) -> ChosenMemory:
+    """Choose a memory and write nothing."""
+    if isinstance(wanted, AttentionRequest):
+        raise InputError("`attention` leaves no memory to choose: without `out` there is nothing to do.")
+    model, tokenizer = load_for_conversion(name, device, progress=progress)
+    chosen, _ = choose_memory(model, tokenizer, wanted, sample, None, progress=progress)
+    on_result(chosen)
+    return chosen
+
+
+def _convert_anew(
+    name: str,
+    out: Path,
+    wanted: MemoryRequest | AttentionRequest,
+    sample: SampleSettings,
+    device: str,
+    *,
+    resume: bool,
+    progress: bool,
+    on_result: OnResult,
+) -> tuple[ChosenMemory | None, Conversion]:
+    """Load, choose the attention, measure and write the model folder."""
+    _require_free(out)
+    require_model(name)
+    sharp = wanted.read_inspection() if isinstance(wanted, AttentionRequest) else None
+    model, tokenizer = load_for_conversion(name, device, progress=progress)
+    if isinstance(wanted, AttentionRequest):
+        conversion = _convert_loaded(
+            model, tokenizer, name, wanted.choice(name, model, sharp), sample, progress=progress
+        )
+        save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
+        on_result(conversion)
+        return None, conversion
+    chosen, file = choose_memory(model, tokenizer, wanted, sample, out, resume=resume, progress=progress)
+    on_result(chosen)
+    choice = _choice_of(model, chosen)
+    conversion = _convert_loaded(model, tokenizer, name, choice, sample, progress=progress)
+    conversion = dataclasses.replace(conversion, chosen=chosen.record())
+    save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
+    file.remove()
+    on_result(conversion)
+    return chosen, conversion
 
 
 def _require_free(out: Path) -> None:
@@ -271,7 +301,7 @@ def choose_memory(
     model: MaclaurinForCausalLM,
     tokenizer: Any,
     request: MemoryRequest,
-    sampling: Sampling,
+    sample: SampleSettings,
     out: Path | None,
     *,
     resume: bool = False,
@@ -283,15 +313,15 @@ def choose_memory(
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
     plans_for(config, budget, heads)  # a budget that is too small is an error at once
-    calibration, _ = sampling.calibration(model, tokenizer)
+    calibration, _ = sample.calibration(model, tokenizer)
     if calibration.numel() < FEWEST_TOKENS:
         raise InputError(
             f"the calibration text has {calibration.numel()} tokens, but choosing a memory "
-            f"needs at least {FEWEST_TOKENS} (half of the text is kept to measure on): give a longer --text."
+            f"needs at least {FEWEST_TOKENS} (half of the text is kept to measure on): give a longer `text`."
         )
     questions = fact_questions(tokenizer, request.distances, request.questions)
     rows = rows_of(calibration, min(CHOICE_LENGTH, request.at, calibration.numel()), CHOICE_ROWS)
-    path = None if out is None else MeasureFile.beside(out)
+    path = None if out is None else MeasureFile.path_for(out)
     file = MeasureFile.open(path, measured_with(model, rows, questions), resume=resume)
     return choose_by(model, budget, questions, rows, file, progress=progress), file
 
@@ -337,7 +367,7 @@ def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForC
     known = found.model.fingerprint
     if known != weights_fingerprint(model) if known else found.model.layers != len(model.model.layers):
         raise InputError(
-            f"--keep-sharp: this inspection is of {found.model.name}, whose weights are not those of {name}. "
+            f"`keep_sharp`: this inspection is of {found.model.name}, whose weights are not those of {name}. "
             f"Run maclaurin inspect {name} first."
         )
     return layers_to_keep(found, count)
@@ -348,20 +378,20 @@ def _convert_loaded(
     tokenizer: Any,
     source: str,
     choice: Choice,
-    sampling: Sampling,
+    sample: SampleSettings,
     *,
     progress: bool,
 ) -> Conversion:
     """Swap and calibrate in place; measure before and after."""
-    sample, measures = sampling.measures(model, tokenizer)
+    calibration, measures = sample.measures(model, tokenizer)
     passes = 2 if without_tails(choice.attention) is None else 3
-    total = sample.numel() + passes * sum(measure.tokens for measure in measures)
+    total = calibration.numel() + passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", progress) as report:
         return convert_loaded(
             model,
             source,
             choice,
-            sample=sample.to(model.device),
+            sample=calibration.to(model.device),
             measures=measures,
             on_tokens=_counted(report, total),
         )
@@ -370,35 +400,33 @@ def _convert_loaded(
 # ------------------------------------------------------------------------------------------ recovery
 
 
-def _resumed_sampling(out: Path, recovery: Recovery) -> Sampling | None:
+def _resumed_sample(out: Path, recovery: Recovery) -> SampleSettings | None:
     """The sample that the conversion in this folder was measured on; None if not recorded."""
-    file = out / "conversion.json"
-    if not file.is_file():
-        raise InputError(f"{out} holds no conversion to continue: leave --resume out to begin one.")
     if not recovery.has_steps:
         raise InputError(
-            "--resume continues a recovery: give its --match-steps, --kl-steps and --text-steps again."
+            "`resume` continues a recovery: give its `match_steps`, `kl_steps` and `text_steps` again."
         )
-    kept = json.loads(file.read_text(encoding="utf-8")).get("measured_on")
-    return None if kept is None else Sampling(**kept)
+    return read_conversion(out).measured_on
 
 
 def _recover(
-    out: Path, teacher: str, recovery: Recovery, sampling: Sampling, *, progress: bool
-) -> dict[str, Any] | None:
+    out: Path, teacher: str, recovery: Recovery, sample: SampleSettings, *, progress: bool
+) -> dict[str, dict[int, MeasuredGap]] | None:
     """Train, then measure again: the measures by kind, or None if a signal stopped the training."""
     begin = time.monotonic()
     outcomes = recover(out, teacher, recovery, progress=progress)
-    record_recovery(out, recovery, time.monotonic() - begin)
+    record = read_conversion(out).with_training(recovery, time.monotonic() - begin)
+    record.write(out)
     if not outcomes[-1].finished:
         return None
     model, tokenizer = load_for_conversion(str(out), recovery.device, progress=progress)
-    _, measures = sampling.measures(model, tokenizer)
+    _, measures = sample.measures(model, tokenizer)
     passes = 1 if without_tails(own_attention(model)) is None else 2
     total = passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", progress) as report:
-        written = measure_recovered(out, model, measures, _counted(report, total))
-    return {measure.kind: written[measure.kind] for measure in measures}
+        record = measure_recovered(record, model, measures, _counted(report, total))
+    record.write(out)
+    return {measure.kind: record.gaps(measure.kind) for measure in measures}
 
 
 def _counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:
