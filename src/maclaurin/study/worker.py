@@ -31,7 +31,7 @@ from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.machine import machine_facts
-from maclaurin.plain_data import from_plain
+from maclaurin.plain_data import from_plain, write_json
 from maclaurin.study.metrics import task_number
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
