@@ -308,6 +308,9 @@ class _Reporter:
     def step(self, done: int, loss: float, tokens_per_second: float) -> None:
         self._connection.send(("step", done, loss))
 
+    def recorded(self, step: int, loss: float) -> None:
+        return None
+
     def say(self, text: str) -> None:
         return None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from maclaurin.plain_data import to_plain
+from maclaurin.progress_bar import Display
 from maclaurin.study.find import load_study
 from maclaurin.training.config import config_from
 
@@ -201,24 +202,15 @@ def test_the_largest_runs_have_150_million_tokens_and_checkpoints():
     assert 0 < run["checkpoint_every"] <= run["steps"] / 10
 
 
-class Interrupting:
+class Interrupting(Display):
     """A display that asks the process to stop after some steps, as the end of a call does."""
 
     def __init__(self, after):
         self.after = after
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *problem):
-        return None
-
     def step(self, done, loss, tokens_per_second):
         if done >= self.after:
             os.kill(os.getpid(), signal.SIGTERM)
-
-    def say(self, text):
-        return None
 
 
 def test_a_run_with_checkpoints_continues_in_the_next_call(tmp_path):

@@ -357,7 +357,7 @@ def error_line(message: str | None) -> str:
 
 def write_study(record: StudyRecord, path: Path) -> None:
     """Write records.json atomically."""
-    write_json(path, record, SCHEMA, indent=None, allow_nan=False)
+    write_json(path, record, SCHEMA, indent=None)
 
 
 def read_study(path: Path) -> StudyRecord:
@@ -377,7 +377,7 @@ def read_study(path: Path) -> StudyRecord:
 
 def write_run(record: RunRecord, path: Path) -> None:
     """Write the record of one run atomically."""
-    write_json(path, record, indent=None, allow_nan=False)
+    write_json(path, record, indent=None)
 
 
 def read_run(path: Path) -> RunRecord | None:
