@@ -273,8 +273,8 @@ def _check_fields(part: type[Part]) -> None:
         if "read" not in field.metadata:
             raise SpecError(
                 f"{what}: the notation cannot read its field {field.name}. Declare how it is read, as in "
-                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), choice() "
-                f"or flag(); a constant of the class is {field.name}: ClassVar[float]."
+                f"{field.name}: float = number(default=1.0), or with whole(), positive(), numbers(), "
+                f"choice() or flag(); a constant of the class is {field.name}: ClassVar[float]."
             )
 
 
