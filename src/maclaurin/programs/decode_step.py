@@ -53,6 +53,7 @@ class StateStep(Program):
     name = "state step"
     backend = "triton"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -130,6 +131,7 @@ class WindowStep(Program):
     name = "window step"
     backend = "triton"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -326,6 +328,7 @@ class TokenStep(Program):
     name = "token step"
     backend = "torch"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         if not call.is_step:

@@ -20,6 +20,7 @@ class OneQuery(Program):
     backend = "triton"
     form = Form.PARALLEL
     skips_absent_keys = True
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         why = refuse_spec(call.spec)
