@@ -58,6 +58,7 @@ class StockSoftmax(Program):
     name = "stock softmax"
     backend = "sdpa"
     form = Form.PARALLEL
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -104,6 +105,11 @@ def _run_softmax(call: Call) -> tuple[Tensor, None]:
 def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
     q, k, v = inputs.q, inputs.k, inputs.v
     mask, is_causal = _mask(inputs, causal)
+    if mask is None and _recomputes_on_cpu(q, k, v):
+        group = q.shape[2] // k.shape[2]
+        if group > 1:
+            k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+        return cast("Tensor", _CpuSoftmax.apply(q, k, v, scale, is_causal))
     grouped = True if q.shape[2] != k.shape[2] else False  # noqa: SIM210 (a plain bool for symbolic sizes)
     return scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -114,6 +120,33 @@ def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
         scale=scale,
         enable_gqa=grouped,
     ).transpose(1, 2)
+
+
+def _recomputes_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether torch would run its fused attention for CPUs, whose backward pass needs a guard."""
+    if q.device.type != "cpu" or not torch.is_grad_enabled() or is_tracing():
+        return False
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    alike = q.shape[3] == v.shape[3] and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    return wanted and alike
+
+
+class _CpuSoftmax(torch.autograd.Function):
+    """torch's fused softmax attention for CPUs with a guarded backward pass (`_Cpu`)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        o, lse = _Cpu().forward(q, k, v, scale, causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.scale, ctx.causal = scale, causal
+        return o.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        found = _Cpu().backward(dy.transpose(1, 2), *ctx.saved_tensors, ctx.scale, ctx.causal)
+        return *(u.transpose(1, 2) for u in found), None, None
 
 
 def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
@@ -129,7 +162,8 @@ def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
         return mask, False
     seen = inputs.present[:, None, None, :].expand(-1, 1, queries, -1)
     seen = seen if mask is None else seen & mask
-    return seen | ~seen.any(-1, keepdim=True), False  # a row that sees nothing sees zeros
+    # unmask fully masked rows to avoid NaN; their values are zero
+    return seen | ~seen.any(-1, keepdim=True), False
 
 
 # --------------------------------------------------------------------------- softmax with a gain
@@ -569,12 +603,20 @@ def _has_hopper_cudnn(device: torch.device) -> bool:
 
 
 class _Cpu:
+    """torch's fused attention for CPUs.
+
+    Its backward pass computes scores anew, in another order of additions than the forward pass, and from
+    them weights e^(x − lse). In fp32, scores above 10⁹ are rounded by more than 88: weights overflow, and a
+    row without a gradient gives ∞·0 = NaN to every key it sees. Such rows get lse = ∞, so weights of 0.
+    """
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
         return _ops._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, scale=scale)
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        lse = lse.masked_fill((do == 0).all(-1), torch.inf)
         return _ops._scaled_dot_product_flash_attention_for_cpu_backward.default(
             do, q, k, v, o, lse, 0.0, causal, scale=scale
         )
