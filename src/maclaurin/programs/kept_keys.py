@@ -23,9 +23,9 @@ from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
+from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.decode_step import refuse_step
-from maclaurin.programs.operands import finish_rows, operands, refuse_head_size, refuse_tensors
-from maclaurin.programs.operators import operator
+from maclaurin.programs.fused_rows import finish_rows, operands, refuse_head_size, refuse_tensors
 from maclaurin.programs.program import Call, Cost, Program, first_reason
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup

@@ -39,7 +39,7 @@ from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
 from maclaurin.forms.tracing import is_tracing
-from maclaurin.programs.operands import (
+from maclaurin.programs.fused_rows import (
     finish_rows,
     fused_length,
     normed_rows,
@@ -170,7 +170,7 @@ def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
 
 
 def _why_no_gain(call: Call) -> str | None:
-    """Why no gain; None if it can. For a norm over several heads, their relative gains may overflow."""
+    """Why a per-row gain cannot be used; None if it can."""
     spec, inputs = call.spec, call.inputs
     if spec.norm is not None and not spec.norm.per_head:
         return "a norm over several heads needs gains that may overflow"
@@ -301,7 +301,7 @@ class _GainedAnswer(NamedTuple):
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
-    unseen: Tensor | None
+    log_slope: Tensor | None
 
 
 def _gained_softmax(
@@ -309,11 +309,11 @@ def _gained_softmax(
 ) -> _GainedAnswer:
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     o, lse = gain.stock.forward(q, k, v, gain.scale, gain.causal)
-    lse, unseen = lse.contiguous(), None
+    lse, log_slope = lse.contiguous(), None
     if gain.uses_row_sum:
-        log_divisor, unseen = gain.from_row_sum(lse)
+        log_divisor, log_slope = gain.from_row_sum(lse)
     y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
-    return _GainedAnswer(y, o, lse, log_divisor, unseen)
+    return _GainedAnswer(y, o, lse, log_divisor, log_slope)
 
 
 class _GainedSoftmax(torch.autograd.Function):
@@ -331,12 +331,12 @@ class _GainedSoftmax(torch.autograd.Function):
         ctx.call, ctx.layout = (gain.stock, gain.scale, gain.causal), found.o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
-        ctx.of_answer = not gain.uses_row_sum and weights_fit(q)
+        ctx.rows_are_output = not gain.uses_row_sum and weights_fit(q)
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
-            rows = found.y.transpose(1, 2) if ctx.of_answer else found.o
-            ctx.save_for_backward(q, k, v, rows, found.lse, found.log_divisor, gate, found.unseen)
+            rows = found.y.transpose(1, 2) if ctx.rows_are_output else found.o
+            ctx.save_for_backward(q, k, v, rows, found.lse, found.log_divisor, gate, found.log_slope)
         return found.y
 
     @staticmethod
@@ -349,7 +349,12 @@ class _GainedSoftmax(torch.autograd.Function):
             return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         rows = _GainedRows(
-            dy.transpose(1, 2), ctx.layout, ctx.of_answer, *kept, want_sums=of_divisor or of_gate, sums=[]
+            dy.transpose(1, 2),
+            ctx.layout,
+            ctx.rows_are_output,
+            *kept,
+            want_sums=of_divisor or of_gate,
+            sums=[],
         )
         found = _Backward(*ctx.call).gradients(q, k, v, rows)
         d_divisor = d_gate = None
@@ -383,22 +388,29 @@ class _GainedRows(NamedTuple):
     dy: Tensor
     layout: tuple[int, ...]
     #: whether o is the answer y instead
-    of_answer: bool
+    rows_are_output: bool
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
     gate: Tensor | None
-    unseen: Tensor | None
+    log_slope: Tensor | None
     want_sums: bool
     sums: list[Tensor]
 
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         dy, o, lse = (_some(u, some) for u in (self.dy, self.o, self.lse))
-        log_divisor, gate, unseen = (
-            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.unseen)
+        log_divisor, gate, log_slope = (
+            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.log_slope)
         )
         do, seen, sums = scaled_rows_backward(
-            dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums, of_answer=self.of_answer
+            dy,
+            o,
+            lse,
+            log_divisor,
+            gate,
+            log_slope,
+            sums=self.want_sums,
+            rows_are_output=self.rows_are_output,
         )
         if sums is not None:
             self.sums.append(sums)
