@@ -318,8 +318,8 @@ def test_passes_over_rows():
         assert gain_of_norm is not None
         rows.normed_backward_from_answer(out, out, gain_of_norm, True, out.stride())
         answer = rows.scaled(o, gain, gain, gate)
-        rows.scaled_backward(o, o, gain, gain, gate, gain, sums=True, of_answer=False)
-        rows.scaled_backward(o, answer, gain, gain, gate, None, sums=True, of_answer=True)
+        rows.scaled_backward(o, o, gain, gain, gate, gain, sums=True, rows_are_output=False)
+        rows.scaled_backward(o, answer, gain, gain, gate, None, sums=True, rows_are_output=True)
         rows.delta(o, o, gain)
     assert_good(found, matrix_units=False)
 

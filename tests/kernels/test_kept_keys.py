@@ -5,14 +5,15 @@ import torch
 
 from maclaurin import attention, parse, plan
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.programs import by_heads
 from maclaurin.programs.kept_keys import (
-    attend_together,
+    KeptKeys,
     attention_while_seen,
     attention_while_seen_backward,
     key_lifetimes,
 )
+from maclaurin.programs.plan import forget_plans
 from maclaurin.programs.triton import INSTALLED
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 from maclaurin.testing import Shape, random_tensors
 from tests.kernels import interpreted_bfloat16
 from tests.kernels.conftest import INTERPRETED, ON_GPU
@@ -162,21 +163,28 @@ def test_token_by_token_from_the_first(notation, device, poisoned, monkeypatch):
 GROUPS = [parse(f"poly(0)+window({size})/sum") for size in ("9,sinks=3,kept=12", "20,sinks=1", "5,kept=40")]
 
 
+HEADS = (2, 1, 1)
+LAYER = LayerAttention(
+    tuple(HeadGroup(heads, spec) for heads, spec in zip(((0, 1), (2,), (3,)), GROUPS, strict=True))
+)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_groups_of_heads_together_are_what_they_are_alone(dtype, device, poisoned):
-    heads, group = (2, 1, 1), 2
+    group = 2
     q, k, v = (
-        torch.randn(2, 70, sum(heads) * n, 16, device=device, dtype=dtype).requires_grad_()
+        torch.randn(2, 70, sum(HEADS) * n, 16, device=device, dtype=dtype).requires_grad_()
         for n in (group, 1, 1)
     )
-    y, none = attend_together(GROUPS, heads, q, k, v)
-    assert none == []
+    (found,) = plan(q, k, v, LAYER).plans
+    assert found.program.name == "kept keys"
+    y = attention(q, k, v, LAYER)
     direction = torch.randn_like(y)
     gradients = torch.autograd.grad(y, (q, k, v), direction)
     parts = [
         attention(*own, spec, form="chunked")
         for spec, *own in zip(
-            GROUPS, q.split([n * group for n in heads], 2), k.split(heads, 2), v.split(heads, 2), strict=True
+            GROUPS, q.split([n * group for n in HEADS], 2), k.split(HEADS, 2), v.split(HEADS, 2), strict=True
         )
     ]
     alone = torch.cat(parts, 2)
@@ -187,15 +195,30 @@ def test_groups_of_heads_together_are_what_they_are_alone(dtype, device, poisone
 
 @torch.no_grad()
 def test_states_of_groups_together_are_those_of_each(device, poisoned):
-    heads = (2, 1, 1)
     q, k, v = (torch.randn(2, 70, n, 16, device=device) for n in (8, 4, 4))
-    _, states = attend_together(GROUPS, heads, q, k, v, return_states=True)
-    of_groups = zip(GROUPS, states, q.split([4, 2, 2], 2), k.split(heads, 2), v.split(heads, 2), strict=True)
+    _, states = attention(q, k, v, LAYER, return_state=True)
+    of_groups = zip(GROUPS, states, q.split([4, 2, 2], 2), k.split(HEADS, 2), v.split(HEADS, 2), strict=True)
     for spec, state, *own in of_groups:
         _, alone = attention(*own, spec, return_state=True, form="chunked")
         assert state.spec == spec
         for name, tensor in alone.tensors().items():
             torch.testing.assert_close(state.tensors()[name], tensor, rtol=0, atol=0)
+
+
+def test_gates_of_groups_together_are_those_of_their_heads(device, poisoned):
+    text = "0,2: poly(0)+window(9,kept=4)/sum*out; 1: poly(0)+window(5,sinks=2)/sum*out"
+    q, k, v = (torch.randn(1, 40, n, 16, device=device) for n in (6, 3, 3))
+    gate = torch.rand(1, 40, 6, device=device)
+    assert len(plan(q, k, v, text).plans) == 1
+    y = attention(q, k, v, text, output_gate=gate)
+    for heads, spec in (([0, 2], GATED[0]), ([1], GATED[1])):
+        queries = [2 * head + i for head in heads for i in range(2)]
+        own = q[:, :, queries], k[:, :, heads], v[:, :, heads]
+        expected = attention(*own, spec, output_gate=gate[:, :, queries], form="parallel")
+        torch.testing.assert_close(y[:, :, queries], expected, rtol=1e-4, atol=1e-5)
+
+
+GATED = ("poly(0)+window(9,kept=4)/sum*out", "poly(0)+window(5,sinks=2)/sum*out")
 
 
 @torch.no_grad()
@@ -213,21 +236,20 @@ def test_a_model_reads_a_prompt_with_groups_together(device, monkeypatch):
     )  # fmt: skip
     model = MaclaurinForCausalLM(config).to(device).eval()
     tokens = torch.randint(0, 31, (2, 40), device=device)
-    found, calls = {}, []
+    found, calls, run_groups = {}, [], KeptKeys.run_groups
     monkeypatch.setattr(
-        "maclaurin.layers.layer_memory.attention_of_groups",
-        lambda groups, *more, **named: (
-            calls.append(len(groups)) or by_heads.attention_of_groups(groups, *more, **named)
-        ),
+        KeptKeys, "run_groups", lambda self, call: calls.append(len(call.groups)) or run_groups(self, call)
     )
     for name in ("together", "alone"):
         if name == "alone":
-            monkeypatch.setattr(by_heads, "_together", lambda *_: ())
+            monkeypatch.setattr(KeptKeys, "takes_groups", False)
+        forget_plans()
         calls.clear()
         cache = MaclaurinCache(model.config, rollback=3)
         logits = model(tokens[:, :-1], past_key_values=cache).logits
         later = model(tokens[:, -1:], past_key_values=cache).logits
         found[name] = (logits, later, model(tokens, use_cache=False).logits, *cache.tensors().values())
-        assert calls == ([2, 2] if name == "together" else [])
+        assert calls[:2] == ([2, 2] if name == "together" else [])
+    forget_plans()
     for one, other in zip(*found.values(), strict=True):
         torch.testing.assert_close(one, other)

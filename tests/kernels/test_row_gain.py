@@ -5,7 +5,7 @@ import torch
 
 from maclaurin import attention, parse
 from maclaurin.programs import stock_softmax
-from maclaurin.programs.operands import (
+from maclaurin.programs.fused_rows import (
     fused_scaled_rows,
     fused_scaled_rows_backward,
     normed_rows,

@@ -5,7 +5,7 @@ import torch
 
 import maclaurin
 from maclaurin import parse
-from maclaurin.programs.operands import row_products
+from maclaurin.programs.fused_rows import row_products
 from maclaurin.programs.score_mod import modified_softmax, modified_softmax_backward
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.testing import Shape, assert_same, random_tensors

@@ -70,6 +70,14 @@ def test_a_layer_without_meaning_is_refused(text, problem):
         LayerAttention.read(text, 3)
 
 
+def test_wrong_heads_are_reported_also_for_a_model_with_parts_of_its_own():
+    config = MaclaurinConfig(num_attention_heads=6, num_key_value_heads=3)
+    config.attention, config.imports = "0: exp/sum", ["my_parts.py"]
+    with pytest.raises(SpecError, match="leaves out 1-2 of 3") as problem:
+        config.layer_attention()
+    assert "import" not in str(problem.value)
+
+
 def test_heads_with_one_attention_are_one_group():
     one, other = parse("exp/sum"), parse(KEPT)
     assert str(LayerAttention.of_heads([one, other, one])) == f"0,2: exp/sum; 1: {KEPT}"

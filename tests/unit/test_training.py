@@ -373,9 +373,9 @@ def test_one_process_asks_no_device_whether_to_stop():
 
 
 def _counted(function, calls):
-    def call(unread):
+    def call(unread, *others):
         calls.append(len(unread))
-        return function(unread)
+        return function(unread, *others)
 
     return call
 

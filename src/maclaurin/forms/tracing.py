@@ -45,6 +45,8 @@ def are_traced(arguments: Iterable[Any]) -> bool:
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast, in which products and sums keep their dtypes."""
     kind = device.type
+    if kind == "meta":  # autocast does not know it
+        return _UNCHANGED
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return _UNCHANGED

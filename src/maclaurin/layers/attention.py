@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +11,6 @@ from maclaurin.layers.gates import GateFromToken, StepSize, module_names, needs_
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.layers.rotary import Rotary, rotated
-from maclaurin.programs.by_heads import attend_by_heads, attention_of_groups, groups_together
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import Argument, AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
@@ -25,9 +22,6 @@ class ResidualLinear(nn.Linear):
 
 class AttentionLayer(nn.Module):
     """x → W_o attention(φ-ready W_q x, W_k x, W_v x; gates of x)."""
-
-    #: key-value heads and their attention
-    groups: tuple[HeadGroup, ...]
 
     def __init__(
         self,
@@ -45,7 +39,7 @@ class AttentionLayer(nn.Module):
     ) -> None:
         """Options: projections with a bias, q and k RMS-normed per head, an offset subtracted from keys."""
         super().__init__()
-        self.groups, self.extras = attention.groups, attention.extras
+        self._attention, self.extras = attention, attention.extras
         extras = attention.extras
         self.heads, self.kv_heads, self.rotary = heads, kv_heads, rotary
         self.key_size = extras.feature_size or head_size
@@ -66,6 +60,15 @@ class AttentionLayer(nn.Module):
             self.q_affine = nn.LayerNorm(self.key_size)
             self.k_affine = nn.LayerNorm(self.key_size)
         self._add_gates(hidden_size)
+
+    @property
+    def groups(self) -> tuple[HeadGroup, ...]:
+        """Key-value heads and their attention."""
+        return self._attention.groups
+
+    @groups.setter
+    def groups(self, groups: tuple[HeadGroup, ...]) -> None:
+        self._attention = LayerAttention(groups, self.extras)
 
     @property
     def spec(self) -> AttentionSpec:
@@ -112,25 +115,9 @@ class AttentionLayer(nn.Module):
         return self.o_proj(y[:, extra:].flatten(-2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """The attention itself, of one group of heads after the other or of several groups together."""
-
-        def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
-            return self._attend_with(self.groups[number].spec, q, k, v, gates, layout)
-
-        def of_groups(numbers: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention_of_groups([self.groups[number] for number in numbers], q, k, v)[0]
-
-        in_rows = layout.key_padding_mask is None and layout.cu_seqlens is None
-        together = groups_together(self.groups, q, k, v) if in_rows else ()
-        return attend_by_heads(
-            self.groups, q, k, v, gates, of_group, together=together, call_together=of_groups
-        )
-
-    @staticmethod
-    def _attend_with(
-        spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
-    ) -> Tensor:
-        """Documents are packed into one row."""
+        """The attention itself. Documents are packed into one row."""
+        layer = self._attention
+        spec = layer.groups[0].spec if layer.is_uniform else layer
         if layout.cu_seqlens is None:
             mask = layout.key_padding_mask
             return attention(q, k, v, spec, layout="bthd", key_padding_mask=mask, gates=gates)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.kept import keep_attended_keys
 from maclaurin.forms.state import State
 from maclaurin.layers.layout import Layout
-from maclaurin.programs.by_heads import attend_by_heads, attention_of_groups, groups_together
+from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
 from maclaurin.programs.dispatch import attention
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup
@@ -65,11 +66,10 @@ class HeadsMemory:
     """The memory of heads with this spec.
 
     rollback   how many of the last tokens can be dropped
-    prompt     attention for the first piece of a text, instead of the spec; the memory is still the spec's
     """
 
-    def __init__(self, spec: AttentionSpec, rollback: int, prompt: AttentionSpec | None = None) -> None:
-        self.spec, self.rollback, self.prompt = spec, rollback, prompt
+    def __init__(self, spec: AttentionSpec, rollback: int) -> None:
+        self.spec, self.rollback = spec, rollback
         self.state: State | None = None
         self.buffers: dict[str, Tensor] = {}
         self.space: Preallocation | None = None
@@ -91,35 +91,11 @@ class HeadsMemory:
         """Whether it takes more memory with every token."""
         return not self.spec.has_finite_state
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """y [B, T, H, e] of T more tokens."""
-        of_keys = {"k": k, "v": v} | {a.name: gates[a.name] for a in self.spec.arguments if a.tokens == "key"}
-        if self.grows:
-            return self._attend_to_keys(q, of_keys, gates, layout)
-        read_otherwise = self.prompt is not None and self.state is None
-        y, self.state = attention(
-            q,
-            k,
-            v,
-            self.spec,
-            state=self.state,
-            return_state=True,
-            layout="bthd",
-            key_padding_mask=layout.key_padding_mask,
-            gates=gates,
-        )
-        if self.rollback:
-            self.keep_last(of_keys)
-        if read_otherwise and self.prompt is not None:
-            mask = layout.key_padding_mask
-            self.state = keep_attended_keys(self.state, q, k, v, mask)
-            return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
-        return y
-
-    def _attend_to_keys(
-        self, q: Tensor, of_keys: dict[str, Tensor], gates: dict[str, Tensor], layout: Layout
+    def attend_to_keys(
+        self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
     ) -> Tensor:
-        """Attend from the new tokens to all keys so far; padding may be anywhere among them."""
+        """y [B, T, H, e] of T more tokens, which attend to all keys so far; padding may be anywhere."""
+        of_keys = self._of_keys(k, v, gates)
         if self.space is not None and self.writes_in_place:
             for name, t in of_keys.items():
                 self.space.write(self.buffers[name], t)
@@ -131,9 +107,14 @@ class HeadsMemory:
         k, v = every.pop("k"), every.pop("v")
         return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
-    def keep_last(self, of_keys: dict[str, Tensor]) -> None:
+    def keep_last(self, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> None:
         """Keep what a rollback of the last tokens needs."""
-        self._keep(of_keys, self.rollback)
+        self._keep(self._of_keys(k, v, gates), self.rollback)
+
+    def _of_keys(self, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All tensors with one entry per key."""
+        named = {a.name: gates[a.name] for a in self.spec.arguments if a.tokens == "key"}
+        return {"k": k, "v": v, **named}
 
     def _keep(self, new: dict[str, Tensor], most: int | None) -> None:
         before = self.keys
@@ -189,22 +170,12 @@ class HeadsMemory:
             self.state = State(self.spec, **state, exact=ExactKeys(**exact) if exact else None)
 
 
-def read_together(
-    memories: Sequence[HeadsMemory], groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor
-) -> Tensor:
-    """y [B, T, H, e] of a text's first tokens, for groups that can run in one call; fills their memories."""
-    heads = [len(group.heads) for group in groups]
-    y, states = attention_of_groups(groups, q, k, v, return_states=True)
-    of_groups = zip(memories, states, k.split(heads, dim=2), v.split(heads, dim=2), strict=True)
-    for memory, state, k_own, v_own in of_groups:
-        memory.state = state
-        if memory.rollback:
-            memory.keep_last({"k": k_own, "v": v_own})
-    return y
-
-
 class LayerMemory:
-    """The memory of a layer with these groups of heads."""
+    """The memory of a layer with these groups of heads.
+
+    rollback   how many of the last tokens can be dropped
+    prompt     attention for the first piece of a text, instead of each group's; memories stay the groups' own
+    """
 
     def __init__(
         self,
@@ -238,19 +209,62 @@ class LayerMemory:
     # ------------------------------------------------------------------------------------ reading
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout) -> Tensor:
-        """y [B, T, H, e] of T more tokens."""
-
-        def of_group(number: int, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Tensor:
-            return self.heads[number].attend(q, k, v, gates, layout)
-
-        def of_groups(numbers: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return read_together([self.heads[n] for n in numbers], [self.groups[n] for n in numbers], q, k, v)
-
-        begins = self.is_empty and self.prompt is None and layout.key_padding_mask is None
-        together = groups_together(self.groups, q, k, v, return_states=True) if begins else ()
-        return attend_by_heads(
-            self.groups, q, k, v, gates, of_group, together=together, call_together=of_groups
+        """y [B, T, H, e] of T more tokens: one call for all heads with a state, one per growing group."""
+        split = _by_memory(self.groups, q.shape[2] // k.shape[2])
+        if len(self.groups) == 1:
+            return self._attend_part(split.parts[0], q, k, v, gates, layout)
+        return split.joined(
+            [
+                self._attend_part(
+                    part, part.queries.of(q), part.keys.of(k), part.keys.of(v), part.gates(gates), layout
+                )
+                for part in split.parts
+            ]
         )
+
+    def _attend_part(
+        self, part: HeadsOfPart, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
+    ) -> Tensor:
+        memory = self.heads[part.numbers[0]]
+        if memory.grows:
+            return memory.attend_to_keys(q, k, v, gates, layout)
+        return self._attend_with_states(part, q, k, v, gates, layout)
+
+    def _attend_with_states(
+        self, part: HeadsOfPart, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
+    ) -> Tensor:
+        """y [B, T, H, e] of heads that have states, which become those after the tokens."""
+        memories = [self.heads[number] for number in part.numbers]
+        mask = layout.key_padding_mask
+        read: dict[str, Any] = {"layout": "bthd", "key_padding_mask": mask, "gates": gates}
+        begins = memories[0].state is None
+        if len(memories) == 1:
+            before = memories[0].state
+            y, state = attention(q, k, v, memories[0].spec, state=before, return_state=True, **read)
+            states: Sequence[State] = (state,)
+        else:
+            earlier = [memory.state for memory in memories if memory.state is not None] or None
+            y, states = attention(q, k, v, part.layer, state=earlier, return_state=True, **read)
+        for memory, state in zip(memories, states, strict=True):
+            memory.state = state
+        if self.rollback:
+            for memory, heads in zip(memories, part.each_group(), strict=True):
+                memory.keep_last(heads.keys.of(k), heads.keys.of(v), heads.gates(gates))
+        if self.prompt is not None and begins:
+            return self._read_otherwise(part, q, k, v, gates, layout)
+        return y
+
+    def _read_otherwise(
+        self, part: HeadsOfPart, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
+    ) -> Tensor:
+        """y of a text's first piece with the attention of prompts; memories keep the keys it attended to."""
+        assert self.prompt is not None
+        mask = layout.key_padding_mask
+        for number, heads in zip(part.numbers, part.each_group(), strict=True):
+            memory, own = self.heads[number], (heads.queries.of(q), heads.keys.of(k), heads.keys.of(v))
+            assert memory.state is not None
+            memory.state = keep_attended_keys(memory.state, *own, mask)
+        return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
 
     def before(self, u: Tensor) -> Tensor:
         """The inputs of a convolution [B, width − 1 + T, C]: the last earlier inputs, then u [B, T, C]."""
@@ -280,7 +294,7 @@ class LayerMemory:
         self.heads, self.tail = self._nothing_yet(), None
 
     def _nothing_yet(self) -> list[HeadsMemory]:
-        return [HeadsMemory(group.spec, self.rollback, self.prompt) for group in self.groups]
+        return [HeadsMemory(group.spec, self.rollback) for group in self.groups]
 
     def require_rollback(self, tokens: int) -> None:
         """Raise unless the last tokens can be dropped."""
@@ -337,6 +351,14 @@ class LayerMemory:
         for heads in self.heads:
             if heads.grows:
                 heads.space, heads.writes_in_place = space, writes_in_place
+
+
+@lru_cache(maxsize=1024)
+def _by_memory(groups: tuple[HeadGroup, ...], group_size: int) -> HeadSplit:
+    """Heads with a state in one part, and each group that keeps all keys in its own."""
+    with_state = tuple(n for n, group in enumerate(groups) if group.spec.has_finite_state)
+    growing = [(n,) for n, group in enumerate(groups) if not group.spec.has_finite_state]
+    return split_heads(groups, (with_state, *growing) if with_state else tuple(growing), group_size)
 
 
 def require_within(tokens: int, rollback: int) -> None:

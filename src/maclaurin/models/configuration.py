@@ -8,7 +8,7 @@ from typing import Any, final
 
 from transformers import PretrainedConfig
 
-from maclaurin.errors import InputError, SpecError
+from maclaurin.errors import InputError, NotationError, SpecError
 from maclaurin.extensions import extensions_of, load_entry_points
 from maclaurin.spec.head_groups import LayerAttention, specs_in
 from maclaurin.wording import did_you_mean
@@ -129,7 +129,9 @@ class MaclaurinConfig(PretrainedConfig):
             load_entry_points()
             with contextlib.suppress(SpecError):
                 return LayerAttention.read(text, self.kv_heads).with_rotary(self.rotary)
-            if not self.imports:
+            if not self.imports or not isinstance(
+                problem, NotationError
+            ):  # its heads are wrong, not its parts
                 raise
             raise InputError(
                 f"the attention {text} of this model has parts that are defined in "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor
 from maclaurin.layers.layer_memory import Preallocation
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.modeling import MaclaurinForCausalLM
-from maclaurin.programs.by_heads import step_has_fixed_work
+from maclaurin.programs.dispatch import plan
 from maclaurin.spec import AttentionSpec
+from maclaurin.spec.head_groups import HeadGroup
 
 #: work → a function that repeats it
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
@@ -33,17 +35,46 @@ def can_record(model: MaclaurinForCausalLM, cache: MaclaurinCache) -> bool:
     listened = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     return (
         model.device.type == "cuda"
-        and all(_has_fixed_work(group.spec, layer) for layer in layers for group in layer.groups)
+        and all(_has_fixed_work(layer, group, model) for layer in layers for group in layer.groups)
         and not listened
         and not hasattr(model, "hf_device_map")
         and not torch.is_autocast_enabled("cuda")
     )
 
 
-def _has_fixed_work(spec: AttentionSpec, layer: Any) -> bool:
-    """Whether a step of these heads launches the same kernels, with a state or in a buffer of keys."""
-    in_buffer = not spec.has_finite_state
-    return step_has_fixed_work(spec, layer.key_size) and not (in_buffer and layer.extras.extra_tokens)
+def _has_fixed_work(layer: Any, group: HeadGroup, model: MaclaurinForCausalLM) -> bool:
+    """Whether every step of these heads launches the same kernels."""
+    if not group.spec.has_finite_state and layer.extras.extra_tokens:
+        return False
+    sizes = (layer.heads // layer.kv_heads, len(group.heads), layer.key_size, layer.value_size)
+    return step_has_fixed_work(group.spec, *sizes, model.dtype, model.device)
+
+
+@lru_cache(maxsize=1024)
+def step_has_fixed_work(
+    spec: AttentionSpec,
+    group_size: int,
+    kv_heads: int,
+    key_size: int,
+    value_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    """Whether the program of a decoding step launches the same kernels each time.
+
+    With a state, the step is one more token; without one, it is one query over a buffer of keys.
+    """
+    keys = 1 if spec.has_finite_state else _LEAST_SPARE
+    shapes = [
+        (1, 1, kv_heads * group_size, key_size),
+        (1, keys, kv_heads, key_size),
+        (1, keys, kv_heads, value_size),
+    ]
+    q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    if spec.has_finite_state:
+        return plan(q, k, v, spec, state=True, return_state=True, device=device, layout="bthd").has_fixed_work
+    mask = torch.empty(1, keys, dtype=torch.bool, device="meta")
+    return plan(q, k, v, spec, key_padding_mask=mask, device=device, layout="bthd").has_fixed_work
 
 
 def fixed_shapes(cache: MaclaurinCache) -> dict[str, torch.Size]:

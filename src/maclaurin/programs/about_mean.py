@@ -2,9 +2,9 @@
 program (triton/about_mean.py): every pair of the tail, or chunks of it through moments. Hermite's of order 2,
 whose weights sum to the number of keys, is the same series minus a constant per row ("balanced").
 
-Rows come divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms follow on
-them. Text that continues from a state with a window is put after the state's exact keys, sinks and window, as
-if it began with them; the tail begins with the state's moments.
+Rows are already divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms
+follow on them. Text that continues from a state with a window is put after the state's exact keys, sinks
+and window, as if it began with them; the tail begins with the state's moments.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, without_autocast
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import are_operands, finish_rows, operands, refuse_tensors
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
-from maclaurin.programs.operands import are_operands, finish_rows, operands, refuse_tensors
-from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
 from maclaurin.programs.triton import dense
 from maclaurin.spec import Sign, Window
@@ -178,7 +178,7 @@ def _refuse_spec(call: Call) -> str | None:
     if weight is None or weight.function != "polynomial" or not (weight.about_mean or window is not None):
         return "it supports only polynomials about the mean score, or beside a window"
     if len(weight.coefficients) < 2:
-        return "a tail of order 0 does not depend on its scores"
+        return "order-0 tails are not supported"
     if window is not None and not window.is_plain:
         return f"it does not compute {window}"
     if spec.decay_gates:
@@ -206,7 +206,7 @@ def _refuse_state(call: Call) -> str | None:
     if call.inputs.present is not None:
         return "with a state it does not support padding"
     if not spec.needs_row_sum or spec.orders != tuple(range(spec.highest_order + 1)):
-        return "it needs states that count keys and hold all lower orders, unlike those of this spec"
+        return "this spec's state lacks the key count or a lower order"
     if state is not None and state.moments.dtype != torch.float32:
         return "it keeps states in fp32"
     if window is None:

@@ -1,137 +1,115 @@
-"""The door for layers whose heads differ: one call for each group of heads, or one for several groups.
+"""Heads of a layer that differ: which heads each call takes, and where its outputs go.
 
-Groups whose memory is exact keys alone (a window, sinks, kept keys) and that differ only in their number run
-in one call where a text is read from its start on a GPU (`attend_together` of programs/kept_keys.py).
-Otherwise a prompt would be read at the speed of the CPU that launches the programs of every group.
+    split = split_heads(groups, ((0, 2), (1,)), group_size)     groups 0 and 2 in one call, group 1 in another
+    y = split.joined([… part.queries.of(q), part.keys.of(k), part.keys.of(v) … for part in split.parts])
+
+All of it follows from the groups, so it is computed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from maclaurin.forms.state import State
-from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing
-from maclaurin.programs import plan
-from maclaurin.programs.decode_step import MOST_FEATURES
-from maclaurin.programs.kept_keys import KEPT_KEYS, attend_together
-from maclaurin.programs.one_query import refuse_spec
-from maclaurin.programs.program import Call
-from maclaurin.spec import AttentionSpec
-from maclaurin.spec.head_groups import HeadGroup
-
-#: (number of the group, q, k, v, gates) → y, only of the group's own heads
-GroupCall = Callable[[int, Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
-#: (numbers of the groups, q, k, v) → y, only of their heads, one group after the other
-GroupsCall = Callable[[Sequence[int], Tensor, Tensor, Tensor], Tensor]
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
 
-def attend_by_heads(
-    groups: Sequence[HeadGroup],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gates: Mapping[str, Tensor],
-    call: GroupCall,
-    *,
-    together: Sequence[int] = (),
-    call_together: GroupsCall | None = None,
-) -> Tensor:
-    """y [B, T, H, e] for q [B, T, H, d], k and v [B, T, Hkv, …] and gates of all heads.
+class Selection(NamedTuple):
+    """Some heads of a tensor [B, T, heads, …], in this order."""
 
-    The groups of `together` run in one call.
-    """
-    if len(groups) == 1:
-        return call(0, q, k, v, dict(gates))
-    size = q.shape[2] // k.shape[2]
-    outputs, order = [], []
-    for numbers in (together, *([n] for n in range(len(groups)) if n not in together)):
-        heads = [head for number in numbers for head in groups[number].heads]
-        if not heads:
-            continue
-        of_queries = [head * size + i for head in heads for i in range(size)]
-        own = of_heads(q, of_queries), of_heads(k, heads), of_heads(v, heads)
-        if numbers is together and call_together is not None:
-            outputs.append(call_together(numbers, *own))
-        else:
-            (number,) = numbers
-            of_group = {
-                a.name: of_heads(gates[a.name], of_queries if a.heads == "query" else heads)
-                for a in groups[number].spec.arguments
-            }
-            outputs.append(call(number, *own, of_group))
-        order += of_queries
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    place = sorted(range(len(order)), key=order.__getitem__)
-    return y if place == list(range(len(place))) else of_heads(y, place)
+    heads: tuple[int, ...]
+    are_adjacent: bool
 
+    @staticmethod
+    def to(heads: Sequence[int]) -> Selection:
+        """A selection of these heads."""
+        return Selection(tuple(heads), list(heads) == list(range(heads[0], heads[-1] + 1)))
 
-def of_heads(u: Tensor, heads: Sequence[int]) -> Tensor:
-    """Some heads of [B, T, heads, …]: a view if they are adjacent, else a copy."""
-    first, last = heads[0], heads[-1]
-    if list(heads) == list(range(first, last + 1)):
-        return u[:, :, first : last + 1]
-    return torch.cat([u[:, :, head : head + 1] for head in heads], dim=2)
-
-
-def attention_of_groups(
-    groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor, *, return_states: bool = False
-) -> tuple[Tensor, list[State]]:
-    """y [B, T, H, e] of groups that `groups_together` found, in one call, and the state of each after it.
-
-    q, k and v hold only the heads of these groups, one group after the other.
-    """
-    specs, heads = [group.spec for group in groups], [len(group.heads) for group in groups]
-    return attend_together(specs, heads, q, k, v, return_states=return_states)
-
-
-def step_has_fixed_work(spec: AttentionSpec, key_size: int) -> bool:
-    """Whether every decoding step launches the same kernels, so that it can be recorded as a graph.
-
-    With a state, features must come from tables; without one, the step must be one query over all keys.
-    """
-    if spec.has_finite_state:
-        return spec.features(key_size) <= MOST_FEATURES
-    return refuse_spec(spec) is None
-
-
-def groups_together(
-    groups: Sequence[HeadGroup], q: Tensor, k: Tensor, v: Tensor, *, return_states: bool = False
-) -> Sequence[int]:
-    """The groups that can run in one call, or none; q, k and v of all heads begin with the text."""
-    if len(groups) < 2 or is_tracing():
-        return ()
-    gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    specs = tuple(group.spec for group in groups)
-    shapes = (q.shape, k.shape, v.shape, q.dtype, q.device)
-    return _together(specs, shapes, gradient, return_states, plan.left_out())
+    def of(self, u: Tensor) -> Tensor:
+        """These heads of a tensor: a view if they are adjacent, else a copy."""
+        heads = self.heads
+        if self.are_adjacent:
+            return u if len(heads) == u.shape[2] else u.narrow(2, heads[0], len(heads))
+        if type(u) is not Tensor or is_tracing():  # a graph must not hold our tensor of indices
+            return torch.cat([u.narrow(2, head, 1) for head in heads], dim=2)
+        return u.index_select(2, _indices(heads, u.device))
 
 
 @lru_cache(maxsize=1024)
-def _together(
-    specs: tuple[AttentionSpec, ...],
-    shapes: tuple[Any, ...],
-    gradient: bool,
-    return_states: bool,
-    left_out: frozenset[str],
-) -> tuple[int, ...]:
-    *sizes, dtype, device = shapes
-    q, k, v = (torch.empty(n, dtype=dtype, device="meta", requires_grad=gradient) for n in sizes)
-    inputs = Inputs(q, k, v)
-    found: list[int] = []
-    for number, spec in enumerate(specs):
-        call = Call(spec, inputs, 1.0, device, return_state=return_states)
-        alike = not found or _but_window(spec) == _but_window(specs[found[0]])
-        if alike and not spec.arguments and KEPT_KEYS.cannot(call) is None:
-            found.append(number)
-    return tuple(found) if len(found) > 1 and KEPT_KEYS.name not in left_out else ()
+def _indices(heads: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(heads, device=device)
 
 
-def _but_window(spec: AttentionSpec) -> tuple[Any, ...]:
-    """All parts but the window."""
-    return tuple(part for part in spec.parts if part is not spec.window)
+class HeadsOfPart(NamedTuple):
+    """The groups that one call takes, by number, and their heads, one group after the other."""
+
+    numbers: tuple[int, ...]
+    groups: tuple[HeadGroup, ...]
+    keys: Selection
+    queries: Selection
+
+    def gates(self, gates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gates that these groups take, of their heads."""
+        if not gates:
+            return {}
+        arguments = {a.name: a for group in self.groups for a in group.spec.arguments if a.name in gates}
+        return {
+            name: (self.queries if argument.heads == "query" else self.keys).of(gates[name])
+            for name, argument in arguments.items()
+        }
+
+    @property
+    def layer(self) -> LayerAttention:
+        """These groups as a layer of their own, with heads numbered as they lie in the part's tensors."""
+        return _layer_of(self.groups)
+
+    def each_group(self) -> tuple[HeadsOfPart, ...]:
+        """The heads of each group in the part's tensors."""
+        size = len(self.queries.heads) // len(self.keys.heads)
+        return split_heads(self.layer.groups, tuple((n,) for n in range(len(self.groups))), size).parts
+
+
+@lru_cache(maxsize=1024)
+def _layer_of(groups: tuple[HeadGroup, ...]) -> LayerAttention:
+    found, first = [], 0
+    for group in groups:
+        found.append(HeadGroup(tuple(range(first, first + len(group.heads))), group.spec))
+        first += len(group.heads)
+    return LayerAttention(tuple(found))
+
+
+class HeadSplit(NamedTuple):
+    """All heads of a layer, in parts."""
+
+    parts: tuple[HeadsOfPart, ...]
+    #: for each query head of the layer, its place in the outputs of the parts, one after the other
+    places: Selection
+
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        """The outputs [B, T, heads, e] of all parts, in the order of the layer's heads."""
+        return self.places.of(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2))
+
+
+@lru_cache(maxsize=1024)
+def split_heads(
+    groups: tuple[HeadGroup, ...], parts: tuple[tuple[int, ...], ...], group_size: int
+) -> HeadSplit:
+    """The heads of each part, which is given by the numbers of its groups.
+
+    `group_size`: query heads per key-value head.
+    """
+    found, order = [], []
+    for numbers in parts:
+        of_part = tuple(groups[number] for number in numbers)
+        heads = [head for group in of_part for head in group.heads]
+        queries = [head * group_size + i for head in heads for i in range(group_size)]
+        found.append(HeadsOfPart(numbers, of_part, Selection.to(heads), Selection.to(queries)))
+        order += queries
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return HeadSplit(tuple(found), Selection.to(places))

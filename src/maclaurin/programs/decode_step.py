@@ -32,8 +32,8 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, Stream, log_decay, make_stream, split_count, values_with_count
 from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_autocast
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
-from maclaurin.programs.operators import operator
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
 from maclaurin.programs.program import Call, Cost, Program, Run
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
@@ -53,6 +53,7 @@ class StateStep(Program):
     name = "state step"
     backend = "triton"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -130,6 +131,7 @@ class WindowStep(Program):
     name = "window step"
     backend = "triton"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -326,6 +328,7 @@ class TokenStep(Program):
     name = "token step"
     backend = "torch"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         if not call.is_step:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Mapping
-from typing import Literal, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,11 +29,24 @@ from maclaurin.forms.packing import (
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
-from maclaurin.programs.plan import Plan, find_plan, remember_plan, remembered_plan
+from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
+from maclaurin.programs.plan import (
+    LayerPlan,
+    Plan,
+    find_plan,
+    find_together,
+    remember_plan,
+    remember_together,
+    remembered_plan,
+    remembered_together,
+)
 from maclaurin.programs.program import Call
 from maclaurin.programs.series import as_series, planned_series, require_recurrent
 from maclaurin.programs.validate import (
+    as_number,
+    as_whole_number,
     check_gates,
+    check_layer,
     check_layout,
     check_not_swapped,
     check_state,
@@ -44,6 +57,7 @@ from maclaurin.programs.validate import (
 )
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 from maclaurin.spec.part import after_registration
 
 P = ParamSpec("P")
@@ -57,9 +71,9 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    spec: AttentionSpec | str,
+    spec: AttentionSpec | LayerAttention | str,
     *,
-    state: State | None = None,
+    state: State | Sequence[State] | None = None,
     return_state: Literal[False] = False,
     scale: float | None = None,
     causal: bool = True,
@@ -102,13 +116,38 @@ def attention(
 ) -> tuple[Tensor, State]: ...
 
 
+@overload
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    spec: AttentionSpec | str,
+    spec: LayerAttention,
     *,
-    state: State | None = None,
+    state: Sequence[State] | None = None,
+    return_state: Literal[True],
+    scale: float | None = None,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tolerance: float = 1e-6,
+    score_bound: float | None = None,
+    state_budget: int = STATE_BUDGET,
+    layout: str | None = None,
+    gates: Mapping[str, Tensor] | None = None,
+    **named_gates: Tensor | None,
+) -> tuple[Tensor, tuple[State, ...]]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec | LayerAttention | str,
+    *,
+    state: State | Sequence[State] | None = None,
     return_state: bool = False,
     scale: float | None = None,
     causal: bool = True,
@@ -123,7 +162,7 @@ def attention(
     layout: str | None = None,
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
-) -> Tensor | tuple[Tensor, State]:
+) -> Tensor | tuple[Tensor, State] | tuple[Tensor, tuple[State, ...]]:
     """y_t = p_t N( o_t G_t Σ_{s≤t} (Π_{s<r≤t} f_r) κ(q_t, k_s) i_s v_s ),  y [B, T, H, e].
 
     Args:
@@ -131,13 +170,15 @@ def attention(
             last tokens of the text.
         k: keys [B, S, Hkv, d]; H must be a multiple of Hkv.
         v: values [B, S, Hkv, e].
-        spec: an AttentionSpec, its notation ("exp/l2"), or a name in the catalogue ("based").
+        spec: an AttentionSpec, its notation ("exp/l2"), or a name in the catalogue ("based"). For heads that
+            differ, a LayerAttention or its notation ("0,2: exp/sum; *: poly(0)+window(64)/sum").
         state: the state that a previous call with return_state=True returned; the text continues from there.
-        return_state: return (y, state) instead of y.
+        return_state: return (y, state) instead of y; for heads that differ, (y, one state per group).
         scale: the factor on q·k; by default the kernel's own, 1/√d for most.
         causal: whether a query sees only keys up to its own.
         cu_seqlens: [n+1] cuts of n sequences packed into one row (B = 1). On a GPU their values are not
-            read where a program takes packed sequences in place (`plan` shows it), so nothing waits.
+            read where a program takes packed sequences in place (`plan` shows it), so the CPU does not
+            synchronise with the GPU.
         max_seqlen: the length of the longest, if known; saves reading cu_seqlens.
         key_padding_mask: bool [B, S], True for real tokens; the others have no weight anywhere and
             their outputs are 0.
@@ -159,59 +200,182 @@ def attention(
             denominator_gate: g, [B, S, H], for /running.
             Your own parts name their own.
     """
-    resolved = spec if isinstance(spec, AttentionSpec) else _resolved(spec)
-    given = gates or {}
-    if named_gates:
-        given = {**given, **{name: gate for name, gate in named_gates.items() if gate is not None}}
+    resolved = spec if isinstance(spec, AttentionSpec) else _resolved(spec, k)
+    given = gates if type(gates) is dict and not named_gates else _named(gates, named_gates)
     heads_first = layout is not None and is_heads_first(layout)
     if heads_first:
         q, k, v, given = tokens_first(q, k, v, given)
-    inputs = Inputs(q, k, v, given)
+    options = _Options(
+        return_state, scale, causal, cu_seqlens, max_seqlen, key_padding_mask, form, chunk_size, tolerance,
+        score_bound, state_budget, layout is None,
+    )  # fmt: skip
+    attend: Any = _attend if isinstance(resolved, AttentionSpec) else _attend_by_heads
+    y, after = attend(resolved, Inputs(q, k, v, given), state, options)
+    y = y.transpose(1, 2) if heads_first else y
+    return (y, after) if return_state else y
+
+
+class _Options(NamedTuple):
+    """The arguments of `attention` besides spec, tensors and state."""
+
+    return_state: bool
+    scale: float | None
+    causal: bool
+    cu_seqlens: Tensor | None
+    max_seqlen: int | None
+    key_padding_mask: Tensor | None
+    form: str
+    chunk_size: int | None
+    tolerance: float
+    score_bound: float | None
+    state_budget: int
+    #: the caller did not name the layout, so shapes are checked for swapped axes
+    unnamed: bool
+
+
+def _named(gates: Mapping[str, Tensor] | None, named: Mapping[str, Tensor | None]) -> Mapping[str, Tensor]:
+    """All gates by name; those that are None are left out."""
+    if gates is None:
+        gates = {}
+    elif not isinstance(gates, Mapping):
+        raise InputError(
+            f"gates must be a dict of tensors by name, as in {{'input_gate': i}}, not {type(gates).__name__}."
+        )
+    if not named:
+        return gates
+    return {**gates, **{name: gate for name, gate in named.items() if gate is not None}}
+
+
+def _attend(
+    spec: AttentionSpec, inputs: Inputs, state: State | None, options: _Options
+) -> tuple[Tensor, State | None]:
+    """`attention` of one spec, with tokens before heads; a cached plan runs at once."""
     if state is not None:
-        state = _with_known_fill(state, k)
-    key = known = None
-    if key_padding_mask is None and not is_tracing():
-        unnamed = layout is None  # only then are shapes checked for swapped axes
-        key = _key(resolved, inputs, state, return_state, causal, form, chunk_size, state_budget, unnamed)
-        if cu_seqlens is not None and key is not None:
-            key = _key_of_packed(key, cu_seqlens, max_seqlen)
-        known = None if key is None else remembered_plan(key)
-        if known is not None and not known.copies:
-            factor = resolved.kernel.default_scale(q.shape[3]) if scale is None else float(scale)
-            packing = None
-            if cu_seqlens is not None:
-                if not cu_seqlens.is_cuda:  # there the program itself asserts it
-                    check_cuts(cu_seqlens, q.shape[1], max_seqlen)
-                packing = _packing(cu_seqlens, max_seqlen, q)
-            given = causal, state, return_state, None, chunk_size, packing
-            y, after = known.run(Call(resolved, inputs, factor, q.device, *given))
-            y = y.transpose(1, 2) if heads_first else y
-            return (y, _kept(after, k.shape[1])) if return_state else y
-    request = _Request(
-        resolved,
-        inputs,
-        state,
-        return_state,
-        causal,
-        form,
-        chunk_size,
-        state_budget,
-        cu_seqlens,
-        max_seqlen,
-        key_padding_mask,
-    )
-    if layout is None:
-        check_not_swapped(q, k, causal=causal)
+        state = _with_known_fill(state, inputs.k)
+    key = _key(spec, inputs, state, options)
+    known = None if key is None else remembered_plan(key)
+    if known is None or known.copies:
+        return _attend_checked(_Request(spec, inputs, state, options), key, known)
+    cuts = options.cu_seqlens
+    packing = None if cuts is None else _checked_packing(cuts, options.max_seqlen, inputs.q)
+    y, after = known.run(_planned_call(spec, inputs, state, options, packing))
+    return y, _kept(after, inputs.k.shape[1]) if options.return_state else None
+
+
+def _planned_call(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    state: State | None,
+    options: _Options,
+    packing: Packing | None = None,
+    groups: tuple[HeadGroup, ...] = (),
+) -> Call:
+    """A call whose program is known, so that no form is asked for."""
+    q, scale = inputs.q, options.scale
+    factor = spec.kernel.default_scale(q.shape[3]) if scale is None else as_number("scale", scale)
+    return Call(
+        spec, inputs, factor, q.device, options.causal, state, options.return_state, None, options.chunk_size,
+        packing, groups,
+    )  # fmt: skip
+
+
+def _attend_checked(
+    request: _Request, key: Hashable | None, known: Plan | None
+) -> tuple[Tensor, State | None]:
+    """The same after all checks; the plan is cached under the key."""
     request.check()
     if request.needs_series:
-        answer = _outside_of_graphs(_answer_by_series)(request, scale, tolerance, score_bound)
-        if not heads_first:
-            return answer
-        return (answer[0].transpose(1, 2), answer[1]) if isinstance(answer, tuple) else answer.transpose(1, 2)
+        return _outside_of_graphs(_answer_by_series)(request)
     request.check_state()
-    y, after = _run_checked(request, scale, key, known)
-    y = y.transpose(1, 2) if heads_first else y
-    return (y, _kept(after, k.shape[1])) if return_state else y
+    y, after = _run_checked(request, key, known)
+    return y, _kept(after, request.inputs.k.shape[1]) if request.options.return_state else None
+
+
+def _checked_packing(cu_seqlens: Tensor, max_seqlen: int | None, q: Tensor) -> Packing:
+    """The packing of a call whose shapes are right; on a GPU the program itself checks the cuts."""
+    if not cu_seqlens.is_cuda:
+        check_cuts(cu_seqlens, q.shape[1], max_seqlen)
+    return _packing(cu_seqlens, max_seqlen, q)
+
+
+# ----------------------------------------------------------------------------------- heads that differ
+
+
+def _attend_by_heads(
+    layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
+) -> tuple[Tensor, tuple[State, ...]]:
+    """`attention` of heads that differ: one call for each group of heads, or for groups that run together."""
+    together = _together(layer, inputs, states, options)
+    split = _split(layer, inputs, together)
+    outputs: list[Tensor] = []
+    after: dict[int, State] = {}
+    for part in split.parts:
+        own = _inputs_of(part, inputs)
+        number, *others = part.numbers
+        if others:
+            call = _planned_call(part.groups[0].spec, own, None, options, groups=part.groups)
+            y, of_groups = together[part.numbers].program.run_groups(call)
+            after |= zip(part.numbers, of_groups, strict=options.return_state)
+        else:
+            state = None if states is None else states[number]
+            y, found = _attend(part.groups[0].spec, own, state, options)
+            if found is not None:
+                after[number] = found
+        outputs.append(y)
+    y = split.joined(outputs)
+    return y, tuple(after[number] for number in range(len(layer.groups))) if options.return_state else ()
+
+
+_Together = dict[tuple[int, ...], Plan]
+
+
+def _together(
+    layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
+) -> _Together:
+    """The groups of a layer that run together, by number, and their plans; found once per kind of call."""
+    key = _key(layer.groups, inputs, None, options) if states is None else None
+    known = None if key is None else remembered_together(key)
+    if known is not None:
+        return known
+    check_layer(layer, inputs, states)
+    if key is None or options.cu_seqlens is not None:
+        return {}
+    found = _find_together(layer, inputs, options, inputs.q.device)
+    remember_together(key, found)
+    return found
+
+
+def _find_together(
+    layer: LayerAttention, inputs: Inputs, options: _Options, device: torch.device, *, for_plan: bool = False
+) -> _Together:
+    """Raises unless every group can run."""
+
+    def joint(numbers: tuple[int, ...]) -> Call:
+        part = _split(layer, inputs, [numbers]).parts[0]
+        request = _Request(part.groups[0].spec, _inputs_of(part, inputs), None, options)
+        return request.call()._replace(device=device, groups=part.groups)
+
+    alone = []
+    for part in _split(layer, inputs, ()).parts:
+        request = _Request(part.groups[0].spec, _inputs_of(part, inputs), None, options)
+        request.check(for_plan=for_plan)
+        if not request.needs_series:
+            request.check_state()
+        alone.append(request.call()._replace(device=device))
+    return find_together(alone, joint)
+
+
+def _split(layer: LayerAttention, inputs: Inputs, together: Collection[tuple[int, ...]]) -> HeadSplit:
+    """The heads of each call: groups that run together, then every other group."""
+    taken = {number for numbers in together for number in numbers}
+    alone = [(number,) for number in range(len(layer.groups)) if number not in taken]
+    return split_heads(layer.groups, (*together, *alone), inputs.q.shape[2] // inputs.k.shape[2])
+
+
+def _inputs_of(part: HeadsOfPart, inputs: Inputs) -> Inputs:
+    """The tensors of some groups of heads."""
+    q, k, v, gates, _ = inputs
+    return Inputs(part.queries.of(q), part.keys.of(k), part.keys.of(v), part.gates(gates))
 
 
 def _packing(cu_seqlens: Tensor, max_seqlen: int | None, q: Tensor) -> Packing:
@@ -224,28 +388,21 @@ def _kept(after: State | None, tokens: int) -> State:
     return after if tokens == 1 or is_tracing() else after.compact()
 
 
-def _key(
-    spec: AttentionSpec,
-    inputs: Inputs,
-    state: State | None,
-    return_state: bool,
-    causal: bool,
-    form: str,
-    chunk_size: int | None,
-    state_budget: int,
-    unnamed: bool,
-) -> Hashable | None:
+def _key(spec: Hashable, inputs: Inputs, state: State | None, options: _Options) -> Hashable | None:
     """Everything that validity and choice of a program depend on; None: do not cache.
 
     It is computed at every call, so it must be cheap. Options of another type than usual may equal the usual
     ones (2.0 and 2), or have no hash: they are checked every time.
     """
+    return_state, _, causal, cuts, longest, mask, form, chunk_size, _, _, state_budget, unnamed = options
+    if mask is not None or is_tracing():
+        return None
     q, k, v, gates, _ = inputs
     if type(form) is not str or (chunk_size is not None and type(chunk_size) is not int):
         return None
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
-    if not isinstance(state, State | None) or not all(isinstance(g, Tensor) for g in gates.values()):
+    if state is not None and not isinstance(state, State):
         return None
     grad = torch.is_grad_enabled()
     key = (
@@ -253,25 +410,32 @@ def _key(
         q.device, k.device, v.device, grad and (q.requires_grad or k.requires_grad or v.requires_grad),
         return_state, causal, form, chunk_size, state_budget, unnamed,
     )  # fmt: skip
-    if gates:
-        key += tuple((n, g.shape, g.dtype, g.device, grad and g.requires_grad) for n, g in gates.items())
+    for name, gate in gates.items():
+        if not isinstance(gate, Tensor):
+            return None
+        key += (name, gate.shape, gate.dtype, gate.device, grad and gate.requires_grad)
+    if cuts is not None:
+        if not isinstance(cuts, Tensor) or not (longest is None or type(longest) is int):
+            return None
+        key = (key, cuts.shape, cuts.dtype, cuts.device, longest)
     return key if state is None else (*key, state.signature())
 
 
-def _key_of_packed(key: Hashable, cu_seqlens: Tensor, max_seqlen: int | None) -> Hashable | None:
-    """The key of a call on packed sequences."""
-    if not isinstance(cu_seqlens, Tensor) or not (max_seqlen is None or type(max_seqlen) is int):
-        return None
-    return key, cu_seqlens.shape, cu_seqlens.dtype, cu_seqlens.device, max_seqlen
+@overload
+def plan(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec | str, **options: Any) -> Plan: ...
+
+
+@overload
+def plan(q: Tensor, k: Tensor, v: Tensor, spec: LayerAttention, **options: Any) -> LayerPlan: ...
 
 
 def plan(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    spec: AttentionSpec | str,
+    spec: AttentionSpec | LayerAttention | str,
     *,
-    state: State | bool | None = None,
+    state: State | Sequence[State] | bool | None = None,
     return_state: bool = False,
     causal: bool = True,
     form: str = "auto",
@@ -284,9 +448,10 @@ def plan(
     tolerance: float = 1e-6,
     score_bound: float | None = None,
     state_budget: int = STATE_BUDGET,
+    layout: str | None = None,
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
-) -> Plan:
+) -> Plan | LayerPlan:
     """What `attention` would do for such a call, and why; calls that it refuses are refused here.
 
     Tensors may be on the meta device. state=True plans a call that continues from a state (with one token: a
@@ -294,49 +459,77 @@ def plan(
     GPU if there is one. Gates may be left out; those given are checked. For packed sequences it says which
     programs read them in place; only the size of `cu_seqlens` matters.
 
+    Where heads differ, it is a LayerPlan: one plan for each call, and which heads the call is for.
+
     exp with a state runs as its series. Its order, and so the size of the state, follows from the scores,
     or on the meta device from `score_bound`.
     """
-    resolved = _resolved(spec)
-    given = {n: g for n, g in {**(gates or {}), **named_gates}.items() if g is not None}
+    given = {name: gate for name, gate in _named(gates, named_gates).items() if gate is not None}
+    if layout is not None and is_heads_first(layout):
+        q, k, v, given = tokens_first(q, k, v, given)
     check_tensors(q, k, v)
-    request = _Request(
-        resolved,
-        Inputs(q, k, v, given),
-        state if isinstance(state, State) else None,
-        return_state or state is True,
-        causal,
-        form,
-        chunk_size,
-        state_budget,
-        cu_seqlens,
-        max_seqlen,
-        key_padding_mask,
-    )
+    resolved = _resolved(spec, k)
+    options = _Options(
+        return_state or state is True, scale, causal, cu_seqlens, max_seqlen, key_padding_mask, form,
+        chunk_size, tolerance, score_bound, state_budget, layout is None,
+    )  # fmt: skip
+    where = _planned_device(q, device)
+    inputs = Inputs(q, k, v, given)
+    if isinstance(resolved, LayerAttention):
+        return _plan_by_heads(resolved, inputs, state, options, return_state, where)
+    return _plan(resolved, inputs, state, options, return_state, where)
+
+
+def _plan(
+    spec: AttentionSpec,
+    inputs: Inputs,
+    state: Any,
+    options: _Options,
+    return_state: bool,
+    device: torch.device,
+) -> Plan:
+    """The plan of a call of one spec. Its state may be True, one that is not there yet."""
+    request = _Request(spec, inputs, None if isinstance(state, bool) else state, options)
     request.check(for_plan=True)
     note = ""
     if request.needs_series:
-        series, certificate = planned_series(
-            resolved,
-            request.inputs if q.is_meta else _masked_inputs(request),
-            scale=request.call(scale).scale,
-            tolerance=tolerance,
-            score_bound=score_bound,
-            causal=causal,
-            state=request.state,
-            sequences=request.sequences,
-            state_budget=state_budget,
-        )
-        note = f"{resolved} with a state runs as its series {series}: {certificate}"
-        request = dataclasses.replace(request, spec=series, inputs=request.inputs.map(torch.Tensor.double))
+        known = inputs if inputs.q.is_meta else _masked_inputs(request)
+        series, certificate = planned_series(spec, known, **request.series_options)
+        note = f"{spec} with a state runs as its series {series}: {certificate}"
+        request = request._replace(spec=series, inputs=inputs.map(torch.Tensor.double))
     request.check_state()
-    call = request.call(scale)._replace(device=_planned_device(q, device), return_state=return_state)
+    call = request.call()._replace(device=device, return_state=return_state)
     if state is True:
         call = call._replace(state=State.on_meta(request.spec, request.inputs))
-    if key_padding_mask is not None:
-        call = call._replace(inputs=call.inputs._replace(present=key_padding_mask))
+    if options.key_padding_mask is not None:
+        call = call._replace(inputs=call.inputs._replace(present=options.key_padding_mask))
     found = find_plan(call)
     return dataclasses.replace(found, note=note) if note else found
+
+
+def _plan_by_heads(
+    layer: LayerAttention,
+    inputs: Inputs,
+    states: Any,
+    options: _Options,
+    return_state: bool,
+    device: torch.device,
+) -> LayerPlan:
+    """The plans of a layer whose heads differ."""
+    given = states if isinstance(states, list | tuple) else [states] * len(layer.groups)
+    check_layer(layer, inputs, given if isinstance(states, list | tuple) else None)
+    together: _Together = {}
+    if not states and options.cu_seqlens is None and options.key_padding_mask is None:
+        together = _find_together(layer, inputs, options, device, for_plan=True)
+    parts = []
+    for part in _split(layer, inputs, together).parts:
+        found = together.get(part.numbers)
+        if found is None:
+            number = part.numbers[0]
+            own = _inputs_of(part, inputs)
+            found = _plan(part.groups[0].spec, own, given[number], options, return_state, device)
+        parts.append((part.groups, found))
+    return LayerPlan(tuple(parts))
 
 
 def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.device:
@@ -347,41 +540,34 @@ def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.devic
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """The arguments of one call of `attention`."""
+class _Request(NamedTuple):
+    """One call of `attention`, not yet checked."""
 
     spec: AttentionSpec
     inputs: Inputs
     state: State | None
-    return_state: bool
-    causal: bool
-    form: str
-    chunk_size: int | None
-    state_budget: int = STATE_BUDGET
-    cu_seqlens: Tensor | None = None
-    max_seqlen: int | None = None
-    key_padding_mask: Tensor | None = None
+    options: _Options
 
     @property
     def carries_state(self) -> bool:
-        return self.state is not None or self.return_state
+        return self.state is not None or self.options.return_state
 
     @property
     def is_in_layout(self) -> bool:
         """Whether programs can take the tensors unchanged: no padding mask, no states of packed sequences."""
-        return self.key_padding_mask is None and (self.cu_seqlens is None or not self.carries_state)
+        options = self.options
+        return options.key_padding_mask is None and (options.cu_seqlens is None or not self.carries_state)
 
     @property
     def asked_form(self) -> Form | None:
         """The form to compute; the chunked form of a kernel without a state is the blocked one."""
-        if self.form == "auto":
+        if self.options.form == "auto":
             return None
         try:
-            form = Form(self.form)
+            form = Form(self.options.form)
         except ValueError:
             known = ", ".join(["auto", *(f.value for f in Form)])
-            raise InputError(f"there is no form {self.form!r}; known are {known}.") from None
+            raise InputError(f"there is no form {self.options.form!r}; known are {known}.") from None
         stateless = not self.spec.has_finite_state and not self.needs_series_for(form)
         return Form.BLOCKED if form is Form.CHUNKED and stateless else form
 
@@ -395,50 +581,77 @@ class _Request:
 
     @property
     def sequences(self) -> int:
-        return self.inputs.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.numel() - 1
+        cuts = self.options.cu_seqlens
+        return self.inputs.q.shape[0] if cuts is None else cuts.numel() - 1
+
+    @property
+    def scale(self) -> float:
+        """The factor on q·k."""
+        given = self.options.scale
+        default = self.spec.kernel.default_scale(self.inputs.q.shape[3])
+        return default if given is None else as_number("scale", given)
+
+    @property
+    def series_options(self) -> dict[str, Any]:
+        """What the order of a series depends on besides the inputs."""
+        return {
+            "scale": self.scale,
+            "tolerance": self.options.tolerance,
+            "score_bound": self.options.score_bound,
+            "causal": self.options.causal,
+            "state": self.state,
+            "sequences": self.sequences,
+            "state_budget": self.options.state_budget,
+        }
 
     def check(self, *, for_plan: bool = False) -> None:
         """Raise unless the tensors fit each other, the spec and the form; plans need no gates or cuts."""
+        options = self.options
+        if options.unnamed and not for_plan:
+            check_not_swapped(self.inputs.q, self.inputs.k, causal=options.causal)
         check_tensors(self.inputs.q, self.inputs.k, self.inputs.v)
         check_gates(self.spec, self.inputs, may_miss=for_plan)
         check_layout(
             self.inputs,
-            causal=self.causal,
-            cu_seqlens=None if for_plan else self.cu_seqlens,
-            max_seqlen=self.max_seqlen,
-            key_padding_mask=self.key_padding_mask,
+            causal=options.causal,
+            cu_seqlens=None if for_plan else options.cu_seqlens,
+            max_seqlen=options.max_seqlen,
+            key_padding_mask=options.key_padding_mask,
         )
+        as_whole_number("state_budget", options.state_budget)
         self.check_form()
 
     def check_form(self) -> None:
         """Raise if the call needs a state or the recurrent form, and the spec has none."""
         if self.asked_form is Form.RECURRENT or self.carries_state:
             require_recurrent(self.spec)
-        if self.chunk_size is not None and (not isinstance(self.chunk_size, int) or self.chunk_size < 1):
-            raise InputError(f"chunk_size must be a whole number of at least 1, got {self.chunk_size}.")
+        size = self.options.chunk_size
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise InputError(f"chunk_size must be a whole number of at least 1, got {size!r}.")
 
     def check_state(self) -> None:
         """Raise unless the state fits the call and the budget."""
         asked = self.asked_form in (Form.CHUNKED, Form.RECURRENT)
         if self.spec.has_finite_state and (self.carries_state or asked):
-            check_state_budget(self.spec, self.inputs, self.sequences, self.state_budget)
+            check_state_budget(self.spec, self.inputs, self.sequences, self.options.state_budget)
         if self.state is not None:
             check_state(self.spec, self.state, self.inputs, self.sequences)
 
-    def call(self, scale: float | None) -> Call:
+    def call(self) -> Call:
         """The call that a program runs."""
-        q = self.inputs.q
+        q, options = self.inputs.q, self.options
+        cuts = options.cu_seqlens
         return Call(
             self.spec,
             self.inputs,
-            self.spec.kernel.default_scale(q.shape[3]) if scale is None else float(scale),
+            self.scale,
             q.device,
-            self.causal,
+            options.causal,
             self.state,
-            self.return_state,
+            options.return_state,
             self.asked_form,
-            self.chunk_size,
-            None if self.cu_seqlens is None else _packing(self.cu_seqlens, self.max_seqlen, q),
+            options.chunk_size,
+            None if cuts is None else _packing(cuts, options.max_seqlen, q),
         )
 
 
@@ -462,54 +675,46 @@ def _outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
     return function if compiler is None else compiler.disable(function)
 
 
-def _answer_by_series(
-    request: _Request, scale: float | None, tolerance: float, score_bound: float | None
-) -> Tensor | tuple[Tensor, State]:
+def _answer_by_series(request: _Request) -> tuple[Tensor, State | None]:
     """exp as its series, truncated at an order certified for these scores, in float64."""
-    call = request.call(scale)
     spec, certificate, longest_key = as_series(
-        request.spec,
-        _masked_inputs(request),
-        scale=call.scale,
-        tolerance=tolerance,
-        score_bound=score_bound,
-        causal=request.causal,
-        state=request.state,
-        sequences=request.sequences,
-        state_budget=request.state_budget,
+        request.spec, _masked_inputs(request), **request.series_options
     )
-    wide = dataclasses.replace(request, spec=spec, inputs=request.inputs.map(torch.Tensor.double))
+    wide = request._replace(
+        spec=spec,
+        inputs=request.inputs.map(torch.Tensor.double),
+        options=request.options._replace(scale=request.scale),
+    )
     wide.check_state()
-    y, after = _run_checked(wide, call.scale)
+    y, after = _run_checked(wide)
     y = y.to(request.inputs.q.dtype)
-    if not request.return_state:
-        return y
-    return y, dataclasses.replace(
-        _kept(after, request.inputs.k.shape[1]), certificate=certificate, key_bound=longest_key
-    )
+    if not request.options.return_state:
+        return y, None
+    after = _kept(after, request.inputs.k.shape[1])
+    return y, dataclasses.replace(after, certificate=certificate, key_bound=longest_key)
 
 
 def _run_checked(
-    request: _Request, scale: float | None, key: Hashable | None = None, known: Plan | None = None
+    request: _Request, key: Hashable | None = None, known: Plan | None = None
 ) -> tuple[Tensor, State | None]:
     """Output and state of a call that has been checked; its plan is cached under the key."""
     if not request.is_in_layout:
-        return _run_in_batches(request, scale)
-    call = request.call(scale)
+        return _run_in_batches(request)
+    call = request.call()
     found = find_plan(call) if known is None else known
     if key is not None:
         remember_plan(key, found)
-    return _run_in_batches(request, scale) if found.copies else found.run(call)
+    return _run_in_batches(request) if found.copies else found.run(call)
 
 
 # ------------------------------------------------------------------------------- padding and packing
 
 
-def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+def _run_in_batches(request: _Request) -> tuple[Tensor, State | None]:
     """Output and state, computed in right-padded batches."""
     inputs = request.inputs
     if inputs.q.shape[1] != inputs.k.shape[1]:
-        return _run_last_tokens(request, scale)
+        return _run_last_tokens(request)
     batches = _batches(request)
     outputs, states = [], []
     for batch in batches:
@@ -517,19 +722,19 @@ def _run_in_batches(request: _Request, scale: float | None) -> tuple[Tensor, Sta
         before = request.state
         if before is not None and batch.sequences is not None:
             before = before[batch.sequences]
-        y, after = _run(request, rows, before, scale)
+        y, after = _run(request, rows, before)
         outputs.append(y)
         states.append(after)
     y = put_back(batches, outputs, (inputs.q.shape[0], inputs.q.shape[1]))
-    return y, _in_order(batches, states) if request.return_state else None
+    return y, _in_order(batches, states) if request.options.return_state else None
 
 
-def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, State | None]:
+def _run_last_tokens(request: _Request) -> tuple[Tensor, State | None]:
     """Queries that are the last tokens, with padding anywhere among the keys."""
-    inputs, mask = request.inputs, request.key_padding_mask
+    inputs, mask = request.inputs, request.options.key_padding_mask
     assert mask is not None
     absent = ~mask[..., None, None]
-    call = request.call(scale)._replace(inputs=inputs._replace(present=mask), packing=None)
+    call = request.call()._replace(inputs=inputs._replace(present=mask), packing=None)
     found = find_plan(call)
     if not found.program.skips_absent_keys:
         k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
@@ -538,29 +743,30 @@ def _run_last_tokens(request: _Request, scale: float | None) -> tuple[Tensor, St
     return y.masked_fill(absent[:, -y.shape[1] :], 0.0), after
 
 
-def _run(
-    request: _Request, inputs: Inputs, state: State | None, scale: float | None
-) -> tuple[Tensor, State | None]:
-    call = request.call(scale)._replace(inputs=inputs, state=state, packing=None)
+def _run(request: _Request, inputs: Inputs, state: State | None) -> tuple[Tensor, State | None]:
+    call = request.call()._replace(inputs=inputs, state=state, packing=None)
     return find_plan(call).run(call)
 
 
 def _masked_inputs(request: _Request) -> Inputs:
     """The inputs with zeros in place of padding, whatever was there."""
-    if request.key_padding_mask is None:
+    mask = request.options.key_padding_mask
+    if mask is None:
         return request.inputs
-    batch = from_padding_mask(request.key_padding_mask)
+    batch = from_padding_mask(mask)
     q, k, v = request.inputs.q, request.inputs.k, request.inputs.v
-    return request.inputs.with_tensors(batch.take(q), batch.take(k), v)
+    q = batch.take(q) if q.shape[1] == k.shape[1] else q  # the mask is of keys
+    return request.inputs.with_tensors(q, batch.take(k), v)
 
 
 def _batches(request: _Request) -> list[Batch]:
     """How padded or packed tokens are converted to the layout of the programs."""
-    if request.cu_seqlens is not None:
-        cuts, tokens = request.cu_seqlens.to(request.inputs.q.device), request.inputs.q.shape[1]
-        return from_cu_seqlens(cuts, tokens, request.max_seqlen)
-    assert request.key_padding_mask is not None
-    return [from_padding_mask(request.key_padding_mask)]
+    cuts, mask = request.options.cu_seqlens, request.options.key_padding_mask
+    if cuts is not None:
+        tokens = request.inputs.q.shape[1]
+        return from_cu_seqlens(cuts.to(request.inputs.q.device), tokens, request.options.max_seqlen)
+    assert mask is not None
+    return [from_padding_mask(mask)]
 
 
 def _in_order(batches: list[Batch], states: list[State | None]) -> State:
@@ -602,12 +808,16 @@ def _as_attribute(text: str) -> str:
     return text.replace(".", "\u2024")
 
 
-def _resolved(spec: AttentionSpec | str) -> AttentionSpec:
-    if isinstance(spec, AttentionSpec):
+def _resolved(spec: AttentionSpec | LayerAttention | str, k: Tensor) -> AttentionSpec | LayerAttention:
+    if isinstance(spec, AttentionSpec | LayerAttention):
         return spec
     if not isinstance(spec, str):
         raise InputError(
             f"spec must be an AttentionSpec, a notation such as 'exp/sum' or a catalogue name, not {spec!r}."
         )
+    if ":" in spec:
+        if not isinstance(k, Tensor) or k.dim() != 4:
+            raise InputError(f"k must be a tensor [batch, tokens, heads, size], got {type(k).__name__}.")
+        return LayerAttention.read(spec, k.shape[2])
     _parse_once(spec)
     return getattr(_known_specs, _as_attribute(spec))

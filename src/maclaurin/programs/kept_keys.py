@@ -5,14 +5,14 @@
 Which keys are kept is decided first, by the attention each received in the window, without a gradient. Then
 one number per key, until_s, says which queries see it, and the rest is softmax attention.
 
-Heads of a layer may have different memories (spec/head_groups.py). Groups of heads that differ only in their
-window run together, in the launches of one (`attend_together`).
+Heads of a layer may have different windows (spec/head_groups.py). Groups of heads that differ only in their
+window run together, in the launches of one (`KeptKeys.run_groups`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,14 +21,14 @@ from torch import Tensor
 from maclaurin.forms.attend import Form
 from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
+from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.decode_step import refuse_step
-from maclaurin.programs.operands import finish_rows, operands, refuse_head_size, refuse_tensors
-from maclaurin.programs.operators import operator
-from maclaurin.programs.program import Call, Cost, Program
+from maclaurin.programs.fused_rows import finish_rows, operands, refuse_head_size, refuse_tensors
+from maclaurin.programs.program import Call, Cost, Program, first_reason
 from maclaurin.spec import AttentionSpec
+from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
     from maclaurin.programs.triton.kept_keys import ExactOfHeads
@@ -43,10 +43,11 @@ class KeptKeys(Program):
     name = "kept keys"
     backend = "triton"
     form = Form.CHUNKED
+    takes_groups = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        why = _refuse_spec(spec)
+        why = first_reason(*(_refuse_spec(each) for each, _ in call.specs_of_heads))
         if why is not None:
             return why
         if call.state is not None:
@@ -63,70 +64,66 @@ class KeptKeys(Program):
 
     def cost(self, call: Call) -> Cost:
         """A pass over the exact keys; with kept keys, two over the window and a comparison of all scores."""
-        window = call.spec.window
-        assert window is not None
-        batch, tokens, heads, d = call.inputs.q.shape
-        kv_heads, e = call.inputs.k.shape[2], call.inputs.v.shape[3]
-        rows = float(batch * tokens * heads)
-        near, seen = min(window.size + 64, tokens), min(window.slots + 64, tokens)
-        flops = 2 * rows * seen * (d + e)
-        lists = 4.0 * batch * kv_heads * (tokens / 64) * seen
-        if window.kept:  # a comparison takes as long as about 30 matrix operations
-            flops += 4 * rows * near * d + 30.0 * batch * kv_heads * tokens * tokens
-        return Cost(flops, 2 * lists, 12, lists + 8 * rows)
+        batch, tokens, _, d = call.inputs.q.shape
+        e, total = call.inputs.v.shape[3], Cost(0.0, 0.0, 12, 0.0)
+        for spec, kv_heads in call.specs_of_heads:
+            window = spec.window
+            assert window is not None
+            rows = float(batch * tokens * kv_heads * call.group)
+            near, seen = min(window.size + 64, tokens), min(window.slots + 64, tokens)
+            flops = 2 * rows * seen * (d + e)
+            lists = 4.0 * batch * kv_heads * (tokens / 64) * seen
+            if window.kept:  # a comparison takes as long as about 30 matrix operations
+                flops += 4 * rows * near * d + 30.0 * batch * kv_heads * tokens * tokens
+            total = Cost(
+                total.flops + flops, total.bytes + 2 * lists, 12, total.peak_bytes + lists + 8 * rows
+            )
+        return total
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        q, k, v = operands(call.spec, call.inputs)
-        y, until, score = _rows(call, q, k, v, [call.spec] * k.shape[2])
-        return y, _state_after(call.spec, _count(k), k, v, until, score) if call.return_state else None
+        y, k, v, until, score = _rows(call, _numbers_of(call.spec, call.inputs.k.shape[2]))
+        if not call.return_state:
+            return y, None
+        return y, _state_after(call.spec, _count(k), k, v, until, score)
+
+    def run_groups(self, call: Call) -> tuple[Tensor, tuple[State, ...]]:
+        y, k, v, until, score = _rows(call, _numbers_of_groups(call.groups))
+        if not call.return_state:
+            return y, ()
+        states, first, count = [], 0, _count(k)
+        for group in call.groups:
+            number = len(group.heads)
+            own = (u.narrow(1, first, number) for u in (k, v, until, score))
+            states.append(_state_after(group.spec, count, *own))
+            first += number
+        return y, tuple(states)
 
 
-def _rows(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, specs: Sequence[AttentionSpec]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, T, H, e], and until and scores [B, K, T]; specs of key-value heads differ only in windows."""
-    exact = [number for spec in specs for number in _numbers(spec)]
+def _rows(call: Call, exact: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y [B, T, H, e], keys and values [B, K, T, ·], and until and scores [B, K, T].
+
+    `exact`: window, sinks and slots of each key-value head, one after the other.
+    """
     with without_autocast(call.device):
-        q, k, v = (u.transpose(1, 2) for u in (q, k, v))
+        q, k, v = operands(call.spec, call.inputs)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         until, score = key_lifetimes(q.detach(), k.detach(), call.scale, exact)
         o, _ = attention_while_seen(q, k, v, until, call.scale, exact)
-        y = finish_rows(specs[0], o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype)
-    return y, until, score
+        y = finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype)
+    return y, k, v, until, score
 
 
-def _numbers(spec: AttentionSpec) -> tuple[int, int, int]:
-    """Window, sinks and slots for kept keys."""
+@lru_cache(maxsize=1024)
+def _numbers_of(spec: AttentionSpec, kv_heads: int) -> list[int]:
+    """Window, sinks and slots for kept keys, the same for each key-value head."""
     window = spec.window
     assert window is not None
-    return window.size, window.sinks, window.kept
+    return [window.size, window.sinks, window.kept] * kv_heads
 
 
-# ------------------------------------------------------------------------------- groups of heads together
-
-
-def attend_together(
-    specs: Sequence[AttentionSpec],
-    heads: Sequence[int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    return_states: bool = False,
-) -> tuple[Tensor, list[State]]:
-    """y [B, T, H, e] of groups of key-value heads, and the state of each group after the text.
-
-    Groups follow each other in q, k and v; group i has the spec specs[i] and heads[i] key-value heads.
-    programs/by_heads.py finds the groups that can run together.
-    """
-    every = [spec for spec, number in zip(specs, heads, strict=True) for _ in range(number)]
-    scale = specs[0].kernel.default_scale(q.shape[3])
-    call = Call(specs[0], Inputs(q, k, v), scale, q.device, return_state=return_states)
-    y, until, score = _rows(call, *operands(specs[0], call.inputs), every)
-    if not return_states:
-        return y, []
-    of_groups = [u.split(list(heads), dim=n) for u, n in ((k, 2), (v, 2), (until, 1), (score, 1))]
-    count = _count(k)
-    return y, [_state_after(spec, count, *group) for spec, *group in zip(specs, *of_groups, strict=True)]
+@lru_cache(maxsize=1024)
+def _numbers_of_groups(groups: tuple[HeadGroup, ...]) -> list[int]:
+    return [number for group in groups for number in _numbers_of(group.spec, len(group.heads))]
 
 
 class KeptStep(Program):
@@ -135,6 +132,7 @@ class KeptStep(Program):
     name = "kept step"
     backend = "triton"
     form = Form.RECURRENT
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -190,19 +188,18 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
 
 
 def _count(k: Tensor) -> Tensor:
-    """The number of tokens of each text [B]; states of several groups share it."""
-    return torch.full((k.shape[0],), k.shape[1], device=k.device)
+    """The number of tokens of each text [B], for keys [B, K, T, d]; states of several groups share it."""
+    return torch.full((k.shape[0],), k.shape[2], device=k.device)
 
 
 def _state_after(
     spec: AttentionSpec, count: Tensor, k: Tensor, v: Tensor, until: Tensor, score: Tensor
 ) -> State:
-    """The state after the last token: window, sinks, and the kept keys; k and v are [B, T, K, ·]."""
+    """The state after the last token: window, sinks, and the kept keys; k and v are [B, K, T, ·]."""
     from maclaurin.programs.triton import kept_keys as program
 
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
     batch, kv_heads, tokens, d = k.shape
-    exact = program.Exact(*_numbers(spec))
+    exact = _each_head(tuple(_numbers_of(spec, 1)))[0]
     found = program.exact_keys(k, v, until, score, exact)
     columns = v.shape[3] + int(spec.needs_row_sum)
     return State(
@@ -258,9 +255,14 @@ def attention_while_seen_backward(
 
 
 def _by_head(exact: list[int]) -> ExactOfHeads:
+    return _each_head(tuple(exact))
+
+
+@lru_cache(maxsize=1024)
+def _each_head(numbers: tuple[int, ...]) -> ExactOfHeads:
     from maclaurin.programs.triton.kept_keys import Exact
 
-    return tuple(Exact(*exact[n : n + 3]) for n in range(0, len(exact), 3))
+    return tuple(Exact(*numbers[n : n + 3]) for n in range(0, len(numbers), 3))
 
 
 @key_lifetimes.register_fake

@@ -14,7 +14,8 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import gated_values, log_decay, working_dtype
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.operands import (
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import (
     finish_rows,
     over_denominator,
     refuse_denominator,
@@ -22,7 +23,6 @@ from maclaurin.programs.operands import (
     row_divisor,
     rows_are_divided,
 )
-from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.programs.triton import dense
 from maclaurin.spec import AttentionSpec, Sign

@@ -1,6 +1,6 @@
 """Polynomials of low order in linear time, on a fused program (triton/linear_time.py).
 
-Kernels that expand about the row's mean score hand the program a polynomial per row:
+Kernels that expand about the row's mean score use separate coefficients for each row:
 
     T_N(x − c_t) = Σ_n α_n(t) xⁿ,       c_t = scale · q_t·(mean of the keys up to t)
 
@@ -22,7 +22,8 @@ from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import log_decay
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.operands import (
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import (
     are_operands,
     finish_rows,
     operands,
@@ -33,7 +34,6 @@ from maclaurin.programs.operands import (
     row_divisor,
     rows_are_final,
 )
-from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
@@ -235,6 +235,8 @@ def _power_of_two(least: int) -> int:
 def refuse_head(order: int, d: int) -> str | None:
     """Why the program does not take moments of that order for heads of size d; None if it does."""
     largest = LARGEST_HEAD.get(order, 0)
+    if largest == 0:
+        return f"it supports orders up to {max(LARGEST_HEAD)}, and this is order {order}"
     return None if d <= largest else f"at order {order} it supports head sizes up to {largest}"
 
 

@@ -8,7 +8,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import finish_rows, operands, refuse_kind
+from maclaurin.programs.fused_rows import finish_rows, operands, refuse_kind
 from maclaurin.programs.program import Call, Cost, Program, dense_flops
 from maclaurin.spec import AttentionSpec
 
@@ -20,6 +20,7 @@ class OneQuery(Program):
     backend = "triton"
     form = Form.PARALLEL
     skips_absent_keys = True
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         why = refuse_spec(call.spec)

@@ -29,40 +29,8 @@ class PlainForm(Program):
         self.name = f"plain {form.value}"
 
     def cannot(self, call: Call) -> str | None:
-        spec, form = call.spec, self.form.value
-        if not call.causal and spec.has_order_of_time:
-            part = spec.irreversible_part
-            assert part is not None
-            return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
-        keeps = spec.window is not None and spec.window.kept > 0
-        if keeps and self.form is Form.BLOCKED:
-            return (
-                f"{spec} keeps keys by the attention of all queries, and the blocked form sees a block of "
-                "them at a time: use form='chunked'"
-            )
-        if keeps and self.form is Form.PARALLEL and not call.is_aligned:
-            return (
-                f"{spec} keeps keys by the attention they received, which needs one query per key; got "
-                f"{call.queries} queries and {call.keys} keys: pass a state instead of old keys"
-            )
-        if self.form in (Form.PARALLEL, Form.BLOCKED):
-            if call.carries_state:
-                return f"the {form} form carries no state: use form='chunked', 'recurrent' or 'auto'"
-            return None
-        if not spec.has_finite_state:
-            return f"{spec} has no finite state, so it has no {form} form"
-        if not call.causal and self.form is Form.RECURRENT:
-            return (
-                "the recurrent form reads from left to right, so it is causal: use form='chunked' (linear in "
-                "T for polynomial kernels) or 'parallel' for causal=False"
-            )
-        if not call.is_aligned and call.causal:
-            instead = "" if call.carries_state or keeps else "use form='parallel', or "
-            return (
-                f"the {form} form needs one query per key, got {call.queries} queries and {call.keys} "
-                f"keys: {instead}pass a state instead of old keys"
-            )
-        return None
+        why = _why_not(self.form, call)
+        return None if why is None else f"{why}{_instead(call)}"
 
     def chunk(self, call: Call) -> int | None:
         if call.chunk_size is not None:
@@ -92,6 +60,42 @@ class PlainForm(Program):
                 state=call.state,
                 return_state=call.return_state,
             )
+
+
+def _why_not(form: Form, call: Call) -> str | None:
+    """Why this form cannot compute the call; None if it can."""
+    spec = call.spec
+    if not call.causal and spec.has_order_of_time:
+        part = spec.irreversible_part
+        assert part is not None
+        return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
+    keeps = spec.window is not None and spec.window.kept > 0
+    if keeps and form is Form.BLOCKED:
+        return (
+            f"{spec} keeps keys by the attention of all queries, and the blocked form sees a block of them "
+            "at a time"
+        )
+    if keeps and form is Form.PARALLEL and not call.is_aligned:
+        return f"{spec} keeps keys by the attention they received, which needs one query per key"
+    if form in (Form.PARALLEL, Form.BLOCKED):
+        return f"the {form.value} form carries no state" if call.carries_state else None
+    if not spec.has_finite_state:
+        return f"{spec} has no finite state, so it has no {form.value} form"
+    if not call.causal and form is Form.RECURRENT:
+        return "the recurrent form reads from left to right, so it is causal"
+    if not call.is_aligned and call.causal:
+        return f"the {form.value} form needs one query per key"
+    return None
+
+
+def _instead(call: Call) -> str:
+    """What the caller of a refused form can do: only forms that can compute the call, if any."""
+    forms = [f"'{form.value}'" for form in Form if _why_not(form, call) is None]
+    advice = [f"use form={' or '.join(forms)}"] if forms else []
+    if call.is_aligned or not call.causal:
+        return f": {advice[0]}" if advice else ""
+    advice.append("pass a state instead of old keys")
+    return f" (got {call.queries} queries and {call.keys} keys): {', or '.join(advice)}"
 
 
 # ------------------------------------------------------------------------------------- their costs

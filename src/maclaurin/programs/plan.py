@@ -2,6 +2,9 @@
 
 The plan is found once per spec, shapes, dtypes, device and flags, and cached.
 
+Where heads of a layer differ, each group of heads has its own plan. Groups that differ only in their window
+have one plan together, if a program takes them in one call and that costs less (`find_together`).
+
 Programs that can read packed sequences in place do so; for the others, sequences are copied to padded rows.
 Costs are estimated for rows as long as the longest sequence, if known, else as the mean: the cuts may be on a
 GPU, and reading them would wait for it. Copying adds padding, and several calls instead of one.
@@ -10,7 +13,7 @@ GPU, and reading them would wait for it. Copying adds padding, and several calls
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from maclaurin.errors import InputError
@@ -27,7 +30,8 @@ from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
 from maclaurin.spec import AttentionSpec
-from maclaurin.spec.part import after_registration
+from maclaurin.spec.head_groups import HeadGroup, LayerAttention
+from maclaurin.spec.part import Part, after_registration
 
 PLAIN_FORMS = {form: PlainForm(form) for form in Form}
 #: every way to compute a call; of two that cost the same, the first is taken
@@ -60,16 +64,12 @@ def _names_left_out() -> frozenset[str]:
 _LEFT_OUT = _names_left_out()
 
 
-def left_out() -> frozenset[str]:
-    """Names of the programs that are not used."""
-    return _LEFT_OUT
-
-
 @dataclass(frozen=True)
 class Plan:
     """The program that `attention` runs for a call, and what others would cost or why they cannot run it."""
 
-    spec: AttentionSpec
+    #: of groups of heads that run together: all of them
+    spec: AttentionSpec | LayerAttention
     program: Program
     chunk_size: int | None
     costs: dict[Program, Cost]
@@ -99,6 +99,11 @@ class Plan:
     def copies(self) -> bool:
         """Whether packed sequences are copied to rows; a program is then chosen by their real lengths."""
         return self.program in self.copied
+
+    @property
+    def has_fixed_work(self) -> bool:
+        """Whether such calls launch the same kernels each time, so that they can be recorded as a graph."""
+        return self.program.has_fixed_work
 
     def seconds(self, program: Program) -> float:
         """The estimate for one of the programs that can run the call."""
@@ -144,6 +149,30 @@ class Plan:
         return f", packed sequences {how}"
 
 
+@dataclass(frozen=True)
+class LayerPlan:
+    """The plans of a layer whose heads differ, one for each call: a group of heads, or several together."""
+
+    parts: tuple[tuple[tuple[HeadGroup, ...], Plan], ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """One plan per call."""
+        return tuple(plan for _, plan in self.parts)
+
+    @property
+    def has_fixed_work(self) -> bool:
+        """Whether such calls launch the same kernels each time, so that they can be recorded as a graph."""
+        return all(plan.has_fixed_work for plan in self.plans)
+
+    def __str__(self) -> str:
+        texts = []
+        for groups, plan in self.parts:
+            heads = " and ".join(group.written_heads for group in groups)
+            texts.append(f"heads {heads}{', together' if len(groups) > 1 else ''}: {plan}")
+        return "\n".join(texts)
+
+
 def _refusal(program: Program, call: Call) -> str | None:
     if program.name in _LEFT_OUT:
         return "MACLAURIN_WITHOUT leaves it out"
@@ -169,7 +198,7 @@ def find_plan(call: Call) -> Plan:
     if program is None:
         raise InputError(f"{_why_none(call, refusals)}.")
     return Plan(
-        call.spec,
+        LayerAttention(call.groups) if call.groups else call.spec,
         program,
         program.chunk(rows),
         costs,
@@ -179,8 +208,36 @@ def find_plan(call: Call) -> Plan:
         call.form is not None,
         call.packing is not None,
         copied,
-        program.run if program in copied else program.prepared(call),
+        program.run if program in copied or call.groups else program.prepared(call),
     )
+
+
+def find_together(
+    calls: Sequence[Call], joint: Callable[[tuple[int, ...]], Call]
+) -> dict[tuple[int, ...], Plan]:
+    """The groups of heads that run together, by number, and their plan.
+
+    `calls` are those of each group alone; `joint` makes one call of some groups.
+    """
+    alike: dict[tuple[Part, ...], list[int]] = {}
+    for number, call in enumerate(calls):
+        if call.spec.window is not None and _can_run(joint((number,))):
+            alike.setdefault(_parts_but_window(call.spec), []).append(number)
+    found = {}
+    for numbers in map(tuple, alike.values()):
+        if len(numbers) > 1 and _can_run(call := joint(numbers)):
+            plan, alone = find_plan(call), [find_plan(calls[number]) for number in numbers]
+            if plan.seconds(plan.program) <= sum(each.seconds(each.program) for each in alone):
+                found[numbers] = plan
+    return found
+
+
+def _can_run(call: Call) -> bool:
+    return any(_refusal(program, call) is None for program in PROGRAMS)
+
+
+def _parts_but_window(spec: AttentionSpec) -> tuple[Part, ...]:
+    return tuple(part for part in spec.parts if part is not spec.window)
 
 
 #: sequences whose lengths round up to the same power of two are rows of one batch. On average: the
@@ -234,12 +291,14 @@ def _why_none(call: Call, refusals: dict[Program, str]) -> str:
 # ------------------------------------------------------------------------------------- cached plans
 
 _plans: dict[Hashable, Plan] = {}
+_plans_together: dict[Hashable, dict[tuple[int, ...], Plan]] = {}
 _MOST_PLANS = 4096
 
 
 def forget_plans() -> None:
     """Clear the cache of plans."""
     _plans.clear()
+    _plans_together.clear()
 
 
 after_registration(forget_plans)
@@ -255,3 +314,15 @@ def remember_plan(key: Hashable, plan: Plan) -> None:
     if len(_plans) >= _MOST_PLANS:
         _plans.clear()
     _plans[key] = plan
+
+
+def remembered_together(key: Hashable) -> dict[tuple[int, ...], Plan] | None:
+    """What `find_together` found for an earlier call with the same key."""
+    return _plans_together.get(key)
+
+
+def remember_together(key: Hashable, found: dict[tuple[int, ...], Plan]) -> None:
+    """Keep the plans of groups that run together for later calls with the same key."""
+    if len(_plans_together) >= _MOST_PLANS:
+        _plans_together.clear()
+    _plans_together[key] = found

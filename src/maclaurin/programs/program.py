@@ -15,6 +15,7 @@ from maclaurin.forms.packing import Packing
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import AttentionSpec
+from maclaurin.spec.head_groups import HeadGroup
 
 
 class Call(NamedTuple):
@@ -34,6 +35,9 @@ class Call(NamedTuple):
     form: Form | None = None  # None: any
     chunk_size: int | None = None  # None: the program's own
     packing: Packing | None = None
+    #: groups of heads whose specs differ only in their window. The tensors hold one group after the other,
+    #: and `spec` is that of the first. Empty: all heads have `spec`
+    groups: tuple[HeadGroup, ...] = ()
 
     @property
     def carries_state(self) -> bool:
@@ -58,6 +62,13 @@ class Call(NamedTuple):
         """Whether this is one more token after a state."""
         one = self.queries == 1 and self.keys == 1 and self.inputs.present is None
         return self.state is not None and self.causal and one
+
+    @property
+    def specs_of_heads(self) -> list[tuple[AttentionSpec, int]]:
+        """Every spec, and how many key-value heads have it."""
+        if not self.groups:
+            return [(self.spec, self.inputs.k.shape[2])]
+        return [(group.spec, len(group.heads)) for group in self.groups]
 
     @property
     def group(self) -> int:
@@ -145,6 +156,11 @@ class Program(ABC):
     backend: ClassVar[str]
     #: whether it reads packed sequences in place; for other programs they are copied to rows
     reads_packed: ClassVar[bool] = False
+    #: whether one call may be for groups of heads with different windows (`Call.groups`)
+    takes_groups: ClassVar[bool] = False
+    #: whether calls with the same shapes launch the same kernels and never wait for the GPU, so that a
+    #: decoding step can be recorded as a graph
+    has_fixed_work: ClassVar[bool] = False
     #: whether it never reads absent keys and values; for other programs they are replaced by zeros
     skips_absent_keys: ClassVar[bool] = False
 
@@ -154,6 +170,8 @@ class Program(ABC):
             return f"it computes the {self.form.value} form, but another was requested"
         if call.packing is not None and not self.reads_packed:
             return "it does not read packed sequences"
+        if call.groups and not self.takes_groups:
+            return "it computes one spec for all heads"
         return self.cannot(call)
 
     @abstractmethod
@@ -167,6 +185,10 @@ class Program(ABC):
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         """The output [B, T, H, e] in the dtype of q, and the state after the last token if requested."""
+
+    def run_groups(self, call: Call) -> tuple[Tensor, tuple[State, ...]]:
+        """The output for `call.groups`, and the state of each group if requested; if `takes_groups`."""
+        raise NotImplementedError(f"{self.name} computes one spec for all heads")
 
     def prepared(self, call: Call) -> Run:
         """`run` for calls with the plan of this one: same spec, shapes, strides, dtypes, device and flags.
@@ -215,5 +237,7 @@ def state_bytes(call: Call) -> int | None:
     if not call.spec.has_finite_state:
         return None
     k, v = call.inputs.k, call.inputs.v
-    one = call.spec.state_bytes(k.shape[3], v.shape[3], own=k.dtype.itemsize, working=working_bytes(call))
-    return k.shape[0] * k.shape[2] * one
+    sizes = {"own": k.dtype.itemsize, "working": working_bytes(call)}
+    return k.shape[0] * sum(
+        heads * spec.state_bytes(k.shape[3], v.shape[3], **sizes) for spec, heads in call.specs_of_heads
+    )

@@ -16,7 +16,8 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.operands import (
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import (
     are_operands,
     finish_rows,
     operands,
@@ -28,7 +29,6 @@ from maclaurin.programs.operands import (
     rows_are_divided,
     rows_are_final,
 )
-from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
 from maclaurin.spec import AttentionSpec
 
@@ -113,7 +113,7 @@ class _Pairs(NamedTuple):
 def _refuse_packed(spec: AttentionSpec) -> str | None:
     """Why packed sequences of this spec are not supported; None if they are."""
     if spec.decay_gates:
-        return "it adds up a decay gate along a row"
+        return "packed sequences with a decay gate are not supported"
     return None if rows_are_divided(spec) else f"{spec.denominator} is counted along a row"
 
 
@@ -124,7 +124,7 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
     if weight.about_mean:
         return "it supports only polynomials that are the same for every row"
     if weight.function == "polynomial" and not len(spec.orders) > 0:
-        return "all weights are zero"
+        return "poly(0) has no weights to compute"
     if len(weight.coefficients) - 1 > _HIGHEST_ORDER:
         return f"it supports orders up to {_HIGHEST_ORDER}"
     return "it does not support a window" if spec.window is not None else None

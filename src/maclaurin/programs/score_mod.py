@@ -25,7 +25,8 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operands import (
+from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.fused_rows import (
     are_operands,
     finish_rows,
     operands,
@@ -35,7 +36,6 @@ from maclaurin.programs.operands import (
     scaled_rows,
     scaled_rows_backward,
 )
-from maclaurin.programs.operators import operator
 from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
 from maclaurin.programs.stock_softmax import log_divisor, weights_fit
 from maclaurin.spec import AttentionSpec
@@ -106,7 +106,7 @@ def _refuse_rows(spec: AttentionSpec) -> str | None:
 def _refuse_packed(spec: AttentionSpec) -> str | None:
     """Why packed sequences of this spec are not supported; None if they are."""
     if spec.decay_gates:
-        return "it adds up a decay gate along a row"
+        return "packed sequences with a decay gate are not supported"
     return None if spec.running_argument is None else f"{spec.denominator} adds up along a row"
 
 

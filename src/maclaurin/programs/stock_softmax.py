@@ -39,7 +39,7 @@ from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
 from maclaurin.forms.tracing import is_tracing
-from maclaurin.programs.operands import (
+from maclaurin.programs.fused_rows import (
     finish_rows,
     fused_length,
     normed_rows,
@@ -58,6 +58,7 @@ class StockSoftmax(Program):
     name = "stock softmax"
     backend = "sdpa"
     form = Form.PARALLEL
+    has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
@@ -104,6 +105,11 @@ def _run_softmax(call: Call) -> tuple[Tensor, None]:
 def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
     q, k, v = inputs.q, inputs.k, inputs.v
     mask, is_causal = _mask(inputs, causal)
+    if mask is None and _recomputes_on_cpu(q, k, v):
+        group = q.shape[2] // k.shape[2]
+        if group > 1:
+            k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+        return cast("Tensor", _CpuSoftmax.apply(q, k, v, scale, is_causal))
     grouped = True if q.shape[2] != k.shape[2] else False  # noqa: SIM210 (a plain bool for symbolic sizes)
     return scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -114,6 +120,33 @@ def _softmax(inputs: Inputs, scale: float, causal: bool) -> Tensor:
         scale=scale,
         enable_gqa=grouped,
     ).transpose(1, 2)
+
+
+def _recomputes_on_cpu(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether torch would run its fused attention for CPUs, whose backward pass needs a guard."""
+    if q.device.type != "cpu" or not torch.is_grad_enabled() or is_tracing():
+        return False
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad
+    alike = q.shape[3] == v.shape[3] and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    return wanted and alike
+
+
+class _CpuSoftmax(torch.autograd.Function):
+    """torch's fused softmax attention for CPUs with a guarded backward pass (`_Cpu`)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        o, lse = _Cpu().forward(q, k, v, scale, causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.scale, ctx.causal = scale, causal
+        return o.transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        found = _Cpu().backward(dy.transpose(1, 2), *ctx.saved_tensors, ctx.scale, ctx.causal)
+        return *(u.transpose(1, 2) for u in found), None, None
 
 
 def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
@@ -129,14 +162,15 @@ def _mask(inputs: Inputs, causal: bool) -> tuple[Tensor | None, bool]:
         return mask, False
     seen = inputs.present[:, None, None, :].expand(-1, 1, queries, -1)
     seen = seen if mask is None else seen & mask
-    return seen | ~seen.any(-1, keepdim=True), False  # a row that sees nothing sees zeros
+    # unmask fully masked rows to avoid NaN; their values are zero
+    return seen | ~seen.any(-1, keepdim=True), False
 
 
 # --------------------------------------------------------------------------- softmax with a gain
 
 
 def _why_no_gain(call: Call) -> str | None:
-    """Why no gain; None if it can. For a norm over several heads, their relative gains may overflow."""
+    """Why a per-row gain cannot be used; None if it can."""
     spec, inputs = call.spec, call.inputs
     if spec.norm is not None and not spec.norm.per_head:
         return "a norm over several heads needs gains that may overflow"
@@ -267,7 +301,7 @@ class _GainedAnswer(NamedTuple):
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
-    unseen: Tensor | None
+    log_slope: Tensor | None
 
 
 def _gained_softmax(
@@ -275,11 +309,11 @@ def _gained_softmax(
 ) -> _GainedAnswer:
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     o, lse = gain.stock.forward(q, k, v, gain.scale, gain.causal)
-    lse, unseen = lse.contiguous(), None
+    lse, log_slope = lse.contiguous(), None
     if gain.uses_row_sum:
-        log_divisor, unseen = gain.from_row_sum(lse)
+        log_divisor, log_slope = gain.from_row_sum(lse)
     y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
-    return _GainedAnswer(y, o, lse, log_divisor, unseen)
+    return _GainedAnswer(y, o, lse, log_divisor, log_slope)
 
 
 class _GainedSoftmax(torch.autograd.Function):
@@ -297,12 +331,12 @@ class _GainedSoftmax(torch.autograd.Function):
         ctx.call, ctx.layout = (gain.stock, gain.scale, gain.causal), found.o.stride()
         constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
         ctx.is_direct = constant and gate is None and weights_fit(q)
-        ctx.of_answer = not gain.uses_row_sum and weights_fit(q)
+        ctx.rows_are_output = not gain.uses_row_sum and weights_fit(q)
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
-            rows = found.y.transpose(1, 2) if ctx.of_answer else found.o
-            ctx.save_for_backward(q, k, v, rows, found.lse, found.log_divisor, gate, found.unseen)
+            rows = found.y.transpose(1, 2) if ctx.rows_are_output else found.o
+            ctx.save_for_backward(q, k, v, rows, found.lse, found.log_divisor, gate, found.log_slope)
         return found.y
 
     @staticmethod
@@ -315,7 +349,12 @@ class _GainedSoftmax(torch.autograd.Function):
             return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         rows = _GainedRows(
-            dy.transpose(1, 2), ctx.layout, ctx.of_answer, *kept, want_sums=of_divisor or of_gate, sums=[]
+            dy.transpose(1, 2),
+            ctx.layout,
+            ctx.rows_are_output,
+            *kept,
+            want_sums=of_divisor or of_gate,
+            sums=[],
         )
         found = _Backward(*ctx.call).gradients(q, k, v, rows)
         d_divisor = d_gate = None
@@ -349,22 +388,29 @@ class _GainedRows(NamedTuple):
     dy: Tensor
     layout: tuple[int, ...]
     #: whether o is the answer y instead
-    of_answer: bool
+    rows_are_output: bool
     o: Tensor
     lse: Tensor
     log_divisor: Tensor | None
     gate: Tensor | None
-    unseen: Tensor | None
+    log_slope: Tensor | None
     want_sums: bool
     sums: list[Tensor]
 
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         dy, o, lse = (_some(u, some) for u in (self.dy, self.o, self.lse))
-        log_divisor, gate, unseen = (
-            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.unseen)
+        log_divisor, gate, log_slope = (
+            None if u is None else _some(u, some) for u in (self.log_divisor, self.gate, self.log_slope)
         )
         do, seen, sums = scaled_rows_backward(
-            dy, o, lse, log_divisor, gate, unseen, sums=self.want_sums, of_answer=self.of_answer
+            dy,
+            o,
+            lse,
+            log_divisor,
+            gate,
+            log_slope,
+            sums=self.want_sums,
+            rows_are_output=self.rows_are_output,
         )
         if sums is not None:
             self.sums.append(sums)
@@ -569,12 +615,20 @@ def _has_hopper_cudnn(device: torch.device) -> bool:
 
 
 class _Cpu:
+    """torch's fused attention for CPUs.
+
+    Its backward pass computes scores anew, in another order of additions than the forward pass, and from
+    them weights e^(x − lse). In fp32, scores above 10⁹ are rounded by more than 88: weights overflow, and a
+    row without a gradient gives ∞·0 = NaN to every key it sees. Such rows get lse = ∞, so weights of 0.
+    """
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
         return _ops._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, causal, scale=scale)
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
+        lse = lse.masked_fill((do == 0).all(-1), torch.inf)
         return _ops._scaled_dot_product_flash_attention_for_cpu_backward.default(
             do, q, k, v, o, lse, 0.0, causal, scale=scale
         )

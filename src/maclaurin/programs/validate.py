@@ -1,8 +1,9 @@
-"""Bad input gets one clear error: what came, why it cannot work, what would."""
+"""Check the arguments of `attention` and raise clear errors: what came, why it cannot work, what would."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from maclaurin.forms.packing import check_cu_seqlens
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, working_dtype
 from maclaurin.spec import Argument, AttentionSpec, Part
+from maclaurin.spec.head_groups import LayerAttention
 from maclaurin.spec.part import KEYWORDS, registered
 from maclaurin.wording import did_you_mean
 
@@ -86,7 +88,15 @@ def tokens_first(
         if not isinstance(u, Tensor) or u.dim() != 4:
             shown = _shape(u) if isinstance(u, Tensor) else type(u).__name__
             raise InputError(f'{name} must be [batch, heads, tokens, size] with layout="bhtd", got {shown}.')
-    flipped = {name: gate.transpose(1, 2) for name, gate in gates.items()}
+    try:
+        flipped = {name: gate.transpose(1, 2) for name, gate in gates.items()}
+    except (AttributeError, IndexError, TypeError, ValueError):
+        wrong = {n: g for n, g in gates.items() if not isinstance(g, Tensor) or g.dim() < 3}
+        name, gate = next(iter(wrong.items()))
+        shown = _shape(gate) if isinstance(gate, Tensor) else type(gate).__name__
+        raise InputError(
+            f'{name} must be a tensor [batch, heads, tokens] with layout="bhtd", got {shown}.'
+        ) from None
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), flipped
 
 
@@ -205,6 +215,33 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
         raise InputError(f"the state is on {state.device} and q on {inputs.q.device}: use state.to(…).")
 
 
+def check_layer(layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None) -> None:
+    """The groups name every key-value head once; gates belong to some group; one state per group, if any."""
+    check_tensors(inputs.q, inputs.k, inputs.v)
+    named, kv_heads = sorted(head for group in layer.groups for head in group.heads), inputs.k.shape[2]
+    if named != list(range(kv_heads)):
+        raise InputError(
+            f"'{layer}' is for the key-value heads {', '.join(map(str, named))}, but k has {kv_heads} heads: "
+            f"name each of 0 to {kv_heads - 1} once."
+        )
+    for group in layer.groups:
+        if group.spec.norm is not None and not group.spec.norm.per_head and len(layer.groups) > 1:
+            raise InputError(
+                f"{group.spec.norm} of '{layer}' is over all heads, which differ here: use a norm per head, "
+                "or one attention for all heads."
+            )
+    known = {name for group in layer.groups for name in group.spec.gates}
+    for name in inputs.gates:
+        if name not in known:
+            raise InputError(_unknown_argument(layer.specs[0], name))
+    if states is not None and (not isinstance(states, list | tuple) or len(states) != len(layer.groups)):
+        came = f"{len(states)} states" if isinstance(states, list | tuple) else type(states).__name__
+        raise InputError(
+            f"'{layer}' has {len(layer.groups)} groups of heads, so state must be as many states, one per "
+            f"group, as attention returned them; got {came}."
+        )
+
+
 def check_state_budget(
     spec: AttentionSpec,
     inputs: Inputs,
@@ -223,6 +260,22 @@ def check_state_budget(
             f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} "
             f"bytes for {sequences} sequences of {heads} heads, over the budget of {budget:,}. {hints}"
         )
+
+
+def as_number(name: str, given: Any) -> float:
+    """A number or a tensor with one number, as a float."""
+    try:
+        return float(given)
+    except (TypeError, ValueError, RuntimeError):
+        shown = f"a tensor {_shape(given)}" if isinstance(given, Tensor) else repr(given)
+        raise InputError(f"{name} must be a number, got {shown}.") from None
+
+
+def as_whole_number(name: str, given: Any) -> int:
+    """A whole number, as an int."""
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise InputError(f"{name} must be a whole number, such as 1 << 30, got {given!r}.")
+    return given
 
 
 def _shape(u: Tensor) -> str:

@@ -28,6 +28,11 @@ class HeadGroup:
     heads: tuple[int, ...]
     spec: AttentionSpec
 
+    @property
+    def written_heads(self) -> str:
+        """The heads as the notation writes them: 0-2,5"""
+        return _written(self.heads)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class LayerAttention:
     def __str__(self) -> str:
         if self.is_uniform:
             return str(self.groups[0].spec)
-        return "; ".join(f"{_written(group.heads)}: {group.spec}" for group in self.groups)
+        return "; ".join(f"{group.written_heads}: {group.spec}" for group in self.groups)
 
 
 @lru_cache(maxsize=1024)

@@ -1,5 +1,7 @@
 """`plan` describes what `attention` does, and a cached plan skips no check."""
 
+import re
+
 import pytest
 import torch
 
@@ -109,3 +111,114 @@ def test_the_series_of_exp_runs_between_graphs_and_says_why_not_in_one():
     torch.compiler.reset()
     with pytest.raises(Exception, match="whose order is read from the scores, so one graph cannot hold it"):
         torch.compile(step, backend="eager", fullgraph=True)(*token)
+
+
+# ------------------------------------------------------------------------- advice in refusals
+
+
+@pytest.mark.parametrize("form", ["parallel", "blocked", "chunked", "recurrent"])
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"return_state": True}], ids=str)
+@pytest.mark.parametrize("queries", [6, 1], ids=["as many queries", "fewer queries"])
+@pytest.mark.parametrize(
+    "spec", ["taylor(2)/sum", "taylor(2)+window(2,kept=1)/sum", "exp*forget/sum", "hermite(2)/len"]
+)
+def test_advice_is_never_refused(spec, queries, options, form):
+    q, k, v = some()
+    gates = {"log_forget": -torch.rand(1, 6, 2)} if "forget" in spec else {}
+    call = {**options, "gates": gates}
+    try:
+        attention(q[:, -queries:], k, v, spec, form=form, **call)
+    except InputError as problem:
+        for other in re.findall(r"'(\w+)'", str(problem)) if "use form=" in str(problem) else []:
+            attention(q[:, -queries:], k, v, spec, form=other, **call)
+
+
+def test_advice_names_the_forms_that_run():
+    q, k, v = some()
+    with pytest.raises(InputError, match=r"it is causal: use form='chunked'\.$"):
+        attention(q, k, v, "taylor(2)/sum", causal=False, return_state=True, form="recurrent")
+    with pytest.raises(InputError, match=r"it is causal: use form='parallel' or 'blocked' or 'chunked'\.$"):
+        attention(q, k, v, "taylor(2)/sum", causal=False, form="recurrent")
+    for form in ("parallel", "blocked"):
+        with pytest.raises(
+            InputError, match=r"carries no state \(got 1 queries and 6 keys\): pass a state inst"
+        ):
+            attention(q[:, -1:], k, v, "taylor(2)/sum", return_state=True, form=form)
+        with pytest.raises(InputError, match=r"carries no state: use form='chunked' or 'recurrent'\.$"):
+            attention(q, k, v, "taylor(2)/sum", return_state=True, form=form)
+
+
+def test_a_mask_of_keys_is_not_applied_to_fewer_queries():
+    """exp with a state needs one query per key; with a mask, the error must say that too."""
+    q, k, v = some()
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    for call in (attention, maclaurin.plan):
+        with pytest.raises(InputError, match=r"needs one query per key \(got 1 queries and 6 keys\)"):
+            call(q[:, -1:], k, v, "exp/sum", return_state=True, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "spec", ["exp/sum", "exp/l2", "exp/sum(eps=1)", "exp/sum(floor=0.1)", "exp/sum(detach)"]
+)
+@pytest.mark.parametrize(("heads", "d", "e"), [(1, 8, 8), (2, 8, 8), (1, 3, 4)])
+@pytest.mark.parametrize("scaled", ["q", "k"])
+def test_huge_scores_of_later_tokens_leave_earlier_gradients_alone(spec, heads, d, e, scaled):
+    """torch's backward computes weights anew: these overflow, and rows without gradients give NaN."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 40, h, n).requires_grad_() for h, n in ((heads, d), (1, d), (1, e)))
+    gradients = []
+    for factor in (1.0, 1e9):
+        large = {"q": q, "k": k}
+        large[scaled] = torch.cat([large[scaled][:, :20], large[scaled][:, 20:] * factor], 1)
+        y = attention(large["q"], large["k"], v, spec)
+        assert y.isfinite().all()
+        gradients.append(torch.autograd.grad(y[:, :20].square().sum(), (q, k, v)))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found[:, :20], expected[:, :20])
+        assert not found[:, 20:].any()
+
+
+# ---------------------------------------------------------------------------------- wrong options
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first call", "cached plan"])
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"scale": "a"}, "scale must be a number, got 'a'"),
+        ({"scale": torch.ones(2)}, r"scale must be a number, got a tensor \[2\]"),
+        ({"gates": 3}, "gates must be a dict of tensors by name.*not int"),
+        ({"state_budget": "1GB"}, "state_budget must be a whole number.*got '1GB'"),
+        ({"return_state": True, "state_budget": "1GB"}, "state_budget must be a whole number"),
+    ],
+)
+def test_wrong_options_get_one_clear_error(wrong, problem, warm):
+    q, k, v = some()
+    if warm:
+        attention(q, k, v, "taylor(2)/sum", return_state="return_state" in wrong)
+    for call in (attention, maclaurin.plan):
+        with pytest.raises(InputError, match=problem):
+            call(q, k, v, "taylor(2)/sum", **wrong)
+
+
+def test_wrong_gates_with_heads_first_get_one_clear_error():
+    q, k, v = (u.transpose(1, 2) for u in some())
+    for gate, came in (([1.0], "list"), (torch.ones(2, 2), r"\[2, 2\]")):
+        with pytest.raises(InputError, match=rf"input_gate must be a tensor.*got {came}"):
+            attention(q, k, v, "taylor(2)*in/sum", input_gate=gate, layout="bhtd")
+
+
+def test_a_plan_takes_a_layout():
+    q, k, v = (torch.randn(1, 3, 20, 4) for _ in range(3))
+    plan = maclaurin.plan(q, k, v, "taylor(2)/sum", layout="bhtd", return_state=True)
+    tokens_first = maclaurin.plan(*(u.transpose(1, 2) for u in (q, k, v)), "taylor(2)/sum", return_state=True)
+    assert (plan.program, plan.state_bytes) == (tokens_first.program, tokens_first.state_bytes)
+
+
+@pytest.mark.parametrize(
+    "spec", ["exp/sum", "exp/len", "taylor(2)/sum", "taylor(2)+window(2)/sum", "hermite(2)/len"]
+)
+def test_tensors_without_values_give_shapes(spec):
+    q, k, v = some(device="meta")
+    y = attention(q, k, v, spec)
+    assert (y.shape, y.device.type) == (q.shape, "meta")

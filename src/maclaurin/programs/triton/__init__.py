@@ -90,7 +90,7 @@ def empty_rows_of_heads(like: Tensor, heads: int, *, packed: bool) -> Tensor:
 
 
 def current_gpu() -> int:
-    """Its number. torch.cuda.current_device() first asks whether CUDA is initialised, at every call."""
+    """Index of the current CUDA device. torch.cuda.current_device() first asks whether CUDA is initialised, at every call."""
     return torch._C._cuda_getDevice()  # type: ignore[attr-defined]
 
 

@@ -32,7 +32,8 @@ later key.
 Positions: s and t count tokens; j = s − sinks and i = t − window − sinks count within the tail, where a query sees j ≤ i.
 Tiles and chunks are aligned in i and j. Saved per row: c and L = ln Σ w. The backward pass over queries stores for the
 one over keys dy/Σw and NUMBERS per row: −dy·y/Σw, the term that p subtracts, dc/n; h in balanced rows; beside a window
-log₂(e^c Σw) and dy·y. NUMBERS begin AHEAD rows before the first row with a tail and are padded, so they need no mask.
+log₂(e^c Σw) and dy·y. NUMBERS are padded, with AHEAD rows before
+the first row with a tail, so that loads need no mask.
 
 Packed sequences are one row of `total` tokens, and PLACES says which sequence a tile belongs to (packed.py). Positions
 and T then count within the sequence, NUMBERS are padded per sequence, and every pair is computed, without a window.

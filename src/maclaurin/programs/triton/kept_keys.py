@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -519,34 +519,34 @@ def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact)
 
     until and score [B, K, T] may be some heads of larger tensors.
     """
-    batch, kv_heads, _, d = k.shape
-    e, rows = v.shape[3], batch * kv_heads
-
-    def keys(number: int) -> tuple[Tensor, Tensor]:
-        return k.new_empty(batch, kv_heads, number, d), v.new_empty(batch, kv_heads, number, e)
-
-    recent, sinks, kept = keys(exact.window), keys(exact.sinks), keys(exact.kept)
-    names = ("recent_k", "recent_v", "sink_k", "sink_v")
-    found = dict(zip(names, (*recent, *sinks), strict=True))
-    scores = (score.new_empty(batch, kv_heads, exact.window), score.new_empty(batch, kv_heads, exact.kept))
-    listed = count = None
-    launches = _end_launches(Layout.of(k), Layout.of(v), until.stride(0), exact)
+    end = _end(Layout.of(k), Layout.of(v), score.dtype, until.stride(0), exact)
+    made = new_tensors(k, *end.made)
     if exact.kept:
-        found |= dict(zip(("recent_score", "kept_score", "kept_k", "kept_v"), (*scores, *kept), strict=True))
-        listed = torch.empty(rows, exact.kept, dtype=torch.int32, device=k.device)
-        count = torch.empty(rows, dtype=torch.int32, device=k.device)
-        launches.listed(until, listed, count)
-    launches.copied(k, v, score, listed, count, *recent, *sinks, *scores, *kept)
-    return found
+        listed, count = new_tensors(k, *end.lists)
+        end.listed(until, listed, count)
+        end.copied(k, v, score, listed, count, *made)
+    else:
+        end.copied(k, v, score, None, None, *made, None, None, None, None)
+    return dict(zip(_EXACT_KEYS, made, strict=False))
 
 
-class _EndLaunches(NamedTuple):
+#: what `_exact_keys` writes, in its order; the last four only if keys are kept
+_EXACT_KEYS = (
+    "recent_k", "recent_v", "sink_k", "sink_v", "recent_score", "kept_score", "kept_k", "kept_v"
+)  # fmt: skip
+
+
+class _End(NamedTuple):
+    """The launches that make the exact keys after a text, and the tensors they write."""
+
     listed: Launch
     copied: Launch
+    lists: tuple[New, ...]
+    made: tuple[New, ...]
 
 
 @lru_cache(maxsize=MOST_SHAPES)
-def _end_launches(k: Layout, v: Layout, batch_stride: int, exact: Exact) -> _EndLaunches:
+def _end(k: Layout, v: Layout, of_scores: torch.dtype, batch_stride: int, exact: Exact) -> _End:
     batch, kv_heads, tokens, d = k.shape
     e, rows = v.shape[3], batch * kv_heads
     numbers = (tokens, batch_stride, kv_heads, *exact)
@@ -560,7 +560,15 @@ def _end_launches(k: Layout, v: Layout, batch_stride: int, exact: Exact) -> _End
         "KEEPS": exact.kept > 0,
         "num_warps": 4,
     }
-    return _EndLaunches(
+
+    def keys(number: int) -> tuple[New, New]:
+        return New((batch, kv_heads, number, d), k.dtype), New((batch, kv_heads, number, e), v.dtype)
+
+    made = (*keys(exact.window), *keys(exact.sinks))
+    if exact.kept:
+        scores = (New((batch, kv_heads, number), of_scores) for number in (exact.window, exact.kept))
+        made += (*scores, *keys(exact.kept))
+    return _End(
         prepared(_kept_at_the_end, (rows,), numbers, {"BLOCK": block, "num_warps": 4}),
         prepared(
             _exact_keys,
@@ -568,6 +576,8 @@ def _end_launches(k: Layout, v: Layout, batch_stride: int, exact: Exact) -> _End
             (k.strides[:3], v.strides[:3], *numbers),
             sizes,
         ),
+        (New((rows, exact.kept), torch.int32), New((rows,), torch.int32)),
+        made,
     )
 
 

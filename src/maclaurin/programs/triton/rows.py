@@ -323,8 +323,8 @@ def _scale_backward(
         found = tl.sum(dy * o, 1)
         tl.store(TOTAL + row, found / gate if OF_ANSWER else found * gain, mask=row < rows)
         if KEEP:
-            unseen = tl.load(U + row, mask=row < rows, other=0.0)
-            tl.store(KEPT + at, (o * unseen[:, None]).to(KEPT.dtype.element_ty), mask=inside)
+            log_slope = tl.load(U + row, mask=row < rows, other=0.0)
+            tl.store(KEPT + at, (o * log_slope[:, None]).to(KEPT.dtype.element_ty), mask=inside)
 
 
 @launched
@@ -388,25 +388,25 @@ def scaled_backward(
     log_gain: Tensor,
     log_divisor: Tensor | None,
     gate: Tensor | None,
-    unseen: Tensor | None,
+    log_slope: Tensor | None,
     *,
     sums: bool,
-    of_answer: bool,
+    rows_are_output: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do, kept (if `unseen` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`).
+    """do, kept (if `log_slope` is given) in the layout of o, and `total` [B, H, T] in fp32 (if `sums`).
 
-    `of_answer`: o is y = p e^g o/D.
+    `rows_are_output`: o is y = p e^g o/D.
     """
-    read = sums or unseen is not None
+    read = sums or log_slope is not None
     dy = dense(dy)
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
-    kept = None if unseen is None else torch.empty_like(do)
+    kept = None if log_slope is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
-    divided, gated, keep = log_divisor is not None, gate is not None, unseen is not None
+    divided, gated, keep = log_divisor is not None, gate is not None, log_slope is not None
     strides = _strides_of_divisor(log_divisor), _strides_of_gate(gate)
-    _scaled_backward_launch(Layout.of(dy), Layout.of(o), *strides, divided, gated, read, keep, of_answer)(
-        dy, o, log_gain, log_divisor, gate, unseen, do, kept, total
-    )
+    _scaled_backward_launch(
+        Layout.of(dy), Layout.of(o), *strides, divided, gated, read, keep, rows_are_output
+    )(dy, o, log_gain, log_divisor, gate, log_slope, do, kept, total)
     return do, kept, total
 
 
@@ -420,11 +420,11 @@ def _scaled_backward_launch(
     gated: bool,
     read: bool,
     keep: bool,
-    of_answer: bool,
+    rows_are_output: bool,
 ) -> Launch:
     grid, rows, sizes = row_tiles(o)
     numbers = (dy.strides[:3], o.strides[:3], of_divisor, of_gate, *rows)
-    options = {"DIVIDED": divided, "GATE": gated, "READ": read, "KEEP": keep, "OF_ANSWER": of_answer}
+    options = {"DIVIDED": divided, "GATE": gated, "READ": read, "KEEP": keep, "OF_ANSWER": rows_are_output}
     return prepared(_scale_backward, grid, numbers, {**sizes, **options})
 
 

@@ -1,7 +1,7 @@
 """From a spec's tensors to the operands of a fused program, and from its rows to the output.
 
 Rows get a factor, a gate, a norm: fused on a GPU (triton/rows.py), else plain torch. These are operators
-(operators.py), so torch.compile keeps them whole.
+(custom_operator.py), so torch.compile keeps them whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from maclaurin.forms.output import SeenByRows, gated_and_normed, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, gated_values, working_dtype
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.operators import operator
+from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.program import Call
 from maclaurin.spec import AttentionSpec
 
@@ -200,25 +200,27 @@ def scaled_rows_backward(
     log_gain: Tensor,
     log_divisor: Tensor | None = None,
     gate: Tensor | None = None,
-    unseen: Tensor | None = None,
+    log_slope: Tensor | None = None,
     *,
     sums: bool = False,
-    of_answer: bool = False,
+    rows_are_output: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """do = p e^g dy/D, the output for a stock backward (None: zeros), and Σ dy∘o e^g/D if requested.
+    """do = p e^g dy/D, the output to pass to torch's attention backward, and Σ dy∘o e^g/D if requested.
 
-    `of_answer`: o is y = p e^g o/D instead.
+    None in place of that output stands for zeros.
+
+    `rows_are_output`: o is y = p e^g o/D instead.
     """
     if gpu.runs_on(o.device) and o.dtype != torch.float64:
         do, kept, total = fused_scaled_rows_backward(
-            dy, o, log_gain, log_divisor, gate, unseen, sums, of_answer
+            dy, o, log_gain, log_divisor, gate, log_slope, sums, rows_are_output
         )
-        return do, None if unseen is None else kept, total if sums else None
+        return do, None if log_slope is None else kept, total if sums else None
     gain, factor = _row_factors(log_gain, log_divisor, gate)
     do = (dy * factor[..., None]).to(dy.dtype)
-    kept = None if unseen is None else (o * unseen[..., None]).to(o.dtype)
+    kept = None if log_slope is None else (o * log_slope[..., None]).to(o.dtype)
     total = (dy.to(gain.dtype) * o.to(gain.dtype)).sum(-1) if sums else None
-    if total is not None and not of_answer:
+    if total is not None and not rows_are_output:
         total = total * gain
     elif total is not None and gate is not None:
         total = total / _nonzero(gate, gain.dtype)
@@ -317,18 +319,18 @@ def fused_scaled_rows_backward(
     log_gain: Tensor,
     log_divisor: Tensor | None,
     gate: Tensor | None,
-    unseen: Tensor | None,
+    log_slope: Tensor | None,
     sums: bool,
-    of_answer: bool,
+    rows_are_output: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """do, the output for a stock backward, and Σ dy∘o e^g/D; empty if not requested.
+    """do, the output to pass to torch's attention backward, and Σ dy∘o e^g/D; empty if not requested.
 
-    `of_answer`: o is y = p e^g o/D instead.
+    `rows_are_output`: o is y = p e^g o/D instead.
     """
     from maclaurin.programs.triton import rows as program
 
     do, kept, total = program.scaled_backward(
-        dy, o, log_gain, log_divisor, gate, unseen, sums=sums, of_answer=of_answer
+        dy, o, log_gain, log_divisor, gate, log_slope, sums=sums, rows_are_output=rows_are_output
     )
     return do, o.new_empty(0) if kept is None else kept, log_gain.new_empty(0) if total is None else total
 
@@ -345,13 +347,13 @@ def _(
     log_gain: Tensor,
     log_divisor: Tensor | None,
     gate: Tensor | None,
-    unseen: Tensor | None,
+    log_slope: Tensor | None,
     sums: bool,
-    of_answer: bool,
+    rows_are_output: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
-    kept = o.new_empty(0) if unseen is None else torch.empty_like(do)
-    read = sums or unseen is not None
+    kept = o.new_empty(0) if log_slope is None else torch.empty_like(do)
+    read = sums or log_slope is not None
     return do, kept, log_gain.new_empty(log_gain.shape if read else (0,), dtype=torch.float32)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maclaurin.programs.operators import operator
+from maclaurin.programs.custom_operator import operator
 
 
 @operator("maclaurin::doubled_for_tests")
