@@ -296,7 +296,7 @@ def _gap_text(found: Contributions) -> str:
     sure = sorted((part for part in found.parts if part.supported), key=lambda part: -abs(part.size.value))
     if sure:
         return text + ", of which " + listed([f"{part.switch} {signed(part.size.value)}" for part in sure])
-    return text + ", the contribution of no part is decided"
+    return text + " (no part decided)"
 
 
 def diverged_sentence(found: Contributions) -> str:

@@ -82,8 +82,8 @@ FIGURES = "figures"
 FOOT = (
     "Means come with the standard deviation over seeds. Differences are taken seed by seed and come with "
     "95 % intervals from the pair's own spread (paired t), in log-odds for accuracies. Intervals in "
-    "tables are not corrected for their number; claims and effects are (Holm). A run that diverged "
-    "counts as the worst result."
+    "tables are not corrected for their number; claims, contributions and effects are (Holm). A run that "
+    "diverged counts as the worst result."
 )
 
 DURING = (

@@ -180,7 +180,7 @@ class Experiment:
         return {**self.common, **cell.settings}
 
     def points(self) -> Iterator[tuple[Cell, int]]:
-        """Ordered seed by seed, so that complete comparisons finish early."""
+        """Every cell with every seed, ordered seed by seed so that complete comparisons finish early."""
         for seed, cell in itertools.product(self.seeds, self.cells):
             yield cell, seed
 

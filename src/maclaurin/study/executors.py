@@ -129,7 +129,7 @@ def threads_for(workers: int) -> int:
 
 
 def visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
 
@@ -192,12 +192,12 @@ class LocalExecutor:
         return results
 
     def progress(self) -> dict[str, RunProgress]:
-        """From the files in the pool."""
+        """Read the last reports from the files in the pool."""
         found = {key: read_progress(running.entry.progress) for key, running in self._running.items()}
         return {key: progress for key, progress in found.items() if progress is not None}
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM, then SIGKILL."""
+        """Send SIGTERM to every process, then SIGKILL to those that are left."""
         for running in self._running.values():
             running.process.terminate()
         end = time.monotonic() + seconds
@@ -208,7 +208,7 @@ class LocalExecutor:
                 running.process.join()
 
     def close(self) -> None:
-        """No process is left behind."""
+        """Kill every process that is left."""
         self.stop(0.0)
 
 
@@ -262,11 +262,11 @@ class TorchrunExecutor:
 
     @property
     def threads(self) -> int | None:
-        """Torchrun decides."""
+        """None: torchrun sets them."""
         return None
 
     def free(self) -> int:
-        """Whether it is idle."""
+        """1 if no run is in progress, else 0."""
         return 0 if self._running else 1
 
     def submit(self, record: RunRecord, place: Workplace) -> None:
@@ -299,7 +299,7 @@ class TorchrunExecutor:
         return [result_of_exit(entry, code)]
 
     def progress(self) -> dict[str, RunProgress]:
-        """From the file in the pool."""
+        """Read the last report from the file in the pool."""
         if self._running is None:
             return {}
         _, entry = self._running
@@ -307,7 +307,7 @@ class TorchrunExecutor:
         return {} if progress is None else {entry.path.name: progress}
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM to torchrun, which passes it on; then SIGKILL."""
+        """Send SIGTERM to torchrun, which passes it on; then SIGKILL."""
         if self._running is None:
             return
         process, _ = self._running
@@ -319,7 +319,7 @@ class TorchrunExecutor:
             process.wait()
 
     def close(self) -> None:
-        """Its workers see that the study is gone and end."""
+        """Kill torchrun; its workers notice and end."""
         self.stop(0.0)
 
 

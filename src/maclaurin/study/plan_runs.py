@@ -449,7 +449,7 @@ class Cost:
 
 
 def cost_of(run: Run) -> Cost:
-    """Counted without opening any data."""
+    """The cost of a run, counted without opening any data."""
     config = config_from(run.config)
     parameters, flops = counted(config)
     speed = ASSUMED_UTILISATION * _matmul_speed(config.precision)

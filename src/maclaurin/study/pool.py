@@ -48,7 +48,7 @@ class PoolEntry:
         return read_run(self.record_file)
 
     def write(self, record: RunRecord) -> None:
-        """Keep the result."""
+        """Store the result."""
         write_run(record, self.record_file)
 
     @contextmanager
@@ -75,7 +75,7 @@ class PoolEntry:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def last_lines(self) -> str:
-        """The end of the log."""
+        """The last lines of the log."""
         try:
             return "\n".join(
                 self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LOG_LINES:]

@@ -80,7 +80,7 @@ class RayExecutor:
         return self._threads
 
     def free(self) -> int:
-        """Free places."""
+        """How many more tasks can start now."""
         return self._workers - len(self._running)
 
     def submit(self, record: RunRecord, place: Workplace) -> None:

@@ -50,7 +50,7 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal asked to stop."""
         return self._stop_request.is_set
 
     @property

@@ -102,7 +102,7 @@ class SlurmExecutor:
             time.sleep(min(0.2, seconds))
 
     def progress(self) -> dict[str, RunProgress]:
-        """From the files in the pool."""
+        """Read the last reports from the files in the pool."""
         found = {key: read_progress(entry.progress) for key, (_, entry) in self._running.items()}
         return {key: progress for key, progress in found.items() if progress is not None}
 

@@ -29,7 +29,7 @@ STEPS, STEPS_PER_LAP = 13, 4
 SECONDS_TO_OPEN = 1.0
 #: without --time, speeds are measured if that takes less than this share of the study
 SMALL_SHARE = 0.05
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_CHECKS = 0.5
 
 #: keys that do not change the time of a step
 NOT_TIMED = (
@@ -74,7 +74,7 @@ def measure(
     found: dict[str, Speed] = {}
     try:
         while not is_stopped():
-            if receiving.poll(SECONDS_BETWEEN_LOOKS):
+            if receiving.poll(SECONDS_BETWEEN_CHECKS):
                 subject, speed = receiving.recv()
                 found[subject] = speed
     except EOFError:  # all are measured, or the process failed
