@@ -145,7 +145,8 @@ class _CpuSoftmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        found = _Cpu().backward(dy.transpose(1, 2), *ctx.saved_tensors, ctx.scale, ctx.causal)
+        q, k, v, o, lse = ctx.saved_tensors
+        found = _Cpu().backward(dy.transpose(1, 2), q, k, v, o, lse, ctx.scale, ctx.causal)
         return *(u.transpose(1, 2) for u in found), None, None
 
 
