@@ -41,8 +41,6 @@ _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
 WALKERS = 1024
 #: fewest chunks per segment
 LEAST_CHUNKS = 4
-#: feature maps that are computed in registers
-FEATURE_MAPS = ("identity", "elu1", "relu", "cosine")
 
 
 # ------------------------------------------------------------------------------------ shared helpers
@@ -645,7 +643,7 @@ def _gradients(
 class Call(NamedTuple):
     """The non-tensor arguments.
 
-    feature_map   one of FEATURE_MAPS
+    feature_map   identity, elu1, relu or cosine, computed in registers
     divisor       "sum": D = row sum + eps; "count": the number of visible keys; "one"
     length        the length to which a norm scales each row (of undivided rows: divisor is "one"); 0 for no norm
     centred       whether the norm first subtracts the row's mean

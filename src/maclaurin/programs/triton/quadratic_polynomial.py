@@ -167,8 +167,6 @@ def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr):
         elif FORM == "sigmoid":
             w = _weight(s, kept, C, FORM, False)
             slope = w - w * w
-            if len(C) != 2:
-                slope *= _slope_of_powers(s, C)
         else:
             slope = _slope_of_powers(s, C)
         if DECAY:
