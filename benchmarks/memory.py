@@ -3,7 +3,7 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
 
-For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/convert.py). It
+For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/choose_memory.py). It
 is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
 training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
 cheapest memory before training need not be the cheapest after it. All weights are trained for
@@ -52,7 +52,7 @@ from maclaurin.conversion.allocate import (
     memories_to_try,
     plans_for,
 )
-from maclaurin.conversion.convert import ChosenMemory, choose_by, measured_with
+from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, measures_identity
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity
@@ -420,7 +420,7 @@ class Bench:
             return known[goal.name]["attention"]
         budget = MemoryBudget.read(self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at)
         path = self.results.path.with_suffix(".measured.json")
-        identity = measured_with(self.model, self.calibration, self.choosing)
+        identity = measures_identity(self.model, self.calibration, self.choosing)
         file = MeasureFile.open(path, identity, resume=path.is_file())
         with self.clock.step("choose" if known else "choose first", 30 if known else 60) as go:
             if not go:
