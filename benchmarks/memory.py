@@ -3,7 +3,7 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
 
-For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/choose_memory.py). It
+For each goal, a memory is chosen on calibration text and questions (conversion/choose_memory.py). It
 is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
 training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
 cheapest memory before training need not be the cheapest after it. All weights are trained for

@@ -1,6 +1,7 @@
 """A memory chosen for a budget: bytes, heads, plans, and a conversion that goes on where it stopped."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -377,7 +378,7 @@ def test_memories_are_tried_up_to_the_length_that_the_memory_is_for():
         memories = memories_to_try(length)
         assert parse(memories[-1]).window.slots == length
         sizes = sorted({parse(m).window.size + parse(m).window.kept + 4 for m in memories})
-        assert all(b <= 2 * a for a, b in zip(sizes, sizes[1:], strict=False))
+        assert all(b <= 2 * a for a, b in pairwise(sizes))
 
 
 def test_a_memory_is_judged_at_the_length_it_is_for(model):

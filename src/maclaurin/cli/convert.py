@@ -51,7 +51,7 @@ def convert(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the plans, also for half and double the bytes. With --out, keep the measures and a page.",
+            help="Print plans, also for half and double the bytes; with --out, keep measures and a page.",
         ),
     ] = False,
     attention: Annotated[

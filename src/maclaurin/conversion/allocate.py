@@ -52,7 +52,7 @@ MOST_UNUSED = 0.1
 FIRST_QUESTIONS, FINAL_QUESTIONS, FINALISTS = 12, 64, 3
 #: shares of a head's slots that are its window; the others are kept keys
 WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
-#: fewest keys a head may keep, sinks included, if its damage decides; steps between powers of two from here on
+#: if damage decides: fewest keys of a head, sinks included, and the size from which sizes do not double
 FEWEST_KEYS, FINE_FROM = 20, 1024
 WHOLE, TAIL = "exp/sum", "taylor(2,about=mean)"
 

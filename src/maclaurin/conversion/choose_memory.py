@@ -235,11 +235,9 @@ def choose_by(
             return decide(model, plans, rows, asked, file, report, finalists=finalists)
 
     decision = decided(budget, FINALISTS)
-    frontier = [(budget, decision.best)]
-    for other in _neighbours(config, budget, heads.ranking, neighbours):
-        frontier.append((other, decided(other, 1).best))
-    frontier.sort(key=lambda point: point[0].bytes)
-    return ChosenMemory(budget, heads, decision, tuple(frontier))
+    others = _neighbours(config, budget, heads.ranking, neighbours)
+    frontier = [(budget, decision.best), *((other, decided(other, 1).best) for other in others)]
+    return ChosenMemory(budget, heads, decision, tuple(sorted(frontier, key=lambda point: point[0].bytes)))
 
 
 def _neighbours(
@@ -258,7 +256,7 @@ def _neighbours(
     return found
 
 
-# ------------------------------------------------------------------------------------------ questions and time
+# ------------------------------------------------------------------------------- questions and time
 
 
 @final

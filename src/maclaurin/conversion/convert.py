@@ -176,7 +176,8 @@ def _require_consistent(
         )
     if sharp_attention is not None and keep_sharp is None:
         raise InputError(
-            "`sharp_attention` is for the sharp layers of an inspection: give `keep_sharp` (inspection.json) too."
+            "`sharp_attention` is for the sharp layers of an inspection: "
+            "give `keep_sharp` (inspection.json) too."
         )
 
 

@@ -175,7 +175,7 @@ class MeasureFile:
 
     @staticmethod
     def open(path: Path | None, identity: dict[str, Any], *, resume: bool) -> MeasureFile:
-        """Read the file. Without `resume` it may be missing, or be of something else: then start an empty one."""
+        """Read the file; without `resume`, start an empty one unless it has measures of the same things."""
         if path is None or not (resume or _has_identity(path, identity)):
             return MeasureFile(path, identity)
         if not path.is_file():
