@@ -39,6 +39,7 @@ from maclaurin.conversion.fact_questions import Question, fact_questions, reache
 from maclaurin.conversion.head_measures import (
     ELIMINATED_BY,
     HeadMeasures,
+    TextDamage,
     measure_damage,
     measure_heads,
     require_softmax,
@@ -165,7 +166,7 @@ def choose_memory(
     budget = MemoryBudget.read(config, memory=request.memory, constant=request.constant, at=request.at)
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
-    plans = plans_for(config, budget, heads)  # a budget that is too small is an error at once
+    plans_for(config, budget, heads)  # a budget that is too small is an error at once
     calibration, _ = sample.calibration(model, tokenizer)
     if calibration.numel() < FEWEST_TOKENS:
         raise InputError(
@@ -179,7 +180,8 @@ def choose_memory(
     file = MeasureFile.open(path, measures_identity(model, rows, questions.of_heads), resume=resume)
     if progress:
         budgets = 1 + len(NEIGHBOURS) * request.frontier
-        _announce(model, rows, questions, budgets * len(plans), length)
+        plans = len(plans_for(config, budget, heads, _equal_damage(config, rows.shape[1])))
+        _announce(model, rows, questions, budgets * plans, length)
     chosen = choose_by(
         model,
         budget,
@@ -302,6 +304,13 @@ def _announce(
             file=sys.stderr,
             flush=True,
         )
+
+
+def _equal_damage(config: MaclaurinConfig, length: int) -> TextDamage:
+    """A guess before anything is measured, to count plans: every head loses as much, less with more keys."""
+    memories = memories_to_try(length)
+    layers, heads = config.num_hidden_layers, config.kv_heads
+    return TextDamage({memory: [[1 / n] * heads] * layers for n, memory in enumerate(memories, start=1)})
 
 
 def _tokens_to_read(rows: Tensor, questions: _Questions, plans: int) -> float:

@@ -37,7 +37,7 @@ BYTES = (
     "higher on the right."
 )
 PRESSED = (
-    "Methods of kvpress, and ours marked “pressed”, compress after the whole prompt was read with full "
+    "Methods of kvpress not marked “limited while reading”, and ours marked “pressed”, compress after the whole prompt was read with full "
     "attention. That is the easier task: the others also read the prompt in small memory."
 )
 HEADS = (
