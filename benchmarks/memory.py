@@ -60,7 +60,7 @@ from maclaurin.conversion.allocate import (
 from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, measures_identity
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
-from maclaurin.conversion.measure import MeasureFile, Perplexity
+from maclaurin.conversion.measure import MeasureFile, Perplexity, beyond_windows, without_tails
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinCache
@@ -172,6 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--train-seconds", type=float, default=90.0, help="of the first trained goal")
     parser.add_argument("--train-length", type=int, default=8192, help="tokens of a training row")
     parser.add_argument("--skip-training", action="store_true", help="measure only what needs no training")
+    parser.add_argument("--controls", action="store_true", help="measure trained arms without kept keys too")
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 65536], help="tokens to read, timed")
     parser.add_argument("--goals", nargs="+", default=[goal.name for goal in GOALS])
     parser.add_argument("--questions", type=int, default=200, help="at each distance")
@@ -562,6 +563,9 @@ class Bench:
         about = {"steps": done, "rows_of_a_step": STEP, "length": self.options.train_length}
         self.results.keep("training", {**about, "learning_rate": LEARNING_RATE, "answers": ANSWER_WEIGHT})
         self.measure(arm, None if is_own else attention)
+        alone = None if is_own else without_tails(attention)
+        if self.options.controls and alone is not None:
+            self.measure(f"{arm}, {beyond_windows(attention)} off", alone)
         self.model.load_state_dict(teacher.state_dict())
         return done
 

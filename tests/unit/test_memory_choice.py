@@ -154,14 +154,15 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 
 def test_where_memory_must_not_grow_some_heads_see_as_far_as_facts_are_asked_from(model):
     budget = MemoryBudget.read(model.config, memory=None, constant="30kB", at=1000)
-    plans = plans_for(model.config, budget, RANKING, DAMAGE, [150])
-    far = [plan for plan in plans if plan.of_top == "poly(0)+window(150,sinks=4)/sum"]
+    plans = plans_for(model.config, budget, RANKING, DAMAGE, [150, 300])
+    assert not any("window(150," in plan.of_top for plan in plans), "all heads can see that far"
+    far = [plan for plan in plans if plan.of_top == "poly(0)+window(300,sinks=4)/sum"]
     assert len(far) == 2  # the others by damage, or equal
     for plan in far:
-        assert plan.top == 2  # 40 % of the bytes
+        assert plan.top == 1  # 40 % of the bytes
         assert plan.bytes <= budget.bytes
         named = [group.spec for text in plan.attention for group in LayerAttention.read(text, 2).groups]
-        assert sum(spec.window.size == 150 for spec in named) == 2
+        assert sum(spec.window.size == 300 for spec in named) == 1
 
 
 def test_the_reach_of_questions_is_that_of_the_farthest_fact(tokenizer):
@@ -421,7 +422,8 @@ def test_no_candidate_leaves_much_of_the_budget_unused():
     budget = MemoryBudget.read(config, memory=None, constant="32MB", at=4096)
     plans = plans_for(config, budget, ranking, None, [310, 1270, 3900])
     assert min(plan.bytes for plan in plans) > 0.9 * budget.bytes
-    assert any(plan.of_top == "poly(0)+window(310,sinks=4)/sum" for plan in plans)
+    assert {plan.of_top for plan in plans if "window(3900," in plan.of_top}
+    assert not any("window(310," in plan.of_top for plan in plans)
 
 
 def test_the_map_names_the_keys_of_every_head():

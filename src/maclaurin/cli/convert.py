@@ -91,6 +91,9 @@ def convert(
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
+    lr: Annotated[
+        float, typer.Option(help="Recovery: learning rate of matching predictions and of text.")
+    ] = 1e-4,
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
@@ -148,8 +151,8 @@ def convert(
                 recall=_numbers("--recall", recall),
                 recall_questions=questions,
                 recovery=Recovery(
-                    match_steps, text_steps, data, lora, length, batch_size, precision=precision,
-                    kl_steps=kl_steps, mix=mix,
+                    match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
+                    precision=precision, kl_steps=kl_steps, mix=mix,
                 ),
                 device=device,
                 resume=resume,

@@ -44,8 +44,8 @@ RECALL_WEIGHT = 0.1
 SHARES_OF_TOP = (0.0, 0.25, 0.35, 0.5, 0.7, 0.85)
 #: if memory must not grow: shares of the heads that count as retrieval heads, and of the budget for them
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
-#: share of the budget, and of the heads at most, for windows as long as a distance of the questions
-SHARE_OF_REACH, HEADS_OF_REACH = 0.4, 0.5
+#: share of the budget for heads whose window is as long as a distance of the questions
+SHARE_OF_REACH = 0.4
 #: a plan that leaves more than this share of the budget unused is no candidate if another one uses it
 MOST_UNUSED = 0.1
 #: questions that all plans are asked, and those that the best FINALISTS are asked
@@ -350,12 +350,14 @@ def _tops(
 def _tops_by_reach(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
-    """Plans giving as many heads as the budget allows a window long enough for the facts."""
+    """Plans giving as many heads as the budget allows a window long enough for the facts.
+
+    Where all heads could have so long a window, there is nothing to give to a few.
+    """
     for reach in reaches:
         far = exact_keys(reach + SINKS)
-        most = max(1, int(HEADS_OF_REACH * heads))
-        top = min(most, int(SHARE_OF_REACH * budget.bytes / _taken(far, size)))
-        if top:
+        top = int(SHARE_OF_REACH * budget.bytes / _taken(far, size))
+        if top and _taken(far, size) > budget.bytes / heads:
             yield top, far, budget.bytes - top * _taken(far, size)
 
 

@@ -37,8 +37,9 @@ BYTES = (
     "higher on the right."
 )
 PRESSED = (
-    "Methods of kvpress not marked “limited while reading”, and ours marked “pressed”, compress after the whole prompt was read with full "
-    "attention. That is the easier task: the others also read the prompt in small memory."
+    "Methods of kvpress not marked “limited while reading”, and ours marked “pressed”, compress after the "
+    "whole prompt was read with full attention. That is the easier task: the others also read the prompt in "
+    "small memory."
 )
 HEADS = (
     "Retrieval heads attend to facts far back. A head's score is the mean of two measures, each divided by "
