@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from maclaurin.conversion.allocate import FINAL_QUESTIONS
 from maclaurin.conversion.choose_memory import ChosenMemory, MemoryRequest, choose_memory
@@ -32,7 +32,7 @@ from maclaurin.evaluation.model_tokenizer import tokenizer_for
 from maclaurin.files import require_writable_folder
 from maclaurin.inspection import Inspection, layers_to_keep, read_inspection
 from maclaurin.model_names import require_model
-from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model
 from maclaurin.progress_bar import report_progress, status
@@ -185,7 +185,7 @@ def _long_enough(
     sample: SampleSettings, request: MemoryRequest, model: MaclaurinForCausalLM
 ) -> SampleSettings:
     """The sample with enough calibration text to judge plans at the length they are for."""
-    needed = max(sample.calibration_tokens, request.calibration_tokens(model.config))
+    needed = max(sample.calibration_tokens, request.calibration_tokens(cast("MaclaurinConfig", model.config)))
     return dataclasses.replace(sample, calibration_tokens=needed)
 
 
