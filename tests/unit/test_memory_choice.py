@@ -10,6 +10,7 @@ import maclaurin
 from maclaurin import InputError
 from maclaurin.conversion import head_measures
 from maclaurin.conversion.allocate import (
+    MemoryPlan,
     attention_of,
     bytes_of,
     decide,
@@ -432,6 +433,28 @@ def test_the_map_names_the_keys_of_every_head():
         "0: poly(0)+window(1024,sinks=4)/sum; 1: taylor(2,about=mean)+window(16,sinks=4)/sum",
     ]
     assert keys_of_heads(layers, 2) == [["all", "260"], ["1,028w", "20w+t"]]
+
+
+@pytest.mark.parametrize(
+    ("top", "of_top", "of_others", "words"),
+    [
+        (
+            5,
+            "exp/sum",
+            "36 to 1,028 exact keys by their damage on text",
+            "5 exact; others 36–1,028 by damage",
+        ),
+        (0, "exp/sum", "poly(0)+window(45,sinks=4,kept=134)/sum", "all heads 183 (window 45, kept 134)"),
+        (
+            9,
+            "poly(0)+window(996,sinks=4)/sum",
+            "taylor(2,about=mean)+window(16,sinks=4)/sum",
+            "9 with 1,000 (window 996); others 20 (window 16, tail)",
+        ),
+    ],
+)
+def test_a_plan_is_summed_up_in_a_few_words(top, of_top, of_others, words):
+    assert MemoryPlan(top, of_top, of_others, (), 0).summary == words
 
 
 # --------------------------------------------------------------------------------------- conversions

@@ -189,14 +189,14 @@ def _print_plans(chosen: ChosenMemory) -> None:
     original = decision.original
     table.add_row(
         "original", _megabytes(chosen.budget.original), f"{math.exp(original.loss):.2f}",
-        f"{original.recall:.2f}", f"{original.log_odds:+.2f}", "", str(len(original.answers)), "all keys",
+        f"{original.recall:.2f}", f"{original.log_odds:+.2f}", "", str(len(original.answers)), "all exact",
     )  # fmt: skip
     for found in decision.measured:
         table.add_row("taken" if found is decision.best else "", *_cells(found))
     console.print(table)
     console.print(
         "cost: increase of the loss per token + a tenth of the fall of the log-odds, ± its standard error. "
-        "All plans were asked the same first questions, the best three more.",
+        "All plans were asked the same first questions, the best three more. Exact heads keep every key.",
         markup=False,
     )
 
@@ -216,7 +216,7 @@ def _table_of_plans(title: str, first: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in (first, "MB", "perplexity", "recall", "log-odds", "cost", "asked"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("memory", overflow="fold")
+    table.add_column("keys of heads", overflow="fold")
     return table
 
 
@@ -237,7 +237,7 @@ def _print_keys(chosen: ChosenMemory) -> None:
     from maclaurin.conversion.allocate import keys_of_heads
 
     keys = keys_of_heads(chosen.decision.best.plan.attention, chosen.heads.score.shape[1])
-    table = Table(title="keys of each key-value head in the plan taken", title_justify="left")
+    table = Table(title="keys of each key-value head", title_justify="left")
     table.add_column("layer", justify="right")
     for head in range(len(keys[0])):
         table.add_column(f"head {head}", justify="right")

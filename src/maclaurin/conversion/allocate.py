@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import heapq
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -77,11 +78,13 @@ class MemoryPlan:
 
     @property
     def summary(self) -> str:
-        """The plan in plain words."""
-        others = self.of_others if "keys" in self.of_others else memory_in_words(self.of_others)
+        """The keys of its heads in a few words: 5 exact; others 36–1,028 by damage."""
+        shared = re.fullmatch(r"(\S+) to (\S+) exact keys by their damage on text", self.of_others)
+        others = f"{shared[1]}–{shared[2]} by damage" if shared else memory_in_words(self.of_others)
         if not self.top:
-            return others
-        return f"{self.top} heads {memory_in_words(self.of_top)}; others {others}"
+            return f"all heads {others}"
+        top = "exact" if self.of_top == WHOLE else f"with {memory_in_words(self.of_top)}"
+        return f"{self.top} {top}; others {others}"
 
 
 @final
@@ -380,16 +383,13 @@ def _keys_of(memory: str) -> str:
 
 
 def memory_in_words(memory: str) -> str:
-    """poly(0)+window(45,sinks=4,kept=134)/sum → 183 keys (window 45, kept 134)"""
-    if memory in (WHOLE, "none"):
-        return "all keys" if memory == WHOLE else memory
-    spec = parse(memory)
-    window = spec.window
+    """poly(0)+window(45,sinks=4,kept=134)/sum → 183 (window 45, kept 134)"""
+    window = None if memory == "none" else parse(memory).window
     if window is None:
         return memory
-    parts = [f"window {window.size:,}"] + ([f"kept {window.kept:,}"] if window.kept else [])
-    tail = [] if memory.startswith("poly(0)") else [f"tail {spec.kernel}"]
-    return f"{_slots(memory):,} keys ({', '.join([*parts, *tail])})"
+    kept = f", kept {window.kept:,}" if window.kept else ""
+    tail = "" if memory.startswith("poly(0)") else ", tail"
+    return f"{_slots(memory):,} (window {window.size:,}{kept}{tail})"
 
 
 def _in_words(memories: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from maclaurin.conversion.allocate import (
     FIRST_QUESTIONS,
     Decision,
     Measured,
+    MemoryPlan,
     decide,
     memories_to_try,
     plans_for,
@@ -51,6 +52,7 @@ from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import summed_loss
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
+from maclaurin.models.modeling import with_attention
 from maclaurin.progress_bar import report_progress
 
 #: minimum calibration tokens for choosing a memory
@@ -180,8 +182,8 @@ def choose_memory(
     file = MeasureFile.open(path, measures_identity(model, rows, questions.of_heads), resume=resume)
     if progress:
         budgets = 1 + len(NEIGHBOURS) * request.frontier
-        plans = len(plans_for(config, budget, heads, _equal_damage(config, rows.shape[1])))
-        _announce(model, rows, questions, budgets * plans, length)
+        plans = plans_for(config, budget, heads, _equal_damage(config, rows.shape[1]))
+        _announce(model, rows, questions, plans, budgets, length)
     chosen = choose_by(
         model,
         budget,
@@ -278,22 +280,27 @@ class _Questions:
         return _Questions(of_heads, every[: request.final_questions])
 
 
-#: a pass with a smaller memory, relative to one with full attention
-_LIMITED = 1.5
-#: forward and backward pass, relative to a forward pass
-_BACKWARD = 3.0
+#: forward and backward pass, relative to a forward pass; attention alone, relative to a whole pass
+_BACKWARD, _ATTENTION = 3.0, 0.5
+#: tokens of the reading that is timed
+_TIMED = 1024
 
 
 def _announce(
-    model: MaclaurinForCausalLM, rows: Tensor, questions: _Questions, plans: int, length: int
+    model: MaclaurinForCausalLM,
+    rows: Tensor,
+    questions: _Questions,
+    plans: Sequence[MemoryPlan],
+    budgets: int,
+    length: int,
 ) -> None:
-    """Print how long choosing will take, from the time of one reading."""
-    seconds = _tokens_to_read(rows, questions, plans) * _seconds_per_token(model, rows)
+    """Print how long choosing will take, from the time of one reading with and without a smaller memory."""
+    seconds = _seconds_to_choose(model, rows, questions, plans, budgets)
     distances = sorted({question.distance for question in questions.of_heads})
     about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} seconds"
     print(
         f"choosing a memory: about {about}; facts {', '.join(f'{d:,}' for d in distances)} tokens back, "
-        f"text of {rows.shape[0]} × {rows.shape[1]:,} tokens, about {plans} plans",
+        f"text of {rows.shape[0]} × {rows.shape[1]:,} tokens, about {budgets * len(plans)} plans",
         file=sys.stderr,
         flush=True,
     )
@@ -306,6 +313,29 @@ def _announce(
         )
 
 
+def _seconds_to_choose(
+    model: MaclaurinForCausalLM,
+    rows: Tensor,
+    questions: _Questions,
+    plans: Sequence[MemoryPlan],
+    budgets: int,
+) -> float:
+    """The tokens of every pass, times the seconds of a token with full attention or with a plan."""
+    of_heads = sum(q.tokens for q in questions.of_heads)
+    eliminating = sum(q.tokens for q in questions.of_heads[:ELIMINATED_BY])
+    first = sum(q.tokens for q in questions.of_plans[:FIRST_QUESTIONS])
+    final = sum(q.tokens for q in questions.of_plans)
+    full = 2 * (of_heads + eliminating) + _BACKWARD * rows.numel() + final
+    damage = _ATTENTION * rows.numel() * len(memories_to_try(rows.shape[1]))
+    more = (FINALISTS + budgets - 1) * (final - first)  # one finalist of every other budget
+    limited = damage + budgets * len(plans) * (rows.numel() + first) + more
+    own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
+    some = rows[0, :_TIMED].to(model.device)
+    return full * _seconds_per_token(model, own, some) + limited * _seconds_per_token(
+        model, plans[0].attention, some
+    )
+
+
 def _equal_damage(config: MaclaurinConfig, length: int) -> TextDamage:
     """A guess before anything is measured, to count plans: every head loses as much, less with more keys."""
     memories = memories_to_try(length)
@@ -313,23 +343,12 @@ def _equal_damage(config: MaclaurinConfig, length: int) -> TextDamage:
     return TextDamage({memory: [[1 / n] * heads] * layers for n, memory in enumerate(memories, start=1)})
 
 
-def _tokens_to_read(rows: Tensor, questions: _Questions, plans: int) -> float:
-    """Tokens of all passes, counted as tokens read with full attention."""
-    of_heads = sum(q.tokens for q in questions.of_heads)
-    eliminating = sum(q.tokens for q in questions.of_heads[:ELIMINATED_BY])
-    damage = rows.numel() * (_BACKWARD + _LIMITED * len(memories_to_try(rows.shape[1])) / 4)
-    first = sum(q.tokens for q in questions.of_plans[:FIRST_QUESTIONS])
-    final = sum(q.tokens for q in questions.of_plans)
-    of_plans = plans * (rows.numel() + first) + FINALISTS * (final - first)
-    return 2 * (of_heads + eliminating) + damage + _LIMITED * of_plans + final
-
-
-def _seconds_per_token(model: MaclaurinForCausalLM, rows: Tensor) -> float:
-    """The time to read a part of the text, measured after one reading that compiles."""
-    some = rows[0, : min(512, rows.shape[1])].to(model.device)
+def _seconds_per_token(model: MaclaurinForCausalLM, attention: Sequence[str], tokens: Tensor) -> float:
+    """The time to read a text with this attention, measured after one reading that compiles."""
     found = 0.0
-    for _ in range(2):
-        begin = time.monotonic()
-        summed_loss(model, some)
-        found = time.monotonic() - begin
-    return found / some.numel()
+    with with_attention(model, attention):
+        for _ in range(2):
+            begin = time.monotonic()
+            summed_loss(model, tokens)
+            found = time.monotonic() - begin
+    return found / tokens.numel()
