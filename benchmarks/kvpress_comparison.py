@@ -13,6 +13,11 @@ kvpress compresses after the whole prompt was read with full attention. `ours` i
 like that, and with the memory limited while reading, which is the harder task. plan.json is the
 conversion.json of `maclaurin convert --memory`, whose attention is used.
 
+With --piece 32, methods that score keys by themselves (STREAMED) are also limited while reading: kvpress's
+DecodingPress compresses to the same number of keys after every 32 tokens, so that at most 32 more are kept.
+SnapKV, ExpectedAttention and TOVA are left out: they score by hidden states, of which DecodingPress has only
+those of the last steps.
+
 The part for kvpress does not import maclaurin.
 """
 
@@ -22,6 +27,7 @@ import argparse
 import io
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +36,8 @@ from typing import Any, cast
 METHODS = (
     "StreamingLLMPress", "KnormPress", "SnapKVPress", "ExpectedAttentionPress", "TOVAPress", "KeyDiffPress",
 )  # fmt: skip
+#: methods whose scores depend on keys and places alone
+STREAMED = ("StreamingLLMPress", "KnormPress", "KeyDiffPress")
 #: number of tokens to read, and of tokens to predict from the compressed cache
 CONTEXT, CONTINUATION = 1280, 128
 
@@ -59,6 +67,7 @@ def main() -> None:
             step.add_argument("--attention", type=Path, nargs="+", required=True)
         else:
             step.add_argument("--share", type=float, nargs="+", default=[0.25, 0.125], help="of the keys")
+            step.add_argument("--piece", type=int, default=0, help="also compress after every so many tokens")
     both = steps.add_parser("together")
     both.add_argument("questions", type=Path)
     both.add_argument("results", type=Path, nargs="+")
@@ -214,10 +223,17 @@ def ask_kvpress(options: argparse.Namespace) -> None:
         finally:
             for hook in hooks:
                 hook.remove()
-        return {"original": whole, **caches}
+        streamed = {
+            f"{method} limited while reading {share:g}": read_in_pieces(
+                model, _decoding_press(method, round(share * len(context))), context, options.piece
+            )
+            for share in options.share
+            for method in (STREAMED if options.piece else ())
+        }
+        return {"original": whole, **caches, **streamed}
 
     def answers(rows: list[dict[str, Any]], part: str) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {name: [] for name in ("original", *presses)}
+        found: dict[str, list[Any]] = defaultdict(list)
         for number, row in enumerate(rows):
             first, more = len(row["context"]), row[part]
             positions = torch.arange(first, first + len(more), device=model.device)[None]
@@ -236,6 +252,44 @@ def ask_kvpress(options: argparse.Namespace) -> None:
     summaries = {name: _summary(given["questions"], asked[name], losses[name]) for name in asked}
     machine = _machine(options.device)
     _write(options.out, {name: {**found, "machine": machine} for name, found in summaries.items()})
+
+
+def _decoding_press(method: str, keys: int) -> Any:
+    """kvpress's own press for decoding, which keeps so many keys by the scores of a method."""
+    import kvpress  # pyright: ignore[reportMissingImports]
+
+    return kvpress.DecodingPress(base_press=getattr(kvpress, method)(), target_size=keys)
+
+
+def read_in_pieces(model: Any, press: Any, context: list[int], piece: int) -> Any:
+    """A cache of the context, read in pieces; after each, the press compresses what every layer keeps.
+
+    press    has target_size, and compress(module, hidden_states, keys, values, attentions, kwargs)
+    """
+    import torch
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache()
+
+    def compress(module: Any, _: Any, named: dict[str, Any], output: Any) -> None:
+        layer = cache.layers[module.layer_idx]
+        if layer.keys.shape[2] > press.target_size:
+            layer.keys, layer.values = press.compress(
+                module, named["hidden_states"], layer.keys, layer.values, None, named
+            )
+
+    hooks = [
+        layer.self_attn.register_forward_hook(compress, with_kwargs=True) for layer in model.model.layers
+    ]
+    try:
+        for start in range(0, len(context), piece):
+            ids = torch.tensor([context[start : start + piece]], device=model.device)
+            positions = torch.arange(start, start + ids.shape[1], device=model.device)[None]
+            model(ids, past_key_values=cache, position_ids=positions, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return cache
 
 
 # --------------------------------------------------------------------------------------- both of them
@@ -284,9 +338,14 @@ def _share(name: str) -> float:
 
 
 def _kind(name: str) -> str:
+    """The kind of memory, as pages name it; ours by the plan in its name."""
     if name == "original":
         return "full softmax"
-    return "every key in some heads" if name.startswith("Maclaurin") else "kvpress"
+    if not name.startswith("Maclaurin"):
+        return "kvpress"
+    from maclaurin.conversion.memory_page import method_of
+
+    return method_of(name)
 
 
 def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:

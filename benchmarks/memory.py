@@ -3,7 +3,7 @@
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
     PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
 
-For each goal, a memory is chosen on calibration text and questions (`choose_by` in conversion/convert.py). It
+For each goal, a memory is chosen on calibration text and questions (conversion/choose_memory.py). It
 is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
 training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
 cheapest memory before training need not be the cheapest after it. All weights are trained for
@@ -19,8 +19,11 @@ bf16.
 from __future__ import annotations
 
 import argparse
+import ast
 import bisect
 import copy
+import hashlib
+import inspect
 import io
 import json
 import lzma
@@ -40,7 +43,9 @@ import torch
 from machine import stamp
 from torch import Tensor
 
+from maclaurin.conversion import allocate, choose_memory, fact_questions, head_measures
 from maclaurin.conversion.allocate import (
+    FINAL_QUESTIONS,
     MOSTLY_KEPT,
     TAIL,
     WHOLE,
@@ -52,10 +57,10 @@ from maclaurin.conversion.allocate import (
     memories_to_try,
     plans_for,
 )
-from maclaurin.conversion.convert import ChosenMemory, choose_by, measured_with
+from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, measures_identity
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
-from maclaurin.conversion.measure import MeasureFile, Perplexity
+from maclaurin.conversion.measure import MeasureFile, Perplexity, beyond_windows, without_tails
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinCache
@@ -68,6 +73,8 @@ from maclaurin.programs.kept_keys import KEPT_KEYS
 from maclaurin.training.losses import summed_cross_entropy, summed_divergence
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
+#: the code that a choice depends on
+CHOICE_MODULES = (allocate, choose_memory, fact_questions, head_measures)
 #: chance of a right answer among four
 CHANCE = 0.25
 #: rows of a training step: text, recall, copying
@@ -121,10 +128,9 @@ def main() -> None:
             return
         model = _model(options)
         tokens = _tokens(options.carry)
-    results.keep("machine", stamp())
     settings = {n: v for n, v in vars(options).items() if v is not None and not isinstance(v, Path)}
-    results.keep("settings", settings)
-    bench = Bench(options, clock, results, model, tokens)
+    run = {"machine": stamp(), "settings": settings}
+    bench = Bench(options, clock, results, model, tokens, run)
     with clock.step("check program", 25) as go:
         if go:
             results.keep("program", checked_program(model.device))
@@ -132,10 +138,10 @@ def main() -> None:
     goals = [goal for goal in GOALS if goal.name in options.goals]
     if not options.skip_training:
         bench.trained([g for g in goals if g.trained])
-    bench.speed([g for g in goals if g.trained])
     for goal in (g for g in goals if not g.trained):
         bench.untrained(goal)
     bench.summary()
+    bench.speed(goals)
     for goal in (g for g in goals if not g.trained):
         bench.rivals(goal)
     bench.summary()
@@ -166,6 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--train-seconds", type=float, default=90.0, help="of the first trained goal")
     parser.add_argument("--train-length", type=int, default=8192, help="tokens of a training row")
     parser.add_argument("--skip-training", action="store_true", help="measure only what needs no training")
+    parser.add_argument("--controls", action="store_true", help="measure trained arms without kept keys too")
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 65536], help="tokens to read, timed")
     parser.add_argument("--goals", nargs="+", default=[goal.name for goal in GOALS])
     parser.add_argument("--questions", type=int, default=200, help="at each distance")
@@ -311,7 +318,10 @@ class Results:
             before = None if resume is None else resume.with_suffix(suffix)
             if before is not None and before.is_file() and not path.with_suffix(suffix).exists():
                 shutil.copy2(before, path.with_suffix(suffix))
-        return Results(path, json.loads(path.read_text()) if path.is_file() else {})
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        if "settings" in found:  # of the last run only: earlier files did not say which arms it measured
+            found["unattributed"] = {name: found.pop(name) for name in ("machine", "settings")}
+        return Results(path, found)
 
     def keep(self, name: str, value: Any) -> None:
         """Remember and write."""
@@ -321,6 +331,54 @@ class Results:
     def of(self, arm: str) -> dict[str, Any]:
         """The measures of one arm."""
         return self.found.setdefault("arms", {}).setdefault(arm, {})
+
+
+def note_run(found: dict[str, Any], run: dict[str, Any], name: str) -> None:
+    """Record which run measured `name`: found["runs"] lists runs with the names of their measures."""
+    runs = found.setdefault("runs", [])
+    for known in runs:
+        known["measures"] = [other for other in known["measures"] if other != name]
+    same = next((r for r in runs if {**run, "measures": r["measures"]} == r), None)
+    if same is None:
+        same = {**run, "measures": []}
+        runs.append(same)
+    same["measures"].append(name)
+
+
+def digest(*parts: Any) -> str:
+    """Sixteen digits that change with any of the parts."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def code_of_the_choice() -> str:
+    """A digest of the code that chooses memories, comments and layout aside."""
+    return digest(*(ast.dump(ast.parse(inspect.getsource(module))) for module in CHOICE_MODULES))
+
+
+def retire_unless(found: dict[str, Any], goal: str, key: str) -> bool:
+    """Whether the known choice for a goal has this key.
+
+    A choice with another key moves to found["retired"]; its arms stay, marked with what they were chosen by.
+    """
+    chosen = found.get("chosen", {})
+    if goal not in chosen:
+        return False
+    if chosen[goal].get("key") == key:
+        return True
+    old = chosen.pop(goal)
+    mark = f"choice {old.get('key', 'without a key')}"
+    found.setdefault("retired", {})[f"{goal} [{mark}]"] = old
+    for part in ("arms", "speed"):
+        for name in list(found.get(part, {})):
+            if _is_of(name, goal):
+                found[part][f"{name} [{mark}]"] = found[part].pop(name)
+    return False
+
+
+def _is_of(name: str, goal: str) -> bool:
+    """Whether an arm, or a measure of speed, is of this goal's present choice."""
+    is_arm = name == goal or name.startswith((f"{goal}:", f"{goal},"))
+    return not name.endswith("]") and (is_arm or name.endswith(f", {goal}"))
 
 
 # ----------------------------------------------------------------------------------------- the bench
@@ -335,18 +393,19 @@ class Bench:
     results: Results
     model: Any
     tokens: dict[str, np.ndarray]
+    #: machine and settings, recorded with everything that this run measures
+    run: dict[str, Any]
 
     def __post_init__(self) -> None:
         limit = self.options.questions
         judging = _questions(self.tokens, "judging")
         self.judging = {d: [q for q in judging if q.distance == d][:limit] for d in self.options.distances}
         self.prior = _questions(self.tokens, "prior")[:limit]
-        asked = self.options.choose_questions
-        self.choosing = [
-            q
-            for q in _questions(self.tokens, "choosing")
-            if q.distance in self.options.choose_distances and q.number < asked
-        ]
+        distances = self.options.choose_distances
+        #: questions that plans are measured by, and the first of them, that heads are measured by
+        self.deciding = [q for q in _questions(self.tokens, "choosing") if q.distance in distances]
+        self.choosing = [q for q in self.deciding if q.number < self.options.choose_questions]
+        self.deciding = self.deciding[: max(FINAL_QUESTIONS, len(self.choosing))]
         rows = torch.from_numpy(self.tokens["calibration"].astype(np.int64))
         # the two sources alternate
         order = [n for pair in zip(range(8), range(8, 16), strict=True) for n in pair]
@@ -383,6 +442,7 @@ class Bench:
                 return
             try:
                 found[name] = work()
+                note_run(found, self.run, name)
             except torch.OutOfMemoryError as problem:  # the other measures go on
                 print(f"{label}: {problem}", flush=True)
             self.results.keep("arms", self.results.found["arms"])
@@ -416,23 +476,39 @@ class Bench:
     def chosen(self, goal: Goal) -> list[str] | None:
         """The attention for a goal; None if there is no time to choose."""
         known = self.results.found.get("chosen", {})
-        if goal.name in known:
+        key = self._choice_key(goal)
+        if retire_unless(self.results.found, goal.name, key):
             return known[goal.name]["attention"]
         budget = MemoryBudget.read(self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at)
         path = self.results.path.with_suffix(".measured.json")
-        identity = measured_with(self.model, self.calibration, self.choosing)
-        file = MeasureFile.open(path, identity, resume=path.is_file())
+        identity = measures_identity(self.model, self.calibration, self.choosing)
+        file = MeasureFile.open(path, identity, resume=False)
         with self.clock.step("choose" if known else "choose first", 30 if known else 60) as go:
             if not go:
                 return None
             if goal.trained:
                 found = self._by_rule(goal, budget, file)
             else:
-                chosen = choose_by(self.model, budget, self.choosing, self.calibration, file, progress=False)
+                chosen = choose_by(
+                    self.model,
+                    budget,
+                    self.choosing,
+                    self.calibration,
+                    file,
+                    plan_questions=self.deciding,
+                    progress=False,
+                )
                 found = _chosen(chosen)
+            found = {**found, "key": key, "run": self.run}
             self.results.keep("chosen", {**known, goal.name: found})
             print(goal.name, found["plan"]["name"], flush=True)
         return found["attention"]
+
+    def _choice_key(self, goal: Goal) -> str:
+        """A digest of everything that the choice for a goal depends on."""
+        asked = [(q.distance, q.number, q.context.tolist(), q.prompt.tolist()) for q in self.deciding]
+        identity = measures_identity(self.model, self.calibration, self.choosing)
+        return digest(asdict(goal), identity, asked, code_of_the_choice())
 
     def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
         """A plan: the best retrieval heads keep every key or a long window; the others share by damage."""
@@ -487,6 +563,9 @@ class Bench:
         about = {"steps": done, "rows_of_a_step": STEP, "length": self.options.train_length}
         self.results.keep("training", {**about, "learning_rate": LEARNING_RATE, "answers": ANSWER_WEIGHT})
         self.measure(arm, None if is_own else attention)
+        alone = None if is_own else without_tails(attention)
+        if self.options.controls and alone is not None:
+            self.measure(f"{arm}, {beyond_windows(attention)} off", alone)
         self.model.load_state_dict(teacher.state_dict())
         return done
 
@@ -539,16 +618,14 @@ class Bench:
     # ------------------------------------------------------------------------------------------ speed
 
     def speed(self, goals: Sequence[Goal]) -> None:
-        """Seconds to read texts into a cache, and tokens per second after a long one, with the original."""
-        attention = {
-            g.name: self.results.found.get("chosen", {}).get(g.name, {}).get("attention") for g in goals
-        }
+        """Time and memory to read texts, and tokens per second after a long one, with the original."""
+        attention = {goal.name: self.chosen(goal) for goal in goals}
         plans = {"original": self.own, **{name: its for name, its in attention.items() if its}}
         texts = [(batch, tokens) for tokens in self.options.prefill for batch in (1, 8)]
         for batch, tokens in (text for text in texts if math.prod(text) <= 65536):
             for name, its in plans.items():
-                work = partial(_seconds_to_read, self.model, batch, tokens)
-                self._timed(f"seconds to read {batch} x {tokens}, {name}", its, work)
+                work = partial(_reading, self.model, batch, tokens)
+                self._timed(f"reading {batch} x {tokens}, {name}", its, work)
         if not self.options.prefill:
             return
         longest = max(self.options.prefill)
@@ -572,6 +649,7 @@ class Bench:
                 try:
                     with with_attention(self.model, attention):
                         found[name] = work()
+                    note_run(found, self.run, name)
                 except Exception:  # whatever it is, the other measures go on
                     traceback.print_exc()
                 print(name, found.get(name), flush=True)
@@ -581,9 +659,9 @@ class Bench:
 
     def rivals(self, goal: Goal) -> None:
         """Measure other memories of the same size, without training."""
-        known = self.results.found.get("chosen", {}).get(goal.name)
-        if known is None:
+        if self.chosen(goal) is None:
             return
+        known = self.results.found["chosen"][goal.name]
         for name, attention in _rivals(self.model.config, known, goal):
             size = bytes_of(self.model.config, attention, goal.at)
             self.results.of(f"{goal.name}: {name}")["bytes"] = size
@@ -655,7 +733,7 @@ def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[s
 
 
 def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
-    reference = arms.get("original, trained" if name.endswith(", trained") else "original", {})
+    reference = arms.get("original, trained" if ", trained" in name else "original", {})
     parts = [f"{name:44}"]
     for measure, value in sorted(found.items()):
         other = reference.get(measure)
@@ -727,14 +805,23 @@ def checked_program(device: torch.device) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _seconds_to_read(model: Any, batch: int, tokens: int, times: int = 5) -> float:
-    """The median of several readings, after one to compile."""
+def _reading(model: Any, batch: int, tokens: int, times: int = 5) -> dict[str, float]:
+    """Seconds, the median of several readings after one to compile; on a GPU also the most bytes allocated.
+
+    peak_bytes   with the weights and the cache; bytes_before: with the weights alone
+    """
     found = []
-    for _ in range(times + 1):
+    for n in range(times + 1):
+        if n == 1 and model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         begin = _now(model)
         _cache_after(model, batch, tokens)
         found.append(_now(model) - begin)
-    return sorted(found[1:])[times // 2]
+    read = {"seconds": sorted(found[1:])[times // 2]}
+    if model.device.type == "cuda":
+        read["peak_bytes"] = torch.cuda.max_memory_allocated()
+        read["bytes_before"] = torch.cuda.memory_allocated()
+    return read
 
 
 @torch.no_grad()

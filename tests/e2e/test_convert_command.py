@@ -89,10 +89,20 @@ def test_errors_leave_nothing_behind(folder):
 
 def test_a_memory_is_chosen_for_a_budget(folder):
     """The table of the decision, a folder that loads, and errors that say what would work."""
-    probes = ("--at=400", "--probe=64", "--probe-questions=1", "--lengths=64", "--device=cpu")
+    probes = (
+        "--at=400",
+        "--probe=64",
+        "--probe-questions=1",
+        "--final-questions=4",
+        "--lengths=64",
+        "--device=cpu",
+    )
     shown = maclaurin("convert", "run", "--constant=60kB", "--dry-run", *probes, cwd=folder)
     assert "taken" in shown.stdout
-    assert "score of each key-value head" in shown.stdout
+    assert "keys of each key-value head" in shown.stdout
+    assert "frontier: the best plan of each budget" in shown.stdout
+    assert "about" in shown.stderr, "the time it will take"
+    assert "…" not in shown.stdout, "nothing is cut"
     result = maclaurin("convert", "run", "--memory=40%", "--out=small", *probes, cwd=folder)
     assert "plans, measured on calibration text" in result.stdout
     found = json.loads((folder / "small" / "conversion.json").read_text())
@@ -100,6 +110,9 @@ def test_a_memory_is_chosen_for_a_budget(folder):
     wrong = {
         ("--memory=40%", f"--attention={TAIL}", "--out=bad"): "give one of --memory",
         ("--memory=40%", "--out=/proc/none/bad"): "cannot be written",
+        ("--memory=40%", "--layers=1", "--out=bad"): "--layers cannot be combined with a budget",
+        ("--memory=40%", "--keep-sharp=none.json", "--dry-run"): "--keep-sharp cannot be combined",
+        ("--memory=900MB", "--out=bad"): "needs no limit",
     }
     for options, words in wrong.items():
         result = maclaurin("convert", "run", *options, *probes, cwd=folder, expect=2)

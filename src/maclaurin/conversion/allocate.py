@@ -7,6 +7,9 @@
 Plans differ in how much of the budget goes to the retrieval heads. The cost of each is measured:
 
     cost = increase of the loss per token + RECALL_WEIGHT · drop of the log-odds of right answers
+
+All plans answer a few questions, and the best of them many more: with 24 questions the standard error of the
+cost is as large as the differences between plans.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from __future__ import annotations
 import copy
 import heapq
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean, stdev
 from typing import cast, final
 
 from torch import Tensor
 
-from maclaurin.conversion.fact_questions import Question, answers_together
+from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage
 from maclaurin.conversion.measure import MeasureFile, Perplexity, measured_with
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
@@ -37,15 +42,19 @@ SINKS, SMALLEST_WINDOW = 4, 16
 #: cost in nats per token of a log-odds drop by 1; at 0.1, a drop by 0.1 weighs as much as 1 % of perplexity
 RECALL_WEIGHT = 0.1
 #: shares of the budget that go to the retrieval heads
-SHARES_OF_TOP = (0.0, 0.5, 0.7, 0.85)
+SHARES_OF_TOP = (0.0, 0.25, 0.35, 0.5, 0.7, 0.85)
 #: if memory must not grow: shares of the heads that count as retrieval heads, and of the budget for them
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
 #: share of the budget for heads whose window is as long as a distance of the questions
 SHARE_OF_REACH = 0.4
+#: a plan that leaves more than this share of the budget unused is no candidate if another one uses it
+MOST_UNUSED = 0.1
+#: questions that all plans are asked, and those that the best FINALISTS are asked
+FIRST_QUESTIONS, FINAL_QUESTIONS, FINALISTS = 12, 64, 3
 #: shares of a head's slots that are its window; the others are kept keys
 WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
-#: numbers of keys a head may keep, sinks included, if its damage decides
-LADDER = (20, 36, 68, 132, 260, 516, 1028, 2052, 4100)
+#: if damage decides: fewest keys of a head, sinks included, and the size from which sizes do not double
+FEWEST_KEYS, FINE_FROM = 20, 1024
 WHOLE, TAIL = "exp/sum", "taylor(2,about=mean)"
 
 Place = tuple[int, int]  # (layer, key-value head)
@@ -67,16 +76,73 @@ class MemoryPlan:
         """The plan in one line."""
         return self.of_others if not self.top else f"{self.top} heads {self.of_top}, others {self.of_others}"
 
+    @property
+    def summary(self) -> str:
+        """The keys of its heads in a few words: 5 exact; others 36–1,028 by damage."""
+        shared = re.fullmatch(r"(\S+) to (\S+) exact keys by their damage on text", self.of_others)
+        others = f"{shared[1]}–{shared[2]} by damage" if shared else memory_in_words(self.of_others)
+        if not self.top:
+            return f"all heads {others}"
+        top = "exact" if self.of_top == WHOLE else f"with {memory_in_words(self.of_top)}"
+        return f"{self.top} {top}; others {others}"
+
 
 @final
 @dataclass(frozen=True)
 class Measured:
-    """A plan on calibration text and questions."""
+    """A plan on calibration text and questions.
+
+    recall       share of the questions that are answered right; guessing gets one in four
+    error        standard error of the cost: that of its recall part, in which almost all of it lies; None
+                 with a single question
+    questions    how many were asked
+    """
 
     plan: MemoryPlan
     loss: float
     log_odds: float
+    recall: float
     cost: float
+    error: float | None
+    questions: int
+
+
+@final
+@dataclass(frozen=True)
+class Answered:
+    """An attention on calibration text, with its answers to the questions asked so far."""
+
+    loss: float
+    answers: tuple[Answer, ...]
+
+    @property
+    def log_odds(self) -> float:
+        """The mean log-odds of right answers."""
+        return fmean(answer.log_odds for answer in self.answers)
+
+    @property
+    def recall(self) -> float:
+        """The share of right answers."""
+        return fmean(answer.is_right for answer in self.answers)
+
+    def first(self, number: int) -> Answered:
+        """The same with the first answers only."""
+        return Answered(self.loss, self.answers[:number])
+
+    def measured(self, plan: MemoryPlan, original: Answered) -> Measured:
+        """A plan with these answers, compared with the original's answers to the same questions."""
+        number = len(self.answers)
+        same = original.first(number)
+        drops = [o.log_odds - own.log_odds for o, own in zip(same.answers, self.answers, strict=True)]
+        return Measured(
+            plan,
+            self.loss,
+            self.log_odds,
+            self.recall,
+            self.loss - original.loss + RECALL_WEIGHT * max(0.0, fmean(drops)),
+            RECALL_WEIGHT * stdev(drops) / math.sqrt(number) if number > 1 else None,
+            number,
+        )
 
 
 @final
@@ -86,22 +152,7 @@ class Decision:
 
     best: Measured
     measured: tuple[Measured, ...]
-    loss: float
-    log_odds: float
-
-    @property
-    def frontier(self) -> tuple[Measured, ...]:
-        """Plans that no other beats in bytes and in cost."""
-        return tuple(
-            m
-            for m in self.measured
-            if not any(
-                (o.plan.bytes, o.cost) != (m.plan.bytes, m.cost)
-                and o.plan.bytes <= m.plan.bytes
-                and o.cost <= m.cost
-                for o in self.measured
-            )
-        )
+    original: Answered
 
 
 def decide(
@@ -111,34 +162,64 @@ def decide(
     questions: Sequence[Question],
     file: MeasureFile,
     report: Callable[[float], None] = lambda share: None,
+    *,
+    finalists: int = FINALISTS,
 ) -> Decision:
-    """Measure the plans that are not in the file on rows [B, T] and questions; choose the cheapest."""
+    """Choose the cheapest plan on rows [B, T] and questions; what is in the file is not measured again.
+
+    All plans are asked the first FIRST_QUESTIONS, then the best `finalists` all questions. The best of those
+    is chosen.
+    """
     own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
-    text = Perplexity(rows)
+    some = questions[:FIRST_QUESTIONS]
+    finalists = min(finalists, len(plans))
+    total = len(questions) * (1 + finalists) + len(some) * (len(plans) - finalists)
+    done = 0
 
-    def measure(attention: Sequence[str]) -> tuple[float, float]:
-        name = f"plan by {len(questions)} whole questions, text {list(rows.shape)}: " + " | ".join(attention)
-        if name not in file.found:
-            loss = math.log(measured_with(model, attention, text))
-            with with_attention(model, attention):
-                odds = [
-                    answer.log_odds
-                    for answer in answers_together(model, questions, tokens_at_once(model.device))
-                ]
-            file.keep(name, [loss, sum(odds) / len(odds)])
-        loss, odds = file.found[name]
-        return loss, odds
+    def measure(attention: Sequence[str], asked: Sequence[Question], more: int) -> Answered:
+        nonlocal done
+        found = _answered(model, attention, rows, asked, file)
+        done += more
+        report(done / total)
+        return found
 
-    loss, odds = measure(own)
-    report(1 / (1 + len(plans)))
-    measured = []
-    for done, plan in enumerate(plans, start=2):
-        own_loss, own_odds = measure(plan.attention)
-        cost = own_loss - loss + RECALL_WEIGHT * max(0.0, odds - own_odds)
-        measured.append(Measured(plan, own_loss, own_odds, cost))
-        report(done / (1 + len(plans)))
-    best = min(measured, key=lambda found: (found.cost, found.plan.bytes))
-    return Decision(best, tuple(measured), loss, odds)
+    # in the same two parts as the plans: texts of a batch are cut to the same length
+    measure(own, some, len(some))
+    original = measure(own, questions, len(questions) - len(some))
+    first = [measure(plan.attention, some, len(some)).measured(plan, original) for plan in plans]
+    first.sort(key=_by_cost)
+    final = [
+        measure(m.plan.attention, questions, len(questions) - len(some)).measured(m.plan, original)
+        for m in first[:finalists]
+    ]
+    final.sort(key=_by_cost)
+    return Decision(final[0], (*final, *first[finalists:]), original)
+
+
+def _by_cost(found: Measured) -> tuple[float, int]:
+    return found.cost, found.plan.bytes
+
+
+def _answered(
+    model: MaclaurinForCausalLM,
+    attention: Sequence[str],
+    rows: Tensor,
+    questions: Sequence[Question],
+    file: MeasureFile,
+) -> Answered:
+    """Loss and answers with this attention: those in the file, and the others measured now."""
+    name = f"plan on text {list(rows.shape)}: " + " | ".join(attention)
+    if name not in file.found:
+        file.keep(name, {"loss": math.log(measured_with(model, attention, Perplexity(rows))), "answers": []})
+    known = file.found[name]
+    new = questions[len(known["answers"]) :]
+    if new:
+        with with_attention(model, attention):
+            found = answers_together(model, new, tokens_at_once(model.device))
+        answers = [*known["answers"], *([a.log_odds, a.is_right] for a in found)]
+        file.keep(name, {"loss": known["loss"], "answers": answers})
+    answers = file.found[name]["answers"][: len(questions)]
+    return Answered(known["loss"], tuple(Answer(odds, right) for odds, right in answers))
 
 
 # ------------------------------------------------------------------------------------------- plans
@@ -164,6 +245,7 @@ def plans_for(
         if size <= budget.bytes:
             plan = MemoryPlan(top, of_top, _in_words(others), attention, size)
             found.setdefault(attention, plan)
+    full = [plan for plan in found.values() if plan.bytes >= (1 - MOST_UNUSED) * budget.bytes]
     if not found:
         smallest = attention_of(config, dict.fromkeys(ranking, exact_keys(SMALLEST_WINDOW + SINKS)))
         needed = bytes_of(config, smallest, budget.at)
@@ -171,7 +253,7 @@ def plans_for(
             f"a budget of {budget} is too small: {len(ranking)} key-value heads with {SINKS} sinks and a "
             f"window of {SMALLEST_WINDOW} take {needed:,} bytes. Give that or more."
         )
-    return list(found.values())
+    return full or list(found.values())
 
 
 def attention_of(config: MaclaurinConfig, memories: dict[Place, str]) -> tuple[str, ...]:
@@ -194,10 +276,23 @@ def memories_to_try(longest: int) -> list[str]:
 
     Both a window alone and one with kept keys: over all heads together kept keys do less damage at every
     size, but a third of the heads attend to near tokens and do better with a longer window (docs/LOG.md).
+    The last one is a window over the whole text, which does no damage.
     """
-    fitting = [slots for slots in LADDER if slots <= max(longest, LADDER[0])]
-    both = (exact_keys(slots, near) for slots in fitting for near in (WINDOW_ALONE, MOSTLY_KEPT))
-    return list(dict.fromkeys(both))
+    sizes = list(_ladder(longest))
+    both = (exact_keys(slots, near) for slots in sizes[:-1] for near in (WINDOW_ALONE, MOSTLY_KEPT))
+    return list(dict.fromkeys([*both, exact_keys(sizes[-1])]))
+
+
+def _ladder(longest: int) -> Iterator[int]:
+    """Numbers of keys, sinks included, that about double; the last one is `longest`."""
+    free = FEWEST_KEYS - SINKS
+    while free + SINKS < longest:
+        yield free + SINKS
+        between = free + free // 2 + SINKS
+        if free >= FINE_FROM and between < longest:
+            yield between
+        free *= 2
+    yield max(longest, FEWEST_KEYS)
 
 
 def exact_keys(slots: int, near: float = WINDOW_ALONE, tail: str | None = None) -> str:
@@ -258,12 +353,43 @@ def _tops(
 def _tops_by_reach(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
-    """Plans giving as many heads as the budget allows a window long enough for the facts."""
+    """Plans giving as many heads as the budget allows a window long enough for the facts.
+
+    Where all heads could have so long a window, there is nothing to give to a few.
+    """
     for reach in reaches:
         far = exact_keys(reach + SINKS)
-        top = min(heads, int(SHARE_OF_REACH * budget.bytes / _taken(far, size)))
-        if top:
+        top = int(SHARE_OF_REACH * budget.bytes / _taken(far, size))
+        if top and _taken(far, size) > budget.bytes / heads:
             yield top, far, budget.bytes - top * _taken(far, size)
+
+
+def keys_of_heads(attention: Sequence[str], heads: int) -> list[list[str]]:
+    """How many keys each head keeps, [layers][heads]: all, 260, 260w (a window alone), +t with a tail."""
+    found = []
+    for text in attention:
+        groups = LayerAttention.read(text, heads).groups
+        by_head = {head: _keys_of(str(group.spec)) for group in groups for head in group.heads}
+        found.append([by_head[head] for head in range(heads)])
+    return found
+
+
+def _keys_of(memory: str) -> str:
+    window = parse(memory).window
+    if window is None:
+        return "all" if memory == WHOLE else memory
+    tail = "" if memory.startswith("poly(0)") else "+t"
+    return f"{_slots(memory):,}{'' if window.kept else 'w'}{tail}"
+
+
+def memory_in_words(memory: str) -> str:
+    """poly(0)+window(45,sinks=4,kept=134)/sum → 183 (window 45, kept 134)"""
+    window = None if memory == "none" else parse(memory).window
+    if window is None:
+        return memory
+    kept = f", kept {window.kept:,}" if window.kept else ""
+    tail = "" if memory.startswith("poly(0)") else ", tail"
+    return f"{_slots(memory):,} (window {window.size:,}{kept}{tail})"
 
 
 def _in_words(memories: Sequence[str]) -> str:

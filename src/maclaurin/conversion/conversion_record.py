@@ -33,6 +33,8 @@ class SampleSettings:
     text        file; None for the test documents of stdlib
     lengths     at which perplexity is measured, on about `tokens` tokens each
     distances   at which recall is measured, with `questions` each
+
+    Measures use the text after the first `calibration_tokens`, which are for calibration and choosing.
     """
 
     text: str | None = None
@@ -40,10 +42,11 @@ class SampleSettings:
     tokens: int = 2048
     distances: tuple[int, ...] = ()
     questions: int = 200
+    calibration_tokens: int = CALIBRATION_LENGTH * CALIBRATION_ROWS
 
     def calibration(self, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
         """Tokens to calibrate on, and the tokens after them to measure on."""
-        first = CALIBRATION_LENGTH * CALIBRATION_ROWS
+        first = self.calibration_tokens
         needed = first + max([self.tokens, *self.lengths])
         file = None if self.text is None else Path(self.text)
         tokens = tokens_of(tokenizer, file, needed, model.config.vocab_size)
@@ -99,17 +102,22 @@ class TakenPlan:
     name: str
     bytes: int
     cost: float
+    error: float | None = None
 
 
 @final
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan on calibration text and questions."""
+    """A plan on calibration text and so many questions; `error` is the standard error of its cost."""
 
     name: str
     bytes: int
     loss: float
     log_odds: float
+    recall: float | None = None
+    cost: float | None = None
+    error: float | None = None
+    questions: int | None = None
 
 
 @final
@@ -119,18 +127,24 @@ class MeasuredOriginal:
 
     loss: float
     log_odds: float
+    recall: float | None = None
 
 
 @final
 @dataclass(frozen=True)
 class MemoryChoice:
-    """How a memory was chosen; `heads` has numbers [layers][heads] by the name of the measure."""
+    """How a memory was chosen.
+
+    heads           numbers [layers][heads] by the name of the measure
+    other_budgets   the best plans for fewer and for more bytes, if measured
+    """
 
     budget: MemoryBudget
     plan: TakenPlan
     original: MeasuredOriginal
     measured: tuple[MeasuredPlan, ...]
     heads: dict[str, list[list[float]]]
+    other_budgets: tuple[MeasuredPlan, ...] = ()
 
 
 @final

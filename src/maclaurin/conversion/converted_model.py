@@ -116,10 +116,21 @@ def save(
             tokenizer.save_pretrained(folder)
         record = _record(conversion, measured_on)
         record.write(folder)
-        if conversion.chosen is not None and importlib.util.find_spec("jinja2") is not None:
-            from maclaurin.conversion.memory_page import PAGE, page_of_conversion
+        if conversion.chosen is not None:
+            _write_page(folder / "memory.html", record.source, conversion.chosen, record.attention)
 
-            write_file(folder / PAGE, page_of_conversion(record).html())
+
+def write_plans_page(out: Path, source: str, chosen: MemoryChoice, attention: Sequence[str]) -> None:
+    """Write the page of a memory that was only chosen, next to the folder of the conversion to come."""
+    _write_page(out.with_name(f"{out.name}.plans.html"), source, chosen, attention)
+
+
+def _write_page(file: Path, source: str, chosen: MemoryChoice, attention: Sequence[str]) -> None:
+    """Write the page of a chosen memory, if pages can be made."""
+    if importlib.util.find_spec("jinja2") is not None:
+        from maclaurin.conversion.memory_page import page_of_choice
+
+        write_file(file, page_of_choice(source, chosen, attention).html())
 
 
 def _record(conversion: Conversion, measured_on: SampleSettings | None) -> ConversionRecord:

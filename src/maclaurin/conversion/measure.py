@@ -142,6 +142,15 @@ def without_tails(attention: Sequence[str]) -> list[str] | None:
     return [with_each_spec(text, _alone) for text in attention] if any(beyond) else None
 
 
+def beyond_windows(attention: Sequence[str]) -> str:
+    """The name of what heads keep beside their windows: tail, kept keys, or both."""
+    specs = [spec for text in attention for spec in specs_in(text) if spec.window]
+    has_tail = any(spec.orders for spec in specs)
+    has_kept = any(spec.window.kept for spec in specs if spec.window)
+    named = [name for name, there in (("tail", has_tail), ("kept keys", has_kept)) if there]
+    return " and ".join(named) or "tail"
+
+
 def _alone(text: str) -> str:
     window: Any = resolve(text).window
     if window is None:
@@ -166,8 +175,8 @@ class MeasureFile:
 
     @staticmethod
     def open(path: Path | None, identity: dict[str, Any], *, resume: bool) -> MeasureFile:
-        """Read the file; without `resume`, start an empty one."""
-        if path is None or not resume:
+        """Read the file; without `resume`, start an empty one unless it has measures of the same things."""
+        if path is None or not (resume or _has_identity(path, identity)):
             return MeasureFile(path, identity)
         if not path.is_file():
             raise InputError(f"there is no {path} to resume from: leave `resume` out to start.")
@@ -194,3 +203,11 @@ class MeasureFile:
         """Delete the file, once the folder is written."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _has_identity(path: Path, identity: dict[str, Any]) -> bool:
+    """Whether the file has measures of the same model, text and questions."""
+    try:
+        return json.loads(path.read_text("utf-8"))["identity"] == identity
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,17 @@ class MemoryBudget:
         text = memory if memory is not None else constant
         assert text is not None
         parameter = "memory" if memory is not None else "constant"
-        return MemoryBudget(_bytes(text, original, parameter), at, constant is not None, original)
+        found = MemoryBudget(_bytes(text, original, parameter), at, constant is not None, original)
+        if found.bytes > original:
+            raise InputError(
+                f"`{parameter}`: {text} needs no limit: every key and value of {at:,} tokens takes "
+                f"{original:,} bytes. Give less, or a longer `at`."
+            )
+        return found
+
+    def times(self, factor: float) -> MemoryBudget:
+        """A budget for the same text with so many times the bytes."""
+        return dataclasses.replace(self, bytes=int(factor * self.bytes))
 
     def __str__(self) -> str:
         share = f"{self.bytes / self.original:.1%} of the original's {self.original:,}"
@@ -61,8 +72,8 @@ def _bytes(text: str, original: int, parameter: str) -> int:
         )
     number = float(found[1])
     total = int(number / 100 * original) if unit == "%" else int(number * _UNITS[unit])
-    if total < 1 or (unit == "%" and number > 100):
-        raise InputError(f"`{parameter}`: {text} is not a budget: give more than 0 and at most 100%.")
+    if total < 1:
+        raise InputError(f"`{parameter}`: {text} is not a budget: give more than 0 bytes.")
     return total
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from maclaurin.conversion.conversion_record import ConversionRecord
-from maclaurin.errors import InputError
+from maclaurin.conversion.conversion_record import MemoryChoice
 from maclaurin.report.figure import PALETTE, Figure, Sheet, has_charts
 from maclaurin.report.formatting import Column, Entry, Table, plain
 from maclaurin.report.page import (
@@ -27,7 +26,6 @@ from maclaurin.report.page import (
     render,
 )
 
-PAGE = "memory.html"
 #: ways to spend memory, in the order of the legend
 METHODS = (
     "full softmax", "every key in some heads", "long windows for some heads", "window + kept", "window",
@@ -39,8 +37,9 @@ BYTES = (
     "higher on the right."
 )
 PRESSED = (
-    "Methods of kvpress, and ours marked “pressed”, compress after the whole prompt was read with full "
-    "attention. That is the easier task: the others also read the prompt in small memory."
+    "Methods of kvpress not marked “limited while reading”, and ours marked “pressed”, compress after the "
+    "whole prompt was read with full attention. That is the easier task: the others also read the prompt in "
+    "small memory."
 )
 HEADS = (
     "Retrieval heads attend to facts far back. A head's score is the mean of two measures, each divided by "
@@ -121,15 +120,15 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
 # ------------------------------------------------------------------------------- from JSON
 
 
-def page_of_conversion(record: ConversionRecord) -> MemoryPage:
-    """The page of a conversion with a chosen memory."""
-    chosen = record.chosen
-    if chosen is None:
-        raise InputError(f"the attention of {record.source} was given, so there is no choice to show.")
+def page_of_choice(source: str, chosen: MemoryChoice, attention: Sequence[str]) -> MemoryPage:
+    """The page of a memory that was chosen for the model `source`, with the attention of every layer."""
     budget, best, original = chosen.budget, chosen.plan, chosen.original
     points = [
         Point("full softmax", "exp/sum", budget.original, math.exp(original.loss), original.log_odds),
-        *(Point(method_of(m.name), m.name, m.bytes, math.exp(m.loss), m.log_odds) for m in chosen.measured),
+        *(
+            Point(method_of(m.name), m.name, m.bytes, math.exp(m.loss), m.log_odds)
+            for m in (*chosen.measured, *chosen.other_budgets)
+        ),
     ]
     taken = next(m for m in chosen.measured if m.name == best.name)
     ratio = math.exp(taken.loss - original.loss)
@@ -140,7 +139,7 @@ def page_of_conversion(record: ConversionRecord) -> MemoryPage:
         f"{taken.log_odds:+.2f}, the original {original.log_odds:+.2f}.",
     )
     return MemoryPage(
-        title=record.source,
+        title=source,
         facts=f"A budget of {budget.bytes:,} bytes at {budget.at:,} tokens"
         + (", never growing." if budget.constant else "."),
         findings=findings,
@@ -148,7 +147,7 @@ def page_of_conversion(record: ConversionRecord) -> MemoryPage:
         recall_title="log-odds of the right answer",
         source="conversion.json",
         scores=chosen.heads["score"],
-        memories=memories_of(record.attention, len(chosen.heads["score"][0])),
+        memories=memories_of(attention, len(chosen.heads["score"][0])),
     )
 
 

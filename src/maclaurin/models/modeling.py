@@ -255,6 +255,13 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **named: Any
     ) -> Any:
         """Called by generate(): make our cache, unless one is given or use_cache is off."""
+        chunk = getattr(generation_config, "prefill_chunk_size", None)
+        if chunk is not None and cast("MaclaurinConfig", self.config).prompt_attention is not None:
+            raise InputError(
+                f"a pressed prompt is read all at once, but with prefill_chunk_size={chunk} all but its "
+                "first tokens are read in the small memory: leave prefill_chunk_size out, or use a converted "
+                "model, which always reads so."
+            )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = MaclaurinCache(cast("MaclaurinConfig", self.config))
             return None
