@@ -3,8 +3,8 @@
 RMS norm is exactly √e times L2 norm; weights over 1/t grow with the scores. Here output projections are
 scaled so that each attention starts with the same output scale as softmax (`equal_start`), and each variant
 trains at its own learning rate. Where the output projection starts √e smaller, Adam, which moves each weight
-by about the learning rate, changes it √e times as fast relative to its size: two cells give that projection a
-rate √e smaller (`output_lr`).
+by about the learning rate, changes it √e times as fast relative to its size. Four cells give that projection a
+rate √e smaller (`output_lr`): RMS and Layer norm, and, as controls, L2 norm and softmax.
 """
 
 import math
@@ -45,7 +45,12 @@ study = Study(
                     }
                 ),
                 *cells_of(
-                    {"norm rms, output rate / √e": "exp/rms", "norm layer, output rate / √e": "exp/layer"},
+                    {
+                        "norm rms, output rate / √e": "exp/rms",
+                        "norm layer, output rate / √e": "exp/layer",
+                        "norm l2, output rate / √e": "exp/l2",
+                        "softmax, output rate / √e": "exp/sum",
+                    },
                     output_lr=1 / math.sqrt(E),
                 ),
             ),
