@@ -248,7 +248,7 @@ def test_a_wrong_word_is_one_clear_error_before_anything_is_trained(command, tmp
 def test_a_folder_that_cannot_be_written_is_one_error_before_anything_is_trained(command, tmp_path):
     write_study(tmp_path, "plan", {"softmax": SOFTMAX})
     (tmp_path / "file").touch()
-    with pytest.raises(MaclaurinError, match="--out: file/x cannot be written"):
+    with pytest.raises(MaclaurinError, match="`out`: file/x cannot be written"):
         command("plan", "--out", "file/x")
 
 

@@ -120,7 +120,7 @@ def test_runs_go_through_submitit(tmp_path):
         "softmax": "finished",
         "impossible": "crashed",
     }
-    assert found["softmax"].provenance["runs_at_once"] == 1
+    assert found["softmax"].provenance["runs_at_once"] is None  # the queue decides
     assert "1 finished, 1 crashed" in told
 
 

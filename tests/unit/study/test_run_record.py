@@ -131,9 +131,9 @@ def test_shipped_records_are_readable():
     root = Path(__file__).parents[3] / "studies"
     for name, runs in (
         ("mini", 54),
-        ("scale", 24),
+        ("scale", 60),
         ("gap", 135),
-        ("interactions", 48),
+        ("interactions", 120),
         ("orders", 57),
         ("parts", 99),
         ("recall", 57),

@@ -202,7 +202,7 @@ def test_the_trained_model_is_asked_tasks_before_its_weights_go(pool):
     assert 0 <= record.value("task:induction_8") <= 1
     assert math.isfinite(record.value("task:induction_8:log_odds"))
     facts = record.provenance["tasks"]["induction_8"]
-    assert (facts["items"], facts["questions"], facts["chance"], facts["cut"]) == (3, 3, 0.25, 0)
+    assert (facts["items"], facts["questions"], facts["chance"], facts["truncated"]) == (3, 3, 0.25, 0)
     assert "acc" in facts["errors"]
     assert not (pool.entry(record.key).path / "model").exists()
 
