@@ -132,7 +132,7 @@ def test_shipped_records_are_readable():
     for name, runs in (
         ("mini", 54),
         ("scale", 60),
-        ("gap", 135),
+        ("gap", 405),
         ("interactions", 120),
         ("orders", 57),
         ("parts", 99),
