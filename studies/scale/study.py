@@ -3,8 +3,8 @@
 RMS norm is exactly √e times L2 norm; weights over 1/t grow with the scores. Here output projections are
 scaled so that each attention starts with the same output scale as softmax (`equal_start`), and each variant
 trains at its own learning rate. Where the output projection starts √e smaller, Adam, which moves each weight
-by about the learning rate, changes it √e times as fast relative to its size. Four cells give that projection a
-rate √e smaller (`output_lr`): RMS and Layer norm, and, as controls, L2 norm and softmax.
+by about the learning rate, changes it √e times as fast relative to its size. Four cells give that projection
+a rate √e smaller (`output_lr`): RMS and Layer norm, and, as controls, L2 norm and softmax.
 """
 
 import math
