@@ -38,7 +38,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
-from maclaurin.forms.tracing import is_tracing
+from maclaurin.forms.tracing import are_traced, is_tracing
 from maclaurin.programs.fused_rows import (
     finish_rows,
     fused_length,
@@ -615,6 +615,10 @@ def _has_hopper_cudnn(device: torch.device) -> bool:
     return torch.cuda.get_device_properties(device).major >= 9
 
 
+#: scores up to which torch's backward pass for CPUs recomputes weights without overflow, with a wide margin
+_SAFE_SCORES = 1e6
+
+
 class _Cpu:
     """torch's fused attention for CPUs.
 
@@ -629,7 +633,8 @@ class _Cpu:
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        lse = lse.masked_fill((do == 0).all(-1), torch.inf)
+        if are_traced((lse,)) or (lse.numel() and not lse.abs().amax() <= _SAFE_SCORES):  # also if NaN
+            lse = lse.masked_fill((do == 0).all(-1), torch.inf)
         return _ops._scaled_dot_product_flash_attention_for_cpu_backward.default(
             do, q, k, v, o, lse, 0.0, causal, scale=scale
         )
