@@ -48,12 +48,8 @@ format: $(READY)  ## format the code
 bench: $(READY)  ## measure speed and memory on this CPU, as ratios within one run
 	$(BIN)/python benchmarks/cpu.py
 
-docs: $(READY)  ## rebuild the reports in docs/reports from the records of the studies
-	for study in mini scale gap interactions orders parts recall paper_h200 parts_h200 ladder_h200; do \
-		$(BIN)/maclaurin report studies/$$study/records.json --out docs/reports/$$study; \
-		rm -f docs/reports/$$study/figures/*.pdf; \
-	done
-	$(BIN)/python docs/fill_results.py
+docs: $(READY)  ## rebuild the reports of the studies in build/reports, and their tables and figures in docs
+	$(BIN)/python docs/build_reports.py
 
 site: $(READY)  ## build the site in build/site: docs, tutorials, catalogue, references, the explorer as front page
 	$(BIN)/python docs/build_site.py

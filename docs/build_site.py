@@ -6,7 +6,8 @@
 1. docs/ is copied to build/sources; catalogue, API, commands, laws and decisions are written next to it.
 2. Formulas between $ or $$ become MathML, which browsers draw themselves: nothing is loaded from elsewhere.
 3. Files outside docs/ that a page links to are copied along, so that no link leaves the site.
-4. Zensical builds; the explorer takes the place of the front page; every link is followed.
+4. Zensical builds; the reports of the studies are added; the explorer takes the place of the front page.
+5. Every link is followed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent))
+from build_reports import build_reports
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -63,7 +67,8 @@ def build(folder: Path) -> Path:
     formulas = Formulas()
     for page in sorted(sources.rglob("*.md")):
         name = page.relative_to(sources)
-        text = linked_laws(name, linked_files(name, page.read_text("utf-8"), sources))
+        text = linked_reports(page.read_text("utf-8"))
+        text = linked_laws(name, linked_files(name, text, sources))
         page.write_text(formulas.taken_out(text), "utf-8")
     zensical(folder)
     for page in site.rglob("*.html"):
@@ -72,16 +77,10 @@ def build(folder: Path) -> Path:
             page.write_text(formulas.put_back(text), "utf-8")
     for index in site.glob("search*.json"):
         index.write_text(formulas.as_text(index.read_text("utf-8")), "utf-8")
-    for report in site.glob("reports/*/index.html"):
-        complete_report(report, DOCS / report.relative_to(site).parent)
+    for report in build_reports():
+        shutil.copytree(report, site / "reports" / report.name, dirs_exist_ok=True)
     (site / "index.html").write_text(explorer_page(docs=""), "utf-8")
     return site
-
-
-def complete_report(page: Path, source: Path) -> None:
-    """Files that a report refers to, unchanged."""
-    for name in ("tables.md", "runs.csv"):
-        shutil.copyfile(source / name, page.with_name(name))
 
 
 def zensical(folder: Path) -> None:
@@ -170,6 +169,11 @@ def linked_files(page: Path, text: str, sources: Path) -> str:
         return f"]({to_top(page)}{copy})"
 
     return re.sub(r"\]\((\.\./[^)#\s]+)\)", moved, text)
+
+
+def linked_reports(text: str) -> str:
+    """A link to the page of a report before every link to its tables; only the site has the pages."""
+    return re.sub(r"\[tables\]\((reports/\w+)/tables\.md\)", r"[page](\1/index.html), \g<0>", text)
 
 
 def linked_laws(page: Path, text: str) -> str:

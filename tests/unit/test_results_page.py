@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*options):
-    command = [sys.executable, str(ROOT / "docs" / "fill_results.py"), *options]
+    command = [sys.executable, str(ROOT / "docs" / "build_reports.py"), *options]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 

@@ -1,0 +1,133 @@
+"""The reports of the shipped studies, made from their committed records, and what docs/ shows of them.
+
+    python docs/build_reports.py            (or: make docs)
+    python docs/build_reports.py --check    exit code 1 if docs/results.md has other tables
+
+Whole reports (page, figures, CSV files) go to build/reports/STUDY; they are built again only if the records
+or the code have changed, and `make site` puts them on the site. Kept in git, under docs/reports/STUDY, are
+tables.md and the figures that README.md or a page of docs/ shows.
+
+docs/results.md gets its tables from there. A marker names a study, a heading of its tables.md, and optionally
+a heading below it:
+
+    <!-- table: mini / Next token of Python's standard library / Learning rates -->
+    (the table; replaced by the first one under that heading)
+    <!-- end of table -->
+
+A heading is named by how it begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import re
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+BUILT = ROOT / "build" / "reports"
+MARKED = re.compile(r"(<!-- table: (?P<source>.+?) -->\n)(?P<table>.*?)(<!-- end of table -->)", re.DOTALL)
+
+
+def main() -> int:
+    """Build the reports and fill docs/, or check the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    page = DOCS / "results.md"
+    before = page.read_text(encoding="utf-8")
+    if parser.parse_args().check:
+        return int(before != filled(before))
+    for report in build_reports():
+        keep_linked(report)
+    page.write_text(filled(before), encoding="utf-8")
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------- reports
+
+
+def build_reports() -> list[Path]:
+    """The folders of all reports, one per study with records; several processes build what is missing."""
+    studies = sorted(file.parent for file in (ROOT / "studies").glob("*/records.json"))
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(_build, studies))
+
+
+def _build(study: Path) -> Path:
+    from maclaurin.report import write_report
+
+    folder = BUILT / study.name
+    made_from = folder / ".made_from"
+    fingerprint = _fingerprint(study)
+    if not made_from.exists() or made_from.read_text(encoding="utf-8") != fingerprint:
+        shutil.rmtree(folder, ignore_errors=True)
+        write_report([study], folder, pdf=False)
+        made_from.write_text(fingerprint, encoding="utf-8")
+    return folder
+
+
+def _fingerprint(study: Path) -> str:
+    """A hash of the study, of what studies share, and of the library."""
+    found = hashlib.sha256(_library_hash())
+    for file in sorted([*study.rglob("*.json"), *study.glob("*.py"), *study.parent.glob("*.py")]):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+@functools.cache
+def _library_hash() -> bytes:
+    found = hashlib.sha256()
+    for file in sorted((ROOT / "src" / "maclaurin").rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.digest()
+
+
+def keep_linked(report: Path) -> None:
+    """Copy tables.md and the figures that a page shows to docs/reports."""
+    kept = DOCS / "reports" / report.name
+    shutil.rmtree(kept, ignore_errors=True)
+    (kept / "figures").mkdir(parents=True)
+    shutil.copyfile(report / "tables.md", kept / "tables.md")
+    for figure in sorted((report / "figures").glob("*.svg")):
+        if f"reports/{report.name}/figures/{figure.name}" in _pages():
+            shutil.copyfile(figure, kept / "figures" / figure.name)
+
+
+@functools.cache
+def _pages() -> str:
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("tutorials/*.md")]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+def filled(page: str) -> str:
+    """The page with every marked table replaced."""
+    return MARKED.sub(lambda found: found[1] + table_of(found["source"]) + found[4], page)
+
+
+def table_of(source: str) -> str:
+    """The first table under the named headings of a report."""
+    report, *headings = source.split(" / ")
+    text = (DOCS / "reports" / report / "tables.md").read_text(encoding="utf-8")
+    for depth, heading in enumerate(headings, start=2):
+        mark = "#" * depth
+        sections = re.split(rf"^{mark} ", text, flags=re.MULTILINE)[1:]
+        found = [section for section in sections if section.startswith(heading)]
+        if not found:
+            raise SystemExit(f"results.md: reports/{report}/tables.md has no heading {mark} {heading}…")
+        text = re.split(r"^#{1,%d} " % depth, found[0], flags=re.MULTILINE)[0] if depth > 2 else found[0]
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    if table is None:
+        raise SystemExit(f"results.md: there is no table under {source}")
+    return table[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
