@@ -344,7 +344,7 @@ def _part_from_dict(data: Any) -> Part:
     return known[name].from_dict({k: v for k, v in data.items() if k != "family"})
 
 
-# --------------------------------------- simpler specs that are equal: identities, which a law tests on every spec
+# --------------------------------- simpler specs that are equal: identities, which a law tests on every spec
 
 
 def _shorter_kernel(spec: AttentionSpec) -> AttentionSpec:
