@@ -2,9 +2,8 @@
 
     python benchmarks/covered_lines.py [TESTS …]        (or: make coverage)
 
-Runs what `make test` runs, then the kernels in Triton's interpreter, and adds up the lines of all processes. It
-takes about twice as long as the tests alone. The result goes to benchmarks/results/coverage.json, unless only
-some tests are named.
+Runs what `make test` runs and adds up the lines of all processes; this is slower than the tests alone. The
+result goes to benchmarks/results/coverage.json, unless only some tests are named.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _coverage(*arguments: str) -> list[str]:
 
 
 def _by_package(files: dict[str, Any]) -> dict[str, float]:
-    """Percent of lines run, by the first folder below maclaurin; single files are together under `maclaurin`."""
+    """Percent of lines run in each package; `maclaurin` for the files that are in none."""
     sums: dict[str, dict[str, int]] = defaultdict(lambda: {"covered_lines": 0, "num_statements": 0})
     for name, found in files.items():
         inside = name.replace("\\", "/").split("maclaurin/")[-1]
