@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help study test quick test-all check format bench docs site site-serve golden gpu-test gpu-sanitize gpu-bench \
+.PHONY: help study test quick test-all coverage check format bench docs site site-serve golden gpu-test gpu-sanitize gpu-bench \
 	clean
 
 help:  ## print this list
@@ -21,7 +21,7 @@ study: $(READY)  ## the main job: train small models and write a page on which p
 	$(BIN)/maclaurin study mini
 
 # tests start many processes, and some machines are set up to compile every file anew in each of them
-test quick test-all: export PYTHONDONTWRITEBYTECODE :=
+test quick test-all coverage: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(READY)  ## run the tests: laws, units, golden files, commands as a user types them (CPU, minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -34,6 +34,9 @@ quick: $(READY)  ## the fast tests, for use while editing
 test-all: $(READY)  ## every shape, and the slow tests: a Ray node that dies, concurrent studies
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ''
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/kernels
+
+coverage: $(READY)  ## measure which lines the tests run, in all and by package (slow); the result goes to benchmarks/results
+	$(BIN)/python benchmarks/covered_lines.py
 
 check: $(READY)  ## check format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -100,7 +100,7 @@ def write_folder(options: argparse.Namespace) -> None:
 
 def write_questions(options: argparse.Namespace) -> None:
     """Contexts, prompts and the first token in which the choices differ, as token ids."""
-    from maclaurin.conversion.convert import load_for_conversion
+    from maclaurin.conversion.convert_model import load_for_conversion
     from maclaurin.conversion.fact_questions import fact_questions
 
     _, tokenizer = load_for_conversion(options.model, "cpu")
@@ -141,7 +141,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     import torch
 
     import maclaurin
-    from maclaurin.conversion.convert import load_for_conversion
+    from maclaurin.conversion.convert_model import load_for_conversion
     from maclaurin.models import MaclaurinCache, MaclaurinConfig
     from maclaurin.models.modeling import with_attention
 

@@ -418,8 +418,8 @@ The public names of `maclaurin`, made from their docstrings.
 ::: maclaurin.forms.state.State
 ::: maclaurin.forms.certificate.Certificate
 ::: maclaurin.programs.plan.Plan
-::: maclaurin.conversion.convert.convert
-::: maclaurin.conversion.convert.ConversionResult
+::: maclaurin.conversion.convert_model.convert
+::: maclaurin.conversion.convert_model.ConversionResult
 ::: maclaurin.conversion.recover.Recovery
 ::: maclaurin.conversion.press.press
 ::: maclaurin.programs.series.SeriesNotice

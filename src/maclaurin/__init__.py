@@ -27,7 +27,7 @@ from maclaurin.transformers_registration import register_with_transformers
 
 if TYPE_CHECKING:
     from maclaurin import study
-    from maclaurin.conversion.convert import convert
+    from maclaurin.conversion.convert_model import convert
     from maclaurin.conversion.press import press
     from maclaurin.forms.state import State
     from maclaurin.programs.dispatch import attention, plan
@@ -60,7 +60,7 @@ __all__ = [
 #: name → the module that has it, imported when the name is used first
 _LAZY = {
     "attention": "maclaurin.programs.dispatch",
-    "convert": "maclaurin.conversion.convert",
+    "convert": "maclaurin.conversion.convert_model",
     "press": "maclaurin.conversion.press",
     "plan": "maclaurin.programs.dispatch",
     "Plan": "maclaurin.programs.plan",

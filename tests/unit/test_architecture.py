@@ -1,4 +1,4 @@
-"""docs/architecture.md names every file of the core exactly once, and no file that is not there."""
+"""docs/architecture.md names every file of the core once and no other; no two modules share a name."""
 
 import re
 from collections import Counter
@@ -25,3 +25,13 @@ def test_a_program_and_its_kernels_share_a_name():
     fused = re.findall(r"\| `programs/(\w+\.py)` \| `programs/triton/(\w+\.py)`", PAGE)
     assert fused
     assert all(program == kernels and kernels in shared for program, kernels in fused)
+
+
+def test_no_two_modules_have_the_same_name():
+    """Apart from a fused program and its kernels, programs/x.py and programs/triton/x.py."""
+    homes: dict[str, list[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        if path.name != "__init__.py":
+            homes.setdefault(path.name, []).append(path.relative_to(ROOT).parent.as_posix())
+    shared = {name: sorted(found) for name, found in homes.items() if len(found) > 1}
+    assert {name: found for name, found in shared.items() if found != ["programs", "programs/triton"]} == {}

@@ -22,8 +22,8 @@ from maclaurin.spec import (
     Taylor,
     VisibleKeys,
 )
+from maclaurin.spec.formula import typeset
 from maclaurin.spec.norm import L2
-from maclaurin.spec.typeset import typeset
 from maclaurin.testing.printed_formula import printed_and_computed, value_of
 
 NOTATIONS = [

@@ -125,7 +125,7 @@ def convert(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     with requires_extra("models", "transformers", "safetensors"):
-        from maclaurin.conversion.convert import convert as convert_model
+        from maclaurin.conversion.convert_model import convert as convert_model
         from maclaurin.conversion.measure import MeasureFile
         from maclaurin.conversion.recover import Recovery
 

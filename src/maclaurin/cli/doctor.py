@@ -15,7 +15,7 @@ from maclaurin.files import require_writable_file
 if TYPE_CHECKING:
     import torch
 
-    from maclaurin.bench.doctor import Finding
+    from maclaurin.bench.check_programs import Finding
 
 
 def doctor(
@@ -34,7 +34,7 @@ def doctor(
     """
     import torch
 
-    from maclaurin.bench.doctor import examine
+    from maclaurin.bench.check_programs import examine
     from maclaurin.device import usable_device
     from maclaurin.machine import full_stamp
     from maclaurin.progress_bar import report_progress

@@ -96,7 +96,7 @@ def eval_(
         return
     names = _names(tasks)
     if model is None:
-        raise InputError("which model? maclaurin eval MODEL --tasks …")
+        raise InputError("no model is given: maclaurin eval MODEL --tasks …")
     with requires_extra("models", "transformers", "tokenizers"):
         from maclaurin.evaluation.eval_task import is_ours
 
@@ -147,7 +147,7 @@ def _names(written: list[str] | None) -> list[str]:
     names = [name.strip() for part in written or [] for name in part.split(",") if name.strip()]
     if not names:
         raise InputError(
-            "which tasks? For example --tasks maclaurin_recall; `maclaurin eval --list` shows ours, "
+            "no tasks are given. For example, --tasks maclaurin_recall; `maclaurin eval --list` shows ours, "
             "`lm-eval ls tasks` those of the harness."
         )
     return names

@@ -47,7 +47,7 @@ def explore(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser.")] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "cpu",
 ) -> None:
-    """Softmax attention taken apart on one page that works offline.
+    """Open a page that takes softmax attention apart; it works offline.
 
     Without arguments it shows scores of SmolLM2-135M-Instruct (Q4_1). With a model and a text it first
     captures the scores of six contrasting heads.

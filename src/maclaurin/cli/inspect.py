@@ -98,8 +98,7 @@ def _inspect(
 ) -> tuple[Inspection, Path]:
     from maclaurin.evaluation.model_tokenizer import tokenizer_for
     from maclaurin.inspection.contexts import read_contexts
-    from maclaurin.inspection.inspect_model import context_length, inspect_model
-    from maclaurin.inspection.inspection_folder import InspectionFolder
+    from maclaurin.inspection.inspect_model import InspectionFolder, context_length, inspect_model
     from maclaurin.inspection.inspection_page import inspection_files
     from maclaurin.models.model_folder import load_model
     from maclaurin.progress_bar import report_progress
@@ -134,8 +133,7 @@ def _folder_name(model: str) -> str:
 
 
 def _print(found: Inspection, page: Path, as_json: bool) -> None:
-    from maclaurin.inspection.inspection_record import layers_to_keep, rounded, sharp_heads
-    from maclaurin.inspection.summary import findings
+    from maclaurin.inspection.inspection_record import findings, layers_to_keep, rounded, sharp_heads
     from maclaurin.report.figure import has_charts
 
     if as_json:

@@ -60,21 +60,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list")(list_entries)
-app.command()(show)
-app.command()(check)
-app.command()(doctor)
-app.command("convert")(convert)
-app.command("train")(make_train())
-app.command("sweep")(make_sweep())
-app.command("generate")(generate)
-app.command("report")(report)
-app.add_typer(study_app, name="study")
-app.command()(runs)
-app.command("eval")(eval_)
-app.command("inspect")(inspect)
-app.command("explore")(explore)
-app.command("bench")(bench)
+
+_VARIANTS = "Variants of attention"
+app.command("explore", rich_help_panel=_VARIANTS)(explore)
+app.command("list", rich_help_panel=_VARIANTS)(list_entries)
+app.command("show", rich_help_panel=_VARIANTS)(show)
+app.command("check", rich_help_panel=_VARIANTS)(check)
+
+_TRAINING = "Training and studies"
+app.command("train", rich_help_panel=_TRAINING)(make_train())
+app.command("sweep", rich_help_panel=_TRAINING)(make_sweep())
+app.command("runs", rich_help_panel=_TRAINING)(runs)
+app.add_typer(study_app, name="study", rich_help_panel=_TRAINING)
+app.command("report", rich_help_panel=_TRAINING)(report)
+
+_MODELS = "Pretrained and trained models"
+app.command("inspect", rich_help_panel=_MODELS)(inspect)
+app.command("convert", rich_help_panel=_MODELS)(convert)
+app.command("generate", rich_help_panel=_MODELS)(generate)
+app.command("eval", rich_help_panel=_MODELS)(eval_)
+
+_MACHINE = "This machine"
+app.command("doctor", rich_help_panel=_MACHINE)(doctor)
+app.command("bench", rich_help_panel=_MACHINE)(bench)
 
 
 def _version(wanted: bool) -> None:

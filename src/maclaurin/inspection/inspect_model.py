@@ -1,14 +1,17 @@
 """The inspection of a loaded model: every head first, then the whole model with other attentions (`trials`).
 
-An interrupted inspection continues where it stopped.
+An interrupted inspection continues where it stopped, from the sums in its folder (`InspectionFolder`).
 """
 
 from __future__ import annotations
 
 import datetime
+import io
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,16 +19,19 @@ from torch import Tensor
 
 from maclaurin.errors import InputError, SpecError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss
+from maclaurin.files import require_writable_folder, write_file
 from maclaurin.inspection.contexts import Contexts
 from maclaurin.inspection.heads import Tally, state_ranks, tally_heads
-from maclaurin.inspection.inspection_folder import InspectionFolder
 from maclaurin.inspection.inspection_record import (
+    FILE_NAME,
     About,
     Inspection,
     Kind,
     ModelRecord,
     PerplexityRecord,
     TextRecord,
+    read_inspection,
+    write_inspection,
 )
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
@@ -33,7 +39,7 @@ from maclaurin.machine import machine_facts
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.modeling import with_attention
-from maclaurin.plain_data import to_plain
+from maclaurin.plain_data import read_json, to_plain, write_json
 from maclaurin.spec import AttentionSpec, Kernel, Part, Poly, SlidingWindow, Taylor, Window
 from maclaurin.spec.polynomials import HIGHEST_ORDER
 from maclaurin.wording import first_line
@@ -389,3 +395,85 @@ def _around(spec: AttentionSpec) -> list[Part]:
 
 def _name(specs: tuple[AttentionSpec, ...]) -> str:
     return " | ".join(dict.fromkeys(map(str, specs)))
+
+
+# ------------------------------------------------------------------------------- the folder of an inspection
+
+UNFINISHED = "unfinished"
+PAGE = "index.html"
+
+
+@final
+class InspectionFolder:
+    """Holds inspection.json and index.html, and until they are complete the sums so far in `unfinished`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._unfinished = path / UNFINISHED
+
+    def require_same_model(self, name: str, fingerprint: str) -> None:
+        """Raise if the folder cannot be written or holds the inspection of another model."""
+        require_writable_folder(self.path)
+        held = self._held_model()
+        if held is not None and (held[1] != fingerprint if held[1] else held[0] != name):
+            other = f"{held[0]}, with other weights" if held[0] == name else held[0]
+            raise InputError(
+                f"{self.path} holds the inspection of {other}; this one is of {name}. Choose another `out`, "
+                "or remove the folder."
+            )
+
+    def _held_model(self) -> tuple[str, str] | None:
+        """Name and fingerprint of the model whose inspection is here, finished or not."""
+        if (self.path / FILE_NAME).is_file():
+            model = read_inspection(self.path).model
+            return model.name, model.fingerprint
+        plan = self._plan()
+        return None if plan is None else (str(plan.get("model")), str(plan.get("fingerprint", "")))
+
+    def _plan(self) -> dict[str, Any] | None:
+        plan = read_json(self._unfinished / "plan.json")
+        return plan if isinstance(plan, dict) else None
+
+    # ------------------------------------------------------------------------------ while unfinished
+
+    def begin(self, plan: dict[str, Any]) -> bool:
+        """Whether the folder holds an interrupted inspection of this plan; one of another plan is removed."""
+        if self._plan() == plan:
+            return True
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        write_json(self._unfinished / "plan.json", plan)
+        return False
+
+    def heads(self) -> tuple[int, list[Tally], Tensor | None]:
+        """Contexts read, the tally of each layer, and the ranks [layers, 2, Hkv] summed over contexts."""
+        file = self._unfinished / "heads.pt"
+        if not file.is_file():
+            return 0, [], None
+        data = torch.load(file, weights_only=True)
+        return data["contexts"], [Tally.from_tensors(layer) for layer in data["layers"]], data["ranks"]
+
+    def save_heads(self, contexts: int, layers: list[Tally], ranks: Tensor) -> None:
+        """Replace the saved tallies."""
+        content = io.BytesIO()
+        tensors = [layer.to_tensors() for layer in layers]
+        torch.save({"contexts": contexts, "layers": tensors, "ranks": ranks}, content)
+        write_file(self._unfinished / "heads.pt", content.getvalue())
+
+    def losses(self) -> dict[str, tuple[int, float]]:
+        """Trial → contexts read and their summed loss."""
+        found = read_json(self._unfinished / "losses.json") or {}
+        return {name: (contexts, loss) for name, (contexts, loss) in found.items()}
+
+    def save_losses(self, losses: dict[str, tuple[int, float]]) -> None:
+        """Replace the saved losses."""
+        write_json(self._unfinished / "losses.json", losses, indent=None)
+
+    # ---------------------------------------------------------------------------------- when complete
+
+    def write(self, inspection: Inspection, pages: Mapping[str, str]) -> Path:
+        """Write the records and the pages by name, then remove unfinished files; returns the page's path."""
+        write_inspection(inspection, self.path / FILE_NAME)
+        for name, text in pages.items():
+            write_file(self.path / name, text)
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        return self.path / PAGE

@@ -18,9 +18,11 @@ from maclaurin.inspection.inspection_record import (
     Inspection,
     PerplexityRecord,
     error_at,
+    findings,
     layer_errors,
+    order_text,
+    perplexity_text,
 )
-from maclaurin.inspection.summary import findings, order_text, perplexity_text
 from maclaurin.report.figure import Figure, Sheet, has_charts
 from maclaurin.report.formatting import (
     NOTHING,

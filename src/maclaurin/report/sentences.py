@@ -22,16 +22,9 @@ from maclaurin.report.formatting import (
 )
 from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, Ladder, Line, RankStep, Trend
 from maclaurin.report.ladder import UNDECIDED as OPEN
+from maclaurin.report.learning_rates import best_rate, parabola_at, trial_means, tuned_steps, tuning_sign
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.statistics import CONFIDENCE
-from maclaurin.report.study_tables import (
-    best_rate,
-    parabola_at,
-    planned_runs,
-    trial_means,
-    tuned_steps,
-    tuning_sign,
-)
 from maclaurin.report.verdict import AGREES, DISAGREES, NOT_RUN, UNDECIDED, Judgement
 from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord, Tuning, error_line
 from maclaurin.wording import in_list
@@ -53,6 +46,16 @@ def status_sentence(study: StudyRecord) -> str:
     return f"{counts['finished']} of {counted(planned, 'run')} finished" + (
         f"; {', '.join(rest)}" if rest else ""
     )
+
+
+def planned_runs(study: StudyRecord) -> int:
+    """Cells × seeds of all experiments; runs shared by experiments count once."""
+    planned = [
+        cell.runs.get(seed, (e.name, cell.name, seed))
+        for e in study.experiments
+        for cell, seed in itertools.product(e.cells, e.seeds)
+    ]
+    return len(set(planned))
 
 
 def trouble(study: StudyRecord) -> list[str]:

@@ -16,9 +16,10 @@ from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import INK, PALETTE, Figure, Row, Sheet, View
 from maclaurin.report.formatting import plain
 from maclaurin.report.ladder import UNDECIDED, Ladder
+from maclaurin.report.learning_rates import trial_means
 from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference, Spread
-from maclaurin.report.study_tables import decimals_of, trial_means
+from maclaurin.report.study_tables import decimals_of
 from maclaurin.report.verdict import difference_text
 from maclaurin.study.run_record import FormsRecord, RunRecord
 

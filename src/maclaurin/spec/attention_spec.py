@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from maclaurin.errors import SpecError
-from maclaurin.spec.denominator import Denominator
+from maclaurin.spec.denominator import Denominator, FusedDivisor, VisibleKeys
 from maclaurin.spec.gate import DecayGate, Gate, RowGate, ValueGate
 from maclaurin.spec.kernel import Kernel
 from maclaurin.spec.norm import Norm
@@ -124,10 +124,12 @@ class AttentionSpec:
         return self.replaced(self.kernel, kernel)
 
     def simplified(self) -> AttentionSpec:
-        """An equal spec with fewer or simpler parts, or this one."""
-        from maclaurin.spec.simplify import simplified
-
-        return simplified(self)
+        """An equal spec with fewer or simpler parts, or this one: the rules below, until none changes it."""
+        for rule in _RULES:
+            simpler = rule(self)
+            if simpler != self:
+                return simpler.simplified()
+        return self
 
     # ------------------------------------------------------------------------- inputs
 
@@ -340,3 +342,38 @@ def _part_from_dict(data: Any) -> Part:
     if not isinstance(name, str) or name not in known:
         raise SpecError(f"there is no {data['family']} {name!r}; known are {', '.join(sorted(known))}.")
     return known[name].from_dict({k: v for k, v in data.items() if k != "family"})
+
+
+# --------------------------------- simpler specs that are equal: identities, which a law tests on every spec
+
+
+def _shorter_kernel(spec: AttentionSpec) -> AttentionSpec:
+    """poly(1,1,0.5) is taylor(2), power(1) is linear(identity).
+
+    With a window, the tail must still approximate e^(x − r) with the same r.
+    """
+    kernel = spec.kernel.simplified()
+    moves = kernel.reference_text != spec.kernel.reference_text or not kernel.expands_exp
+    return spec if spec.window and moves else spec.with_kernel(kernel)
+
+
+def _norm_divides_out(spec: AttentionSpec) -> AttentionSpec:
+    """A norm per head ignores a positive factor per row: the denominator and the gate before it."""
+    for part in spec.cancelled_parts:
+        spec = spec.replaced(part, None)
+    return spec
+
+
+def _weights_sum_to_length(spec: AttentionSpec) -> AttentionSpec:
+    """Where the weights sum to the number of keys, /sum is /len; a decay gate would change the sum."""
+    counts = spec.kernel.weights_count_keys and not spec.decay_gates and spec.window is None
+    denominator = spec.denominator
+    plain_sum = denominator is not None and denominator.fused == FusedDivisor("sum")
+    return spec.replaced(denominator, VisibleKeys()) if counts and plain_sum and denominator else spec
+
+
+_RULES: tuple[Callable[[AttentionSpec], AttentionSpec], ...] = (
+    _shorter_kernel,
+    _norm_divides_out,
+    _weights_sum_to_length,
+)

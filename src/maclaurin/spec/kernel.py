@@ -120,7 +120,7 @@ class Kernel(Part):
 
     @property
     def where_text(self) -> tuple[str, str]:
-        """What a name in `text` means: a formula, and words after it; both empty if nothing is to be said."""
+        """What a name in `text` means: a formula, and words after it; both empty if no name needs this."""
         return "", ""
 
     # ------------------------------------------------------------------------ its score

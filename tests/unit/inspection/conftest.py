@@ -6,8 +6,7 @@ import torch
 from tests.unit.inspection.small import SETTINGS
 
 from maclaurin.inspection.contexts import Contexts
-from maclaurin.inspection.inspect_model import inspect_model
-from maclaurin.inspection.inspection_folder import InspectionFolder
+from maclaurin.inspection.inspect_model import InspectionFolder, inspect_model
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 
 

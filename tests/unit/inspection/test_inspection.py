@@ -13,17 +13,17 @@ from tests.unit.inspection.small import SETTINGS
 from maclaurin.errors import InputError
 from maclaurin.inspection import Inspection, inspect_model, layers_to_keep, read_inspection, sharp_heads
 from maclaurin.inspection.contexts import read_contexts
-from maclaurin.inspection.inspect_model import Settings, check_layers, trials
-from maclaurin.inspection.inspection_folder import InspectionFolder
+from maclaurin.inspection.inspect_model import InspectionFolder, Settings, check_layers, trials
 from maclaurin.inspection.inspection_page import inspection_files
 from maclaurin.inspection.inspection_record import (
     error_at,
+    findings,
     heads_within,
     layer_errors,
+    perplexity_text,
     rounded,
     write_inspection,
 )
-from maclaurin.inspection.summary import findings, perplexity_text
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.plain_data import to_plain
 from maclaurin.spec.catalogue import resolve

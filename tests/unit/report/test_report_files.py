@@ -16,11 +16,12 @@ from maclaurin.report import study_charts as charts
 from maclaurin.report import write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.figure import INK, PALETTE, Sheet
+from maclaurin.report.learning_rates import parabola_at
 from maclaurin.report.page import breakable, embedded
 from maclaurin.report.sentences import rate_cautions, status_sentence, trouble, tuning_finding
 from maclaurin.report.study_charts import families
 from maclaurin.report.study_page import study_articles, study_page
-from maclaurin.report.study_tables import mixtures, parabola_at, settings_table, tuning_table
+from maclaurin.report.study_tables import mixtures, settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
 from maclaurin.study.run_record import write_study

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.study.making import make_record, make_run, study_record
 
 from maclaurin import InputError
-from maclaurin.report.study_tables import planned_runs
+from maclaurin.report.sentences import planned_runs
 from maclaurin.study import Alike
 from maclaurin.study.pool import Pool
 from maclaurin.study.run_record import (

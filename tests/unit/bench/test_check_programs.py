@@ -6,21 +6,21 @@ import pytest
 import torch
 from tests.e2e.command import run, run_code
 
-from maclaurin.bench import doctor
+from maclaurin.bench import check_programs
 from maclaurin.programs.stock_softmax import StockSoftmax
 
 CPU = torch.device("cpu")
 
 
 def findings(program):
-    return [trial.run() for trial in doctor.trials(CPU) if trial.program.name == program]
+    return [trial.run() for trial in check_programs.trials(CPU) if trial.program.name == program]
 
 
 @pytest.mark.parametrize("program", ["token step", "stock softmax", "plain recurrent"])
 @pytest.mark.slow
 def test_right_programs_are_found_right(program):
     found = findings(program)
-    assert len(found) == doctor.SPECS_PER_PROGRAM
+    assert len(found) == check_programs.SPECS_PER_PROGRAM
     assert all(finding.is_right for finding in found), found
 
 
