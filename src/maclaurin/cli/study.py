@@ -156,7 +156,7 @@ def run_study(
         from maclaurin.study.executors import check_executor
         from maclaurin.study.plan_runs import read_scale
         from maclaurin.study.runner import prepare, run
-        from maclaurin.study.view import make_view
+        from maclaurin.study.terminal_view import make_view
 
         study, scale, cells = load_study(name), read_scale(budget), only or []
         if dry_run:
