@@ -269,7 +269,8 @@ class Search:
         tune = self._tune
         if not self.trials:
             return [(Point(rate), seed) for rate in tune.rates for seed in tune.seeds]
-        for axis in self._axes:
+        begun_first = sorted(self._axes, key=lambda axis: len(self._line(self.best, axis)) < 2)
+        for axis in begun_first:
             missing = self._missing(axis)
             if missing:
                 return [(point, seed) for point in missing for seed in tune.seeds]
