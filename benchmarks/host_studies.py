@@ -27,7 +27,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+SOURCE = str(Path(__file__).parents[1] / "src")
+sys.path.insert(0, SOURCE)
 
 FILE = "host_studies.jsonl.xz"
 SECONDS_BETWEEN_LINES = 20.0
@@ -150,6 +151,8 @@ def run_studies(given: argparse.Namespace) -> None:
     os.environ["MACLAURIN_CACHE"] = str((given.carry / "cache").absolute())
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OMP_NUM_THREADS"] = "1"
+    before = os.environ.get("PYTHONPATH")  # for the server that loads torch once for all runs
+    os.environ["PYTHONPATH"] = SOURCE if not before else f"{SOURCE}{os.pathsep}{before}"
 
     from maclaurin.study import run
     from maclaurin.study.view import Overview, View
