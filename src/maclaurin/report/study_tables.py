@@ -121,7 +121,10 @@ def standing_entry(outcome: Outcome, cell: CellOutcome) -> Entry:
 # ------------------------------------------------------------------------------ how it was trained
 
 #: config key → its name in the table; other keys keep their own name
-_NAMES = {"lr": "learning rate", "batch_size": "rows per step", "length": "tokens per row"}
+_NAMES = {
+    "lr": "learning rate", "output_lr": "factor of the output projection", "batch_size": "rows per step",
+    "length": "tokens per row",
+}  # fmt: skip
 #: keys that identify the run, or say where and how it was computed
 _HIDDEN = ("attention", "seed", "device", "keep", "trackers", "checkpoint_every", "log_every", "eval_every")
 #: keys that are shown even if they have their default
@@ -240,10 +243,11 @@ def tuning_table(outcome: Outcome) -> Table | None:
     tuning = outcome.experiment.tuning
     if tuning is None:
         return None
-    sign = tuning_sign(tuning)
+    sign, both = tuning_sign(tuning), has_factors(tuning)
     columns = (
         Column("cell"),
         Column("learning rate", "number"),
+        *(_FACTOR_COLUMNS if both else ()),
         Column(tuning.metric.replace("_", " "), "number", "at that rate, on the tuning seeds"),
         Column(
             "good range",
@@ -265,13 +269,44 @@ def tuning_table(outcome: Outcome) -> Table | None:
             (
                 Entry(name, name),
                 Entry(f"{cell.rate:g}", cell.rate, "; ".join(_rate_notes(outcome, name, best))),
+                *(_factor_entries(cell, sign) if both else ()),
                 Entry(plain(at_rate), at_rate),
                 *_parabola_entries(parabola_at(values, best, sign)),
-                Entry(counted(len({trial.rate for trial in cell.trials}), "rate"), len(cell.trials)),
+                Entry(_tried(cell), len(cell.trials)),
                 Entry(duration(seconds) if cell.trials else NOTHING, seconds),
             )
         )
     return Table("learning rates", columns, tuple(rows))
+
+
+_FACTOR_COLUMNS = (
+    Column("output factor", "number", "rate of the output projections of attention over the learning rate"),
+    Column(
+        "gain over factor 1", "number", "to the best rate tried for all weights alike, on the tuning seeds"
+    ),
+)
+
+
+def has_factors(tuning: Tuning) -> bool:
+    """Whether factors of the rate for the output projections were chosen too."""
+    return any(cell.factor is not None for cell in tuning.cells.values())
+
+
+def _factor_entries(cell: CellTuning, sign: float) -> tuple[Entry, Entry]:
+    """The factor of a cell, and what it gains over one rate for all weights."""
+    if cell.factor is None:
+        return Entry(NOTHING), Entry(NOTHING)
+    means = setting_means(cell)
+    own = means.get((cell.rate, cell.factor))
+    alike = min((sign * value for (_, factor), value in means.items() if factor == 1.0), default=math.inf)
+    gain = None if own is None or not math.isfinite(alike) else alike - sign * own
+    return Entry(f"{cell.factor:g}", cell.factor), Entry(plain(gain), gain)
+
+
+def _tried(cell: CellTuning) -> str:
+    if cell.factor is None:
+        return counted(len({trial.rate for trial in cell.trials}), "rate")
+    return counted(len(setting_means(cell)), "setting")
 
 
 def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
@@ -279,7 +314,7 @@ def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
     cell = outcome.experiment.tuning.cells[name] if outcome.experiment.tuning else None
     if cell is None:
         return []
-    notes = ["at the edge of the rates tried"] if cell.on_edge else []
+    notes = ["at the edge of what was tried"] if cell.on_edge else []
     if best is not None and best != cell.rate:
         notes.append(f"by the rule; {best:g} is better here")
     steps = tuned_steps(outcome, name)
@@ -325,12 +360,19 @@ def best_rate(cell: CellTuning, sign: float) -> float | None:
     return min(values, key=lambda rate: (sign * values[rate], rate != cell.rate), default=None)
 
 
-def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds; infinite if a run diverged."""
-    found: dict[float, list[float]] = {}
+def setting_means(cell: CellTuning) -> dict[tuple[float, float], float]:
+    """(rate, factor) → mean value over the tuning seeds; infinite if a run diverged."""
+    found: dict[tuple[float, float], list[float]] = {}
     for trial in cell.trials:
-        found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)
-    return {rate: sum(values) / len(values) for rate, values in sorted(found.items())}
+        value = math.inf if trial.value is None else trial.value
+        found.setdefault((trial.rate, trial.factor), []).append(value)
+    return {setting: sum(values) / len(values) for setting, values in sorted(found.items())}
+
+
+def trial_means(cell: CellTuning) -> dict[float, float]:
+    """Rate → mean value over the tuning seeds, at the factor of the cell; infinite if a run diverged."""
+    own = 1.0 if cell.factor is None else cell.factor
+    return {rate: value for (rate, factor), value in setting_means(cell).items() if factor == own}
 
 
 @final
