@@ -6,6 +6,9 @@ from maclaurin.study import Tune
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3, 8e-3, 16e-3), confirm=(1001,))
 #: a search from two rates: in the end each cell has tried a rate on either side of its best
 SHORT_SEARCH = Tune(rates=(4e-3, 8e-3), confirm=(1001,))
+#: the same, and then the factor of the rate for the output projections of attention, which decides how norms
+#: and softmax compare (study scale); some twelve runs per cell
+SEARCH_OF_BOTH = Tune(rates=(4e-3, 8e-3), factors=(0.25, 0.5, 1.0), confirm=(1001,))
 
 #: text at pico size: 300 steps of 16 × 128 tokens, about half a minute on one core; final losses are over
 #: 1,024 rows (131,000 tokens) of some 50 files, always the same rows

@@ -8,7 +8,7 @@ runs.
 
 import dataclasses
 
-from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SEARCH_OF_BOTH
 from ways_to_softmax import FROM_LINEAR, TO_GATED_NORM, TO_GATED_SOFTMAX, TO_NORM, TO_SOFTMAX, cells
 
 from maclaurin.study import Experiment, Study, Tasks
@@ -23,7 +23,7 @@ LANGUAGE = Experiment(
     cells=cells(*WAYS),
     seeds=(0, 1, 2, 3, 4),
     baseline="softmax",
-    tune=SHORT_SEARCH,
+    tune=SEARCH_OF_BOTH,
     waterfalls=WAYS,
     tasks=Tasks(("lines_32",), items=250),
 )

@@ -1,6 +1,6 @@
 """How do the parts interact? A full factorial over kernel, denominator and gate, all at the same start."""
 
-from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SEARCH_OF_BOTH
 
 from maclaurin.study import Experiment, Study, grid
 
@@ -35,7 +35,7 @@ study = Study(
             cells=grid(AXES, notation),
             seeds=(0, 1, 2, 3, 4),
             baseline="exp row sum no gate",
-            tune=SHORT_SEARCH,
+            tune=SEARCH_OF_BOTH,
             axes=tuple(AXES),
         ),
     ),

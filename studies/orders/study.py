@@ -1,7 +1,7 @@
 """How many orders of the series does softmax need, and does the centre of the expansion matter?"""
 
 from paper_claims import orders_approach_softmax
-from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SEARCH_OF_BOTH
 
 from maclaurin.study import Cell, Experiment, Ordered, Study
 
@@ -51,7 +51,7 @@ study = Study(
             cells=cells(),
             seeds=(0, 1, 2, 3, 4),
             baseline="softmax",
-            tune=SHORT_SEARCH,
+            tune=SEARCH_OF_BOTH,
         ),
     ),
     claims=(

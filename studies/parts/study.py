@@ -1,7 +1,7 @@
 """Every row of the paper's code: which of its 38 ablations matter?"""
 
 from paper_claims import MARGIN, MARGIN_REASON, which_norm_hardly_matters
-from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SHORT_SEARCH
+from shared_settings import PICO_TEXT, PICO_TEXT_TITLE, SEARCH_OF_BOTH
 
 from maclaurin import catalogue
 from maclaurin.study import Alike, Experiment, Study, cells_of
@@ -26,7 +26,7 @@ study = Study(
             cells=cells_of({entry.name: entry.name for entry in ROWS}),
             seeds=(0, 1, 2),
             baseline="softmax",
-            tune=SHORT_SEARCH,
+            tune=SEARCH_OF_BOTH,
         ),
     ),
     claims=(

@@ -123,6 +123,10 @@ def run_study(
             help="Measure the speed of each cell alone at the end; by default if it is quick.",
         ),
     ] = None,
+    torch_version: Annotated[
+        str | None,
+        typer.Option("--torch", help="Use results of this version of torch, such as 2.11, from the pool."),
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
 ) -> None:
     """Run a study: train the runs that have no result yet, write OUT/records.json and the report.
@@ -156,14 +160,14 @@ def run_study(
         from maclaurin.study.executors import check_executor
         from maclaurin.study.plan_runs import read_scale
         from maclaurin.study.runner import prepare, run
-        from maclaurin.study.view import make_view
+        from maclaurin.study.terminal_view import make_view
 
         study, scale, cells = load_study(name), read_scale(budget), only or []
         if dry_run:
             check_executor(executor, torchrun)
             found = prepare(
                 study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
-                torchrun=torchrun,
+                torchrun=torchrun, torch_version=torch_version,
             )  # fmt: skip
             _print_plan(found, torchrun)
             return
@@ -186,6 +190,7 @@ def run_study(
                 retry=retry,
                 keep_models=keep_models,
                 time=time,
+                torch_version=torch_version,
                 view=make_view(study.title, Console(stderr=True)),
             )
         except KeyboardInterrupt:

@@ -5,7 +5,9 @@ Python's standard library is a corpus that every machine has.
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 import sysconfig
 import tokenize
 from abc import ABC, abstractmethod
@@ -41,6 +43,11 @@ class Corpus(ABC):
     def name(self) -> str:
         """The name the user gave."""
 
+    @property
+    def description(self) -> str:
+        """The name, with what else a reader needs to find the same text."""
+        return self.name
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of everything that determines the documents and their order."""
@@ -73,6 +80,11 @@ class FirstDocuments(Corpus):
         """The name of the full corpus."""
         return self.corpus.name
 
+    @property
+    def description(self) -> str:
+        """The full corpus, and how much of it."""
+        return f"first {self.limit} documents of {self.corpus.description}"
+
     def _identity(self) -> dict[str, Any]:
         return {"kind": "first documents", "of": self.corpus.fingerprint, "limit": self.limit}
 
@@ -96,6 +108,10 @@ _LITERALS = frozenset("'\"0123456789")
 _DOCSTRINGS = ("'''", '"""')
 #: share of the characters in lines of a table from which a file is one
 TABLE_SHARE = 0.5
+#: names a folder made by `StandardLibrary.copy_to`, to be read in place of the running Python's library
+STDLIB_VARIABLE = "MACLAURIN_STDLIB"
+#: file of such a folder: the version of the Python whose library it holds
+PYTHON_VERSION = "PYTHON_VERSION"
 #: raised when other files, or other splits of them, are chosen from the same library
 STDLIB_VERSION = 2
 
@@ -110,20 +126,56 @@ class StandardLibrary(Corpus):
     help, HTML entities, locale names). Tables are easy or impossible to predict, and one of them can be a
     large part of a small test set. Files longer than 60,000 characters are trained on whatever their hash, so
     that no file is more than about a tenth of the test or the validation data.
+
+    Another Python has another library. For the same text there, `copy_to` writes a folder to take along, and
+    $MACLAURIN_STDLIB names it.
     """
 
     with_tests: bool = False
-    folder: Path | None = None  # None: the library of the running Python
+    folder: Path | None = None  # None: $MACLAURIN_STDLIB, else the library of the running Python
 
     @property
     def name(self) -> str:
         """`stdlib` or `stdlib:tests`."""
         return "stdlib:tests" if self.with_tests else "stdlib"
 
+    @property
+    def description(self) -> str:
+        """The name and the version of Python."""
+        return f"{self.name} of Python {self.python}"
+
+    @cached_property
+    def python(self) -> str:
+        """The version of the Python whose library this is."""
+        written = self._root / PYTHON_VERSION
+        if written.is_file():
+            return written.read_text(encoding="utf-8").strip()
+        if self.folder is None and os.environ.get(STDLIB_VARIABLE):
+            raise DataError(
+                f"{STDLIB_VARIABLE}={self._root} is not a copy of a standard library: it has no file "
+                f"{PYTHON_VERSION}. Make one with StandardLibrary().copy_to(folder)."
+            )
+        return platform.python_version()
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the files this corpus may read, and the version of Python, to a new or empty folder."""
+        if folder.exists() and any(folder.iterdir()):
+            raise DataError(f"{folder} is not empty: a library is copied to a new folder.")
+        for path in self._paths():
+            target = folder / path.relative_to(self._root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        (folder / PYTHON_VERSION).write_text(f"{self.python}\n", encoding="utf-8")
+
+    @property
+    def _root(self) -> Path:
+        named = os.environ.get(STDLIB_VARIABLE)
+        return self.folder or (Path(named).expanduser() if named else Path(sysconfig.get_path("stdlib")))
+
     def _identity(self) -> dict[str, Any]:
         """The Python version and the hashes of all documents."""
         hashes = [document_hash(document.text).hex() for document in self.documents()]
-        version = {"python": platform.python_version(), "version": STDLIB_VERSION}
+        version = {"python": self.python, "version": STDLIB_VERSION}
         return {"kind": "stdlib", **version, "documents": hashes}
 
     @property
@@ -143,7 +195,7 @@ class StandardLibrary(Corpus):
             yield Document.of(text, count / len(paths))
 
     def _paths(self) -> list[Path]:
-        folder = self.folder or Path(sysconfig.get_path("stdlib"))
+        folder = self._root
         left_out = FOREIGN | CODECS if self.with_tests else FOREIGN | CODECS | TESTS
         paths = [
             path for path in folder.rglob("*.py") if left_out.isdisjoint(path.relative_to(folder).parts[:-1])

@@ -122,6 +122,7 @@ def _open_text(config: DataConfig, progress: bool) -> TextSource:
         config.rows,
         config.cross_documents,
         config.seed,
+        corpus.description,
     )
 
 

@@ -123,6 +123,7 @@ class TextSource(Source):
     layout: str
     cross_documents: bool
     seed: int
+    description: str
 
     @property
     def name(self) -> str:
@@ -156,7 +157,8 @@ class TextSource(Source):
     @property
     def facts(self) -> dict[str, Any]:
         """Facts about the data, with number, tokens and largest share of the held-out documents."""
-        return {**super().facts, "held_out": {split: self._size_of(split) for split in (VALIDATION, TEST)}}
+        held_out = {split: self._size_of(split) for split in (VALIDATION, TEST)}
+        return {**super().facts, "data": self.description, "held_out": held_out}
 
     def _size_of(self, split: str) -> dict[str, float]:
         documents = self.prepared.documents(split)

@@ -28,12 +28,24 @@ def best_rate(cell: CellTuning, sign: float) -> float | None:
     return min(values, key=lambda rate: (sign * values[rate], rate != cell.rate), default=None)
 
 
-def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds; infinite if a run diverged."""
-    found: dict[float, list[float]] = {}
+def has_factors(tuning: Tuning) -> bool:
+    """Whether factors of the rate for the output projections were chosen too."""
+    return any(cell.factor is not None for cell in tuning.cells.values())
+
+
+def setting_means(cell: CellTuning) -> dict[tuple[float, float], float]:
+    """(rate, factor) → mean value over the tuning seeds; infinite if a run diverged."""
+    found: dict[tuple[float, float], list[float]] = {}
     for trial in cell.trials:
-        found.setdefault(trial.rate, []).append(math.inf if trial.value is None else trial.value)
-    return {rate: sum(values) / len(values) for rate, values in sorted(found.items())}
+        value = math.inf if trial.value is None else trial.value
+        found.setdefault((trial.rate, trial.factor), []).append(value)
+    return {setting: sum(values) / len(values) for setting, values in sorted(found.items())}
+
+
+def trial_means(cell: CellTuning) -> dict[float, float]:
+    """Rate → mean value over the tuning seeds, at the factor of the cell; infinite if a run diverged."""
+    own = 1.0 if cell.factor is None else cell.factor
+    return {rate: value for (rate, factor), value in setting_means(cell).items() if factor == own}
 
 
 @final

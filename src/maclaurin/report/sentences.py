@@ -158,6 +158,14 @@ def tuning_finding(outcome: Outcome) -> str:
         f"{outcome.experiment.title}: each cell trains at its own learning rate ({spread}), chosen by "
         f"{tuning.metric.replace('_', ' ')} in {tuning.source}"
     )
+    factors = [cell.factor for cell in tuning.cells.values() if cell.factor is not None]
+    if factors:
+        spread = (
+            f"{factors[0]:g} for all" if len(set(factors)) == 1 else f"{min(factors):g} to {max(factors):g}"
+        )
+        text += (
+            f". The rate of the output projections of attention is chosen too, as a factor of it ({spread})"
+        )
     steps = {found for name in tuning.cells if (found := tuned_steps(outcome, name)) is not None}
     if steps:
         shown = listed([f"{count:,}" for count in sorted(steps)])

@@ -13,6 +13,7 @@ from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import Figure
 from maclaurin.report.formatting import Table, counted, in_one_line, listed, listed_cells
 from maclaurin.report.ladder import Ladder
+from maclaurin.report.learning_rates import has_factors
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import (
     Article,
@@ -90,6 +91,7 @@ DURING = (
     "From the evaluations on validation data. The learning rate of a run decays over the whole run, so an "
     "earlier evaluation is not the result of a shorter training."
 )
+FACTOR_NOTE = " Left: at the chosen factor of each cell (thin: at other factors). Right: at its chosen rate."
 
 
 def study_articles(analyses: Sequence[Analysis]) -> list[Article]:
@@ -370,7 +372,8 @@ class Composer:
                 f"{tuning.metric.replace('_', ' ').capitalize()} against learning rate",
                 charts.learning_rates(outcome),
                 (),
-                "Chosen rates are filled. Runs that diverged are left out.",
+                "Chosen rates are filled. Runs that diverged are left out."
+                f"{FACTOR_NOTE if has_factors(tuning) else ''}",
             ),
         ]
 

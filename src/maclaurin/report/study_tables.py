@@ -32,7 +32,9 @@ from maclaurin.report.learning_rates import (
     GOOD,
     Parabola,
     best_rate,
+    has_factors,
     parabola_at,
+    setting_means,
     trial_means,
     tuned_steps,
     tuning_sign,
@@ -127,7 +129,10 @@ def standing_entry(outcome: Outcome, cell: CellOutcome) -> Entry:
 # ------------------------------------------------------------------------------ how it was trained
 
 #: config key → its name in the table; other keys keep their own name
-_NAMES = {"lr": "learning rate", "batch_size": "rows per step", "length": "tokens per row"}
+_NAMES = {
+    "lr": "learning rate", "output_lr": "factor of the output projection", "batch_size": "rows per step",
+    "length": "tokens per row",
+}  # fmt: skip
 #: keys that identify the run, or say where and how it was computed
 _HIDDEN = ("attention", "seed", "device", "keep", "trackers", "checkpoint_every", "log_every", "eval_every")
 #: keys that are shown even if they have their default
@@ -246,10 +251,11 @@ def tuning_table(outcome: Outcome) -> Table | None:
     tuning = outcome.experiment.tuning
     if tuning is None:
         return None
-    sign = tuning_sign(tuning)
+    sign, both = tuning_sign(tuning), has_factors(tuning)
     columns = (
         Column("cell"),
         Column("learning rate", "number"),
+        *(_FACTOR_COLUMNS if both else ()),
         Column(tuning.metric.replace("_", " "), "number", "at that rate, on the tuning seeds"),
         Column(
             "good range",
@@ -271,13 +277,39 @@ def tuning_table(outcome: Outcome) -> Table | None:
             (
                 Entry(name, name),
                 Entry(f"{cell.rate:g}", cell.rate, "; ".join(_rate_notes(outcome, name, best))),
+                *(_factor_entries(cell, sign) if both else ()),
                 Entry(plain(at_rate), at_rate),
                 *_parabola_entries(parabola_at(values, best, sign)),
-                Entry(counted(len({trial.rate for trial in cell.trials}), "rate"), len(cell.trials)),
+                Entry(_tried(cell), len(cell.trials)),
                 Entry(duration(seconds) if cell.trials else NOTHING, seconds),
             )
         )
     return Table("learning rates", columns, tuple(rows))
+
+
+_FACTOR_COLUMNS = (
+    Column("output factor", "number", "rate of the output projections of attention over the learning rate"),
+    Column(
+        "gain over factor 1", "number", "to the best rate tried for all weights alike, on the tuning seeds"
+    ),
+)
+
+
+def _factor_entries(cell: CellTuning, sign: float) -> tuple[Entry, Entry]:
+    """The factor of a cell, and what it gains over one rate for all weights."""
+    if cell.factor is None:
+        return Entry(NOTHING), Entry(NOTHING)
+    means = setting_means(cell)
+    own = means.get((cell.rate, cell.factor))
+    alike = min((sign * value for (_, factor), value in means.items() if factor == 1.0), default=math.inf)
+    gain = None if own is None or not math.isfinite(alike) else alike - sign * own
+    return Entry(f"{cell.factor:g}", cell.factor), Entry(plain(gain), gain)
+
+
+def _tried(cell: CellTuning) -> str:
+    if cell.factor is None:
+        return counted(len({trial.rate for trial in cell.trials}), "rate")
+    return counted(len(setting_means(cell)), "setting")
 
 
 def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
@@ -285,7 +317,7 @@ def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
     cell = outcome.experiment.tuning.cells[name] if outcome.experiment.tuning else None
     if cell is None:
         return []
-    notes = ["at the edge of the rates tried"] if cell.on_edge else []
+    notes = ["at the edge of what was tried"] if cell.on_edge else []
     if best is not None and best != cell.rate:
         notes.append(f"by the rule; {best:g} is better here")
     steps = tuned_steps(outcome, name)

@@ -61,13 +61,17 @@ class Tune:
     """Each cell gets its own learning rate, chosen on validation data.
 
     rates    the first grid, each rate twice the one before; extended while the best rate is at its edge
+    factors  the first grid of factors of the rate for the output projections of attention (`output_lr`), such
+             as (0.25, 0.5, 1); searched at the best rate, then the rate again at the best factor. Empty: the
+             factor is not chosen
     metric   the number to choose by
     seeds    seeds of the tuning runs; the final runs have others
-    confirm  further seeds for the two best rates, to decide between them by the mean
-    most     limit on the rates tried, for cells without a best rate
+    confirm  further seeds for the two best settings, to decide between them by the mean
+    most     limit on the rates tried at one factor, and on the factors at one rate, for cells without a best
     """
 
     rates: tuple[float, ...]
+    factors: tuple[float, ...] = ()
     metric: str = "validation_loss"
     seeds: tuple[int, ...] = (TUNING_SEED,)
     confirm: tuple[int, ...] = ()
@@ -90,15 +94,36 @@ class Tune:
                 f"tune needs a grid of at least two learning rates, got {self.rates!r}: with one rate there "
                 "is nothing to choose. Set lr instead, or give rates=(1e-3, 2e-3, 4e-3)."
             )
-        if not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
-            raise InputError(f"learning rates are positive numbers, got {self.rates!r}.")
-        steps = [high / low for low, high in itertools.pairwise(self.rates)]
-        if not all(math.isclose(step, 2.0, rel_tol=1e-6) for step in steps):
+        _check_grid(self.rates, "learning rates", "(1e-3, 2e-3, 4e-3)", self.most)
+        if self.factors:
+            self._check_factors()
+
+    @property
+    def least_trials(self) -> int:
+        """Runs of the first grids: the search has at least these."""
+        return (len(self.rates) + max(0, len(self.factors) - 1)) * len(self.seeds)
+
+    def _check_factors(self) -> None:
+        if len(self.factors) < 2:
             raise InputError(
-                f"tune takes a grid in factors of two, such as (1e-3, 2e-3, 4e-3), got {self.rates!r}."
+                f"tune needs a grid of at least two factors, got {self.factors!r}: with one there is nothing "
+                "to choose. Set output_lr instead, or give factors=(0.25, 0.5, 1)."
             )
-        if self.most < len(self.rates):
-            raise InputError(f"most={self.most} allows fewer rates than the grid of {len(self.rates)}.")
+        _check_grid(self.factors, "factors of the output projection", "(0.25, 0.5, 1)", self.most)
+        if 1.0 not in self.factors:
+            raise InputError(
+                f"the grid of factors must contain 1, at which the rates are searched, got {self.factors!r}."
+            )
+
+
+def _check_grid(values: tuple[float, ...], what: str, example: str, most: int) -> None:
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise InputError(f"{what} are positive numbers, got {values!r}.")
+    steps = [high / low for low, high in itertools.pairwise(values)]
+    if not all(math.isclose(step, 2.0, rel_tol=1e-6) for step in steps):
+        raise InputError(f"tune takes a grid of {what} in factors of two, such as {example}, got {values!r}.")
+    if most < len(values):
+        raise InputError(f"most={most} allows fewer {what} than the grid of {len(values)}.")
 
 
 @final
@@ -184,11 +209,10 @@ class Experiment:
         for seed, cell in itertools.product(self.seeds, self.cells):
             yield cell, seed
 
-    def with_rates(self, rates: Mapping[str, float]) -> Experiment:
-        """The same experiment with the learning rate of each cell set and nothing to tune."""
+    def with_chosen(self, chosen: Mapping[str, Settings]) -> Experiment:
+        """The same experiment with the chosen settings of each cell set and nothing to tune."""
         cells = tuple(
-            dataclasses.replace(cell, settings={**cell.settings, "lr": rates[cell.name]})
-            for cell in self.cells
+            dataclasses.replace(cell, settings={**cell.settings, **chosen[cell.name]}) for cell in self.cells
         )
         return dataclasses.replace(self, cells=cells, tune=None)
 
@@ -236,12 +260,16 @@ class Experiment:
                 f"experiment {self.name!r} uses seed {both[0]} for tuning and for its result: the final runs "
                 "need seeds that nothing was chosen with."
             )
-        fixed = [cell.name for cell in self.cells if "lr" in cell.settings]
-        if "lr" in self.common or fixed:
-            place = f"cell {fixed[0]!r}" if fixed else "common"
-            raise InputError(
-                f"experiment {self.name!r} tunes the learning rate, but {place} sets lr: remove one of them."
-            )
+        chosen = {"lr": "the learning rate"}
+        if tune.factors:
+            chosen["output_lr"] = "the factor of the output projection"
+        for key, what in chosen.items():
+            fixed = [cell.name for cell in self.cells if key in cell.settings]
+            if key in self.common or fixed:
+                place = f"cell {fixed[0]!r}" if fixed else "common"
+                raise InputError(
+                    f"experiment {self.name!r} tunes {what}, but {place} sets {key}: remove one of them."
+                )
 
 
 @final

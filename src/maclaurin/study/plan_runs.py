@@ -34,6 +34,8 @@ from maclaurin.training.model import row_length
 from maclaurin.training.run_folder import require_trackers
 from maclaurin.wording import did_you_mean, listed_names
 
+#: major and minor version, part of the key of a run
+INSTALLED_TORCH = ".".join(torch.__version__.split(".")[:2])
 #: vocabulary size of tokenizers that are only on the hub
 ASSUMED_VOCABULARY = 32_000
 
@@ -46,10 +48,12 @@ def plan_study(
     scale: float = 1.0,
     device: str | None = None,
     adapt: Adapt = lambda config: config,
+    torch_version: str | None = None,
 ) -> Plan:
     """Every run in starting order, as a waiting record; its data are not opened yet.
 
     An invalid config is an error here, before any run begins. `adapt` is applied last to each config.
+    `torch_version` is that of the results; None: the installed one.
     """
     plan: dict[Label, RunRecord] = {}
     for experiment in study.experiments:
@@ -63,7 +67,7 @@ def plan_study(
                 _require_text(config, tasks)
                 _require_recorded(metric, config)
                 require_trackers(config.trackers)
-                plan[Label(experiment.name, cell.name, seed)] = waiting(config, tasks)
+                plan[Label(experiment.name, cell.name, seed)] = waiting(config, tasks, torch_version)
     return plan
 
 
@@ -84,9 +88,11 @@ class _at:
             ) from None
 
 
-def waiting(config: TrainConfig, tasks: tuple[TaskItems, ...] = ()) -> RunRecord:
+def waiting(
+    config: TrainConfig, tasks: tuple[TaskItems, ...] = (), torch_version: str | None = None
+) -> RunRecord:
     """The waiting run of a resolved config."""
-    version = ".".join(torch.__version__.split(".")[:2])
+    version = torch_version or INSTALLED_TORCH
     parts = source_digest([spec for text in config.attention for spec in specs_in(text)])
     run = Run(
         config=config.to_dict(), data="", torch=version, numerics=NUMERICS_VERSION, parts=parts, tasks=tasks

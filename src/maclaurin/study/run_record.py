@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -169,6 +169,8 @@ class RunRecord:
 
 #: the runs of a study by their labels; two labels may have the same run
 Plan = Mapping[Label, RunRecord]
+#: from the results so far, by key, to further runs; empty while there are none
+NextRuns = Callable[[Mapping[str, RunRecord]], Plan]
 
 
 @final
@@ -176,6 +178,7 @@ Plan = Mapping[Label, RunRecord]
 class Trial:
     """One tuning run: the rate, the seed, and the value it was judged by; None if it diverged.
 
+    factor   of the rate for the output projections of attention
     tokens   training tokens, which say how many steps it took: tokens per step are those of the final runs
     """
 
@@ -186,6 +189,7 @@ class Trial:
     key: str
     seconds: float | None = None
     tokens: int | None = None
+    factor: float = 1.0
 
 
 @final
@@ -194,7 +198,8 @@ class CellTuning:
     """How the learning rate of a cell was chosen.
 
     rate      the chosen rate
-    on_edge   whether it is the largest or smallest rate tried, because the limit was reached
+    factor    the chosen factor of the rate for the output projections; None if only the rate was chosen
+    on_edge   whether rate or factor is the largest or smallest tried, because the limit was reached
     subject   digest of what was tuned: config without rate and seed, data, versions
     """
 
@@ -202,6 +207,12 @@ class CellTuning:
     trials: tuple[Trial, ...]
     subject: str
     on_edge: bool = False
+    factor: float | None = None
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """Keys of the config that were chosen."""
+        return {"lr": self.rate} | ({} if self.factor is None else {"output_lr": self.factor})
 
 
 @final

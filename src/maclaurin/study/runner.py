@@ -22,6 +22,7 @@ from maclaurin.study.executors import check_executor, choose_executor, processes
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
 from maclaurin.study.plan_runs import (
+    INSTALLED_TORCH,
     Sources,
     equal_steps,
     plan_study,
@@ -37,6 +38,7 @@ from maclaurin.study.run_record import (
     ExperimentRecord,
     FormsRecord,
     Label,
+    NextRuns,
     Plan,
     RunRecord,
     Speed,
@@ -84,6 +86,7 @@ def run(
     retry: bool = False,
     keep_models: bool = False,
     time: bool | None = None,
+    torch_version: str | None = None,
     view: View | None = None,
 ) -> Ending:
     """Train the runs of a study that have no result yet, and write OUT/records.json.
@@ -103,10 +106,15 @@ def run(
     keep_models  keep weights and checkpoints of the runs
     time         measure the training speed of each cell alone, after the runs; by default where the speed is
                  not known and that takes less than 5 % of the time of the study
+    torch_version  take results of this version of torch, such as "2.11", from the pool; runs without one are
+                   an error unless it is the installed version
     view         displays the runs while they are trained; none by default
     """
     check_executor(executor, torchrun)
     require_local(executor=executor, torchrun=torchrun, wanted=time)
+    elsewhere = None if torch_version in (None, INSTALLED_TORCH) else torch_version
+    if retry and elsewhere is not None:
+        raise InputError(f"runs are repeated with torch {INSTALLED_TORCH}, the installed version only.")
     loaded = study if isinstance(study, Study) else load_study(study)
     require_writable_folder(study_folder(loaded, out, only=only, scale=scale, smoke=smoke))
     prepared = prepare(
@@ -119,6 +127,7 @@ def run(
         smoke=smoke,
         device=device,
         torchrun=torchrun,
+        torch_version=torch_version,
     )
     folder = prepared.out
     with _leaving_nothing(folder, prepared.pool), study_lock(folder / "lock"):
@@ -144,7 +153,7 @@ def run(
             code=prepared.planner.code,
             keep_models=keep_models,
         )
-        with Session(trainer, place, view or View(), retry=retry) as session:
+        with Session(trainer, place, view or View(), retry=retry, elsewhere=elsewhere) as session:
             is_local = executor == "local" and torchrun is None and not smoke
             return _Running(prepared, session).run(retune=tune, time=time if is_local else False)
 
@@ -196,6 +205,7 @@ def prepare(
     smoke: bool = False,
     device: str | None = None,
     torchrun: str | None = None,
+    torch_version: str | None = None,
 ) -> Prepared:
     """Check a study and plan its runs; see `run` for the arguments."""
     whole = study if isinstance(study, Study) else load_study(study)
@@ -204,10 +214,15 @@ def prepare(
     chosen = _with_few_items(_at_first_rate(chosen)) if smoke else chosen
     _refuse_to_replace(whole, chosen, scale, folder)
     planner = Planner(
-        chosen, scale=scale, device=device, smoke=folder if smoke else None, torchrun=torchrun or ""
+        chosen,
+        scale=scale,
+        device=device,
+        smoke=folder if smoke else None,
+        torchrun=torchrun or "",
+        torch_version=_checked_version(torch_version),
     )
     missing = known_rates(chosen, folder).missing
-    grids = {e.name: len(e.tune.rates) * len(e.tune.seeds) for e in chosen.experiments if e.tune is not None}
+    grids = {e.name: e.tune.least_trials for e in chosen.experiments if e.tune is not None}
     searches = {subject: grids[name] for name, cells in missing.items() for subject in cells.values()}
     return Prepared(
         study=chosen,
@@ -233,10 +248,16 @@ def study_folder(study: Study, out: Path | None, *, only: Sequence[str], scale: 
     return folder / "smoke" if smoke else folder
 
 
+def _checked_version(version: str | None) -> str | None:
+    if version is not None and not re.fullmatch(r"\d+\.\d+", version):
+        raise InputError(f"a version of torch is written like {INSTALLED_TORCH}, got {version!r}.")
+    return version
+
+
 def _at_first_rate(study: Study) -> Study:
     """The study with every cell to be tuned at the first rate of its grid."""
     experiments = tuple(
-        e if e.tune is None else e.with_rates(dict.fromkeys((cell.name for cell in e.cells), e.tune.rates[0]))
+        e if e.tune is None else e.with_chosen({cell.name: {"lr": e.tune.rates[0]} for cell in e.cells})
         for e in study.experiments
     )
     return dataclasses.replace(study, experiments=experiments)
@@ -306,9 +327,17 @@ class Planner:
     """Turns a study, or one cell of it, into runs with keys."""
 
     def __init__(
-        self, study: Study, *, scale: float, device: str | None, smoke: Path | None, torchrun: str
+        self,
+        study: Study,
+        *,
+        scale: float,
+        device: str | None,
+        smoke: Path | None,
+        torchrun: str,
+        torch_version: str | None = None,
     ) -> None:
         self._scale, self._device, self._smoke = scale, device, smoke
+        self._torch_version = torch_version
         self._world = processes_of(torchrun)
         self._sources = Sources()
         self._imports = imports_of(study)
@@ -322,7 +351,13 @@ class Planner:
 
     def plan(self, study: Study) -> Plan:
         """Every run of the study, its data not opened yet."""
-        plan = plan_study(study, scale=self._scale, device=self._device, adapt=self._adapt)
+        plan = plan_study(
+            study,
+            scale=self._scale,
+            device=self._device,
+            adapt=self._adapt,
+            torch_version=self._torch_version,
+        )
         specs = {text for record in plan.values() for text in record.run.config["attention"]}
         self._extensions = extensions_of(spec for text in specs for spec in specs_in(text))
         if any(found.name == "__main__" for found in self._extensions):
@@ -346,7 +381,7 @@ class Planner:
         steps = equal_steps(experiment).get(cell.name, {})
         settings = {**experiment.settings(cell), **steps, **keys}
         config = self._adapt(resolved(settings, scale=self._scale, device=self._device))
-        return self._sources.complete(waiting(config))
+        return self._sources.complete(waiting(config, torch_version=self._torch_version))
 
     def _adapt(self, config: Any) -> Any:
         return config if self._smoke is None else smoke_config(config, self._smoke / "data", self._world)
@@ -388,9 +423,9 @@ class _Running:
             self._forms.close()
         return Ending(record, self._out, self._session.interrupted)
 
-    def _train_trials(self, plan: Plan) -> dict[str, RunRecord]:
+    def _train_trials(self, next_runs: NextRuns) -> dict[str, RunRecord]:
         metrics = {e.name: e.tune.metric for e in self._study.experiments if e.tune is not None}
-        found = self._session.train(plan, metrics, lambda runs: None, job_type="tune")
+        found = self._session.train({}, metrics, lambda runs: None, job_type="tune", next_runs=next_runs)
         if self._session.interrupted:
             raise Interrupted
         return found

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import final
 
+from maclaurin.errors import InputError
 from maclaurin.stop_request import StopRequest
 from maclaurin.study.executors import Executor, Result
 from maclaurin.study.metrics import task_of
+from maclaurin.study.plan_runs import INSTALLED_TORCH
 from maclaurin.study.pool import SECONDS_TO_SAVE, Pool, Workplace
 from maclaurin.study.progress import RunProgress, read_progress
-from maclaurin.study.run_record import SETTLED, Label, Plan, RunRecord, Status
+from maclaurin.study.run_record import SETTLED, Label, NextRuns, Plan, RunRecord, Status
 from maclaurin.study.view import Overview, Row, RowStatus, View
 from maclaurin.study.worker import from_folder
 
@@ -30,8 +32,18 @@ class Interrupted(Exception):
 class Session:
     """One executor and one pool, for one or several plans."""
 
-    def __init__(self, executor: Executor, place: Workplace, view: View, *, retry: bool = False) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        place: Workplace,
+        view: View,
+        *,
+        retry: bool = False,
+        elsewhere: str | None = None,
+    ) -> None:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
+        #: version of torch, not the installed one, that made the results: nothing is trained here
+        self._elsewhere = elsewhere
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
         #: whether a run was started here, not only reused
@@ -59,17 +71,22 @@ class Session:
         return self._executor.workers
 
     def train(
-        self, plan: Plan, metrics: Mapping[str, str], changed: Changed, *, job_type: str = "train"
+        self,
+        plan: Plan,
+        metrics: Mapping[str, str],
+        changed: Changed,
+        *,
+        job_type: str = "train",
+        next_runs: NextRuns = lambda results: {},
     ) -> dict[str, RunRecord]:
         """Key → final record; `changed` is called with the current records whenever a run begins or ends.
 
-        `metrics` maps each experiment to the number the view shows; `job_type` is for trackers.
+        `metrics` maps each experiment to the number the view shows; `job_type` is for trackers. `next_runs`
+        is asked for further runs at the start and whenever runs end, so none waits for a slower one.
         """
-        state = _State(plan, self.pool, metrics)
+        state = _State(self.pool, metrics)
         place = dataclasses.replace(self._place, job_type=job_type)
-        if self._retry:
-            state.forget_failures()
-        state.take_results()
+        self._add(state, plan, next_runs)
         changed(state.records())
         with self._view:
             while state.has_work and not self.interrupted:
@@ -77,6 +94,8 @@ class Session:
                 results = self._executor.poll(POLL_SECONDS)
                 ended = state.settle(results, stopping=self.interrupted)
                 state.progress |= self._executor.progress()
+                if ended and not self.interrupted:
+                    self._add(state, {}, next_runs)
                 if begun or ended:
                     changed(state.records())
                 self._show(state)
@@ -85,6 +104,26 @@ class Session:
             self._show(state)
         changed(state.records())
         return state.records()
+
+    def _add(self, state: _State, plan: Plan, next_runs: NextRuns) -> None:
+        """Add runs, and those that follow from results in the pool."""
+        while True:
+            state.add(plan)
+            if self._retry:
+                state.forget_failures(plan)
+            state.take_results()
+            self._refuse_other_torch(state)
+            plan = next_runs(state.results)
+            if not plan:
+                return
+
+    def _refuse_other_torch(self, state: _State) -> None:
+        if self._elsewhere is not None and state.waiting:
+            raise InputError(
+                f"{len(state.waiting)} runs have no result of torch {self._elsewhere} in {self.pool.root}, "
+                f"and this machine has torch {INSTALLED_TORCH}: train them where torch "
+                f"{self._elsewhere} is installed, or leave out the version."
+            )
 
     def _submit(self, state: _State, place: Workplace) -> bool:
         """Fill the free places, except with runs that another study is training."""
@@ -117,18 +156,16 @@ class Session:
 
 @final
 class _State:
-    """The state of the runs of a plan."""
+    """The state of the runs of a session's plans."""
 
-    def __init__(self, plan: Plan, pool: Pool, metrics: Mapping[str, str]) -> None:
+    def __init__(self, pool: Pool, metrics: Mapping[str, str]) -> None:
         self._pool, self._metrics = pool, metrics
-        self._asked = {record.key: record for record in plan.values()}  # two cells may share a run
+        self._asked: dict[str, RunRecord] = {}  # by key: two cells may share a run
         self._labels: dict[str, Label] = {}
-        for label, record in plan.items():
-            self._labels.setdefault(record.key, label)
-        self.waiting = dict(self._asked)
+        self.waiting: dict[str, RunRecord] = {}
         self.running: set[str] = set()
         self.progress: dict[str, RunProgress] = {}
-        self._results: dict[str, RunRecord] = {}
+        self.results: dict[str, RunRecord] = {}
         self._reused: set[str] = set()
         self._stopped: set[str] = set()
 
@@ -136,8 +173,15 @@ class _State:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def forget_failures(self) -> None:
-        for key in self._asked:
+    def add(self, plan: Plan) -> None:
+        for label, record in plan.items():
+            self._labels.setdefault(record.key, label)
+            if record.key not in self._asked:
+                self._asked[record.key] = self.waiting[record.key] = record
+
+    def forget_failures(self, plan: Plan) -> None:
+        """Delete failed results of runs that wait, so that they are trained again."""
+        for key in self.waiting.keys() & {record.key for record in plan.values()}:
             record = self._pool.entry(key).record()
             if record is not None and record.status != "finished":
                 self._pool.entry(key).forget()
@@ -151,7 +195,7 @@ class _State:
         record = self._pool.entry(key).record()
         if record is None:
             return False
-        self._results[key] = record
+        self.results[key] = record
         self._reused.add(key)
         self.waiting.pop(key, None)
         return True
@@ -160,12 +204,12 @@ class _State:
         for result in results:
             self.running.discard(result.key)
             if result.record is not None:
-                self._results[result.key] = result.record
+                self.results[result.key] = result.record
             elif result.problem is None or stopping:
                 self._stopped.add(result.key)
                 self.progress.pop(result.key, None)  # its last report is in the pool
             else:
-                self._results[result.key] = self._crashed(result)
+                self.results[result.key] = self._crashed(result)
         return bool(results)
 
     def records(self) -> dict[str, RunRecord]:
@@ -182,8 +226,8 @@ class _State:
 
     def _record(self, key: str) -> RunRecord:
         """The result, or the progress of the run."""
-        if key in self._results:
-            return self._results[key]
+        if key in self.results:
+            return self.results[key]
         progress = self.progress.get(key) or read_progress(self._pool.entry(key).progress)
         step = progress.step if progress else 0
         status: Status = "running" if key in self.running else "stopped" if step > 0 else "waiting"
@@ -195,7 +239,7 @@ class _State:
         return Row(label, record, self._row_status(key, record), self.progress.get(key), result)
 
     def _row_status(self, key: str, record: RunRecord) -> RowStatus:
-        if key in self._results:
+        if key in self.results:
             return "reused" if key in self._reused else record.status
         if key in self.running:
             return "running"

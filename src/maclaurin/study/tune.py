@@ -1,8 +1,11 @@
 """A separate learning rate for every cell, chosen on validation data.
 
 The grid is in factors of two. While the best rate of a cell is at the edge of the rates tried, the next rate
-beyond that edge is tried too. Then the two best rates get further seeds, if the study asks for them. No final
-run shares a seed with a tuning run, and no tuning run uses the test data.
+beyond that edge is tried too. If the study asks for it, the factor of the rate for the output projections of
+attention is then searched in the same way at the best rate, and then the neighbours of the rate at the best
+factor, until rate and factor have neighbours on both sides that are worse. The two best settings get further
+seeds, if the study asks for them. No final run shares a seed with a tuning run, and no tuning run uses the
+test data.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError, MaclaurinError
@@ -26,6 +29,8 @@ from maclaurin.study.plan_runs import resolved
 from maclaurin.study.run_record import (
     CellTuning,
     Label,
+    NextRuns,
+    Plan,
     RunRecord,
     Trial,
     Tuning,
@@ -51,7 +56,8 @@ NOT_TUNED = (
     "test",
 )
 
-Train = Callable[[dict[Label, RunRecord]], dict[str, RunRecord]]
+#: trains runs, and those that follow from their results, until there are no more; gives all results by key
+Train = Callable[[NextRuns], Mapping[str, RunRecord]]
 MakeRun = Callable[[Experiment, Cell, Mapping[str, Any]], RunRecord]
 
 
@@ -142,7 +148,9 @@ def learning_rates(
         for e in wanted
     }
     experiments = tuple(
-        e.with_rates({name: cell.rate for name, cell in known[e.name].items()}) if e.tune is not None else e
+        e.with_chosen({name: cell.settings for name, cell in known[e.name].items()})
+        if e.tune is not None
+        else e
         for e in study.experiments
     )
     return dataclasses.replace(study, experiments=experiments), tunings
@@ -173,10 +181,15 @@ def _take_known(
         }
         for cell in e.cells:
             old = tuned.get(subject(e, cell))
-            if cell.name not in known[e.name] and old is not None:
+            if cell.name not in known[e.name] and old is not None and _suits(old, _tune_of(e)):
                 known[e.name][cell.name] = old
                 sources.setdefault(e.name, source_name(file))
                 data[e.name] |= _data_of(old, found.runs if found is not None else {})
+
+
+def _suits(tuning: CellTuning, tune: Tune) -> bool:
+    """Whether it chose what `tune` chooses: the rate alone, or the factor of the output projection too."""
+    return (tuning.factor is not None) == bool(tune.factors)
 
 
 def _data_of(tuning: CellTuning, runs: Mapping[str, RunRecord]) -> set[str]:
@@ -204,57 +217,106 @@ def subject(experiment: Experiment, cell: Cell) -> str:
     return digest({name: value for name, value in config.items() if name not in NOT_TUNED})[:32]
 
 
+class Point(NamedTuple):
+    """What a trial is about: a learning rate, and its factor for the output projections."""
+
+    rate: float
+    factor: float = 1.0
+
+    def at(self, axis: str, value: float) -> Point:
+        """The point with this value on one axis."""
+        return self._replace(**{axis: _tidy(value)})
+
+
 @final
 class Search:
-    """The search for one cell: rates tried, the best rate, rates to try next."""
+    """The search for one cell: settings tried, the best of them, settings to try next.
+
+    In the end every neighbour of the best rate was tried at the best factor, and every neighbour of the best
+    factor at the best rate, unless a limit was reached.
+    """
 
     def __init__(self, tune: Tune) -> None:
         self._tune = tune
         self._sign = -1.0 if metric_named(tune.metric).higher_is_better else 1.0
-        self.trials: dict[float, list[Trial]] = {}
+        self._axes = ("rate", "factor") if tune.factors else ("rate",)
+        self.trials: dict[Point, list[Trial]] = {}
 
     def add(self, trial: Trial) -> None:
         """One more result."""
-        self.trials.setdefault(trial.rate, []).append(trial)
+        self.trials.setdefault(Point(trial.rate, trial.factor), []).append(trial)
 
-    def sort_value(self, rate: float) -> float:
+    def sort_value(self, point: Point) -> float:
         """Mean value over the seeds, signed so that less is better; infinite if a run diverged."""
-        values = [trial.value for trial in self.trials[rate]]
+        values = [trial.value for trial in self.trials[point]]
         if any(value is None for value in values):
             return math.inf
         return self._sign * statistics.fmean(value for value in values if value is not None)
 
     @property
-    def best(self) -> float:
-        """The best rate; the smallest if all diverged."""
+    def best(self) -> Point:
+        """The best setting; the smallest rate if all diverged."""
         return min(sorted(self.trials), key=self.sort_value)
 
     @property
     def is_on_edge(self) -> bool:
-        """Whether the best rate is the largest or smallest that was tried."""
-        return self.best in (min(self.trials), max(self.trials))
+        """Whether the best rate or factor is the largest or smallest that was tried beside the other."""
+        best = self.best
+        return any(getattr(best, axis) in _ends(self._line(best, axis)) for axis in self._axes)
 
-    def next_trials(self) -> list[tuple[float, int]]:
-        """Rates and seeds still to try: the grid, beyond the edge at which the best rate is, the two best."""
+    def next_trials(self) -> list[tuple[Point, int]]:
+        """Settings and seeds still to try: the grid, missing neighbours of the best, the two best."""
         tune = self._tune
         if not self.trials:
-            return [(rate, seed) for rate in tune.rates for seed in tune.seeds]
-        if self.is_on_edge and len(self.trials) < tune.most:
-            beyond = _tidy(self.best * 2 if self.best == max(self.trials) else self.best / 2)
-            return [(beyond, seed) for seed in tune.seeds]
-        two_best = sorted(self.trials, key=self.sort_value)[:2]
-        tried = {(trial.rate, trial.seed) for trials in self.trials.values() for trial in trials}
-        return [(rate, seed) for rate in two_best for seed in tune.confirm if (rate, seed) not in tried]
+            return [(Point(rate), seed) for rate in tune.rates for seed in tune.seeds]
+        begun_first = sorted(self._axes, key=lambda axis: len(self._line(self.best, axis)) < 2)
+        for axis in begun_first:
+            missing = self._missing(axis)
+            if missing:
+                return [(point, seed) for point in missing for seed in tune.seeds]
+        two_best = sorted(sorted(self.trials), key=self.sort_value)[:2]
+        tried = {(point, trial.seed) for point, trials in self.trials.items() for trial in trials}
+        return [(point, seed) for point in two_best for seed in tune.confirm if (point, seed) not in tried]
 
     def tuning(self, subject: str) -> CellTuning:
         """The outcome."""
-        trials = tuple(trial for rate in sorted(self.trials) for trial in self.trials[rate])
-        return CellTuning(rate=self.best, trials=trials, subject=subject, on_edge=self.is_on_edge)
+        trials = tuple(trial for point in sorted(self.trials) for trial in self.trials[point])
+        best = self.best
+        factor = best.factor if self._tune.factors else None
+        return CellTuning(
+            rate=best.rate, factor=factor, trials=trials, subject=subject, on_edge=self.is_on_edge
+        )
+
+    def _line(self, point: Point, axis: str) -> list[float]:
+        """Values tried on one axis, with the other as in `point`."""
+        at = {other: getattr(point, other) for other in Point._fields if other != axis}
+        return sorted(
+            getattr(tried, axis)
+            for tried in self.trials
+            if all(getattr(tried, other) == value for other, value in at.items())
+        )
+
+    def _missing(self, axis: str) -> list[Point]:
+        """Settings on this axis to try next to the best: at first the grid of factors, then neighbours."""
+        best, most = self.best, self._tune.most
+        if len(self._line(best, axis)) >= most or len(self.trials) >= most * len(self._axes) ** 2:
+            return []
+        if axis == "factor":
+            if math.isinf(self.sort_value(best)):
+                return []  # every rate diverged
+            if all(point.factor == 1.0 for point in self.trials):
+                return [best.at(axis, value) for value in self._tune.factors if value != 1.0]
+        own = getattr(best, axis)
+        return [point for value in (own / 2, own * 2) if (point := best.at(axis, value)) not in self.trials]
 
 
-def _tidy(rate: float) -> float:
+def _ends(values: list[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _tidy(value: float) -> float:
     """Rounded, without binary floating-point noise."""
-    return float(f"{rate:.6g}")
+    return float(f"{value:.6g}")
 
 
 def tune_study(
@@ -262,51 +324,75 @@ def tune_study(
 ) -> TunedFile:
     """Tune the cells in `missing` (experiment → cell → subject), all at the same time."""
     experiments = {e.name: e for e in study.experiments}
-    searches = {
-        (name, cell): Search(_tune_of(experiments[name])) for name, cells in missing.items() for cell in cells
-    }
+    searches = [
+        _CellSearch(experiments[name], cell, make_run)
+        for name, cells in missing.items()
+        for cell in experiments[name].cells
+        if cell.name in cells
+    ]
     runs: dict[str, RunRecord] = {}
-    while True:
-        plan, owners = _round(experiments, searches, make_run)
-        if not plan:
-            break
-        results = train(plan)
-        _refuse_crashes(plan, results)
-        for label, waiting in plan.items():
-            search, rate = owners[label]
-            record = results[waiting.key]
-            search.add(_trial(record, rate, _tune_of(experiments[label.experiment])))
-            runs[record.key] = dataclasses.replace(record, curves={}, loss_by_position=())
+
+    def next_runs(results: Mapping[str, RunRecord]) -> Plan:
+        if any(record.status == "crashed" for record in results.values()):
+            return {}  # the runs that have begun may end
+        return {label: run for search in searches for label, run in search.next_runs(results).items()}
+
+    results = train(next_runs)
+    asked = {label: run for search in searches for label, run in search.asked.items()}
+    _refuse_crashes(asked, results)
+    for search in searches:
+        runs |= search.runs
     tunings = {
         name: Tuning(
             metric=_tune_of(experiments[name]).metric,
             source="",
-            cells={cell: searches[name, cell].tuning(subject) for cell, subject in cells.items()},
+            cells={s.cell.name: s.search.tuning(cells[s.cell.name]) for s in searches if s.of == name},
         )
         for name, cells in missing.items()
     }
     return TunedFile(study=study.name, experiments=tunings, runs=runs)
 
 
-def _round(
-    experiments: Mapping[str, Experiment], searches: Mapping[tuple[str, str], Search], make_run: MakeRun
-) -> tuple[dict[Label, RunRecord], dict[Label, tuple[Search, float]]]:
-    """The runs of the next round, and the search each belongs to."""
-    plan: dict[Label, RunRecord] = {}
-    owners: dict[Label, tuple[Search, float]] = {}
-    for (name, cell_name), search in searches.items():
-        experiment = experiments[name]
-        cell = next(cell for cell in experiment.cells if cell.name == cell_name)
-        for rate, seed in search.next_trials():
-            label = Label(name, f"{cell_name}, lr {rate:g}", seed)
-            plan[label] = make_run(experiment, cell, {"lr": rate, "seed": seed, "test": False})
-            owners[label] = (search, rate)
-    return plan, owners
+@final
+class _CellSearch:
+    """The search for one cell, with the runs it asked for."""
+
+    def __init__(self, experiment: Experiment, cell: Cell, make_run: MakeRun) -> None:
+        self.of, self.cell, self.search = experiment.name, cell, Search(_tune_of(experiment))
+        self._experiment, self._make_run, self._tune = experiment, make_run, _tune_of(experiment)
+        #: every run asked for, and its setting; those without a result yet
+        self.asked: dict[Label, RunRecord] = {}
+        self._points: dict[Label, Point] = {}
+        self._open: list[Label] = []
+        #: results without curves, by key
+        self.runs: dict[str, RunRecord] = {}
+
+    def next_runs(self, results: Mapping[str, RunRecord]) -> Plan:
+        """The runs that follow once all runs asked for have a result; none before."""
+        if any(self.asked[label].key not in results for label in self._open):
+            return {}
+        for label in self._open:
+            record = results[self.asked[label].key]
+            self.search.add(_trial(record, self._points[label], self._tune))
+            self.runs[record.key] = dataclasses.replace(record, curves={}, loss_by_position=())
+        self._open = []
+        for point, seed in self.search.next_trials():
+            label = Label(self.of, _name_of(self.cell, point), seed)
+            factor = {"output_lr": point.factor} if self._tune.factors else {}
+            keys = {"lr": point.rate, **factor, "seed": seed, "test": False}
+            self.asked[label] = self._make_run(self._experiment, self.cell, keys)
+            self._points[label] = point
+            self._open.append(label)
+        return {label: self.asked[label] for label in self._open}
 
 
-def _refuse_crashes(plan: Mapping[Label, RunRecord], results: Mapping[str, RunRecord]) -> None:
+def _name_of(cell: Cell, point: Point) -> str:
+    return f"{cell.name}, lr {point.rate:g}" + (f", output × {point.factor:g}" if point.factor != 1.0 else "")
+
+
+def _refuse_crashes(plan: Plan, results: Mapping[str, RunRecord]) -> None:
     """Raise if a tuning run crashed: a crash says nothing about its learning rate."""
-    found = [(label, results[record.key]) for label, record in plan.items()]
+    found = [(label, results[record.key]) for label, record in plan.items() if record.key in results]
     crashed = [(label, record) for label, record in found if record.status == "crashed"]
     if crashed:
         label, record = crashed[0]
@@ -324,12 +410,13 @@ def _tune_of(experiment: Experiment) -> Tune:
     return experiment.tune
 
 
-def _trial(record: RunRecord, rate: float, tune: Tune) -> Trial:
+def _trial(record: RunRecord, point: Point, tune: Tune) -> Trial:
     value = record.value(tune.metric) if record.status == "finished" else None
     if record.status == "finished" and value is None:
         raise MaclaurinError(f"a tuning run finished without {tune.metric}, so no rate can be chosen by it.")
     return Trial(
-        rate=rate,
+        rate=point.rate,
+        factor=point.factor,
         seed=record.run.seed,
         value=value,
         status=record.status,

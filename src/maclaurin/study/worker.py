@@ -33,6 +33,7 @@ from maclaurin.extensions import load_entry_points, load_extension
 from maclaurin.machine import machine_facts
 from maclaurin.plain_data import from_plain, write_json
 from maclaurin.study.metrics import task_number
+from maclaurin.study.plan_runs import INSTALLED_TORCH
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
 from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
@@ -317,11 +318,11 @@ def _first_sees(processes: Processes, fact: bool) -> bool:
 
 
 def _refuse_other_versions(run: Run) -> None:
-    here = ".".join(torch.__version__.split(".")[:2])
-    if (run.numerics, run.torch) != (NUMERICS_VERSION, here):
+    if (run.numerics, run.torch) != (NUMERICS_VERSION, INSTALLED_TORCH):
         raise InputError(
             f"the study was started with torch {run.torch} and numerics version {run.numerics}, but this "
-            f"machine has torch {here} and {NUMERICS_VERSION}: install the same versions on all machines."
+            f"machine has torch {INSTALLED_TORCH} and {NUMERICS_VERSION}: install the same versions on all "
+            "machines."
         )
 
 

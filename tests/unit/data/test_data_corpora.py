@@ -268,3 +268,29 @@ def test_an_unknown_name_is_an_error_with_the_known_ones(tmp_path):
 
 
 GOLDEN = "2b5a55f74484c43f10267a5961af3e697fdb4730e30232fd0aea6a43facfc05e"
+
+
+def test_a_copied_library_is_the_same_text_on_another_python(tmp_path, monkeypatch):
+    """The fingerprint had the version of the running Python, so the same files were other data elsewhere."""
+    library = tmp_path / "lib"
+    (library / "test").mkdir(parents=True)
+    for name in ("a.py", "b.py", "test/c.py"):
+        (library / name).write_text(f"name = {name!r}\n")
+    here = StandardLibrary(folder=library)
+    here.copy_to(tmp_path / "copy")
+    monkeypatch.setattr("platform.python_version", lambda: "9.9.9")
+    monkeypatch.setenv("MACLAURIN_STDLIB", str(tmp_path / "copy"))
+    there = StandardLibrary()
+    assert read(there) == read(here) == ["name = 'a.py'\n", "name = 'b.py'\n"]
+    assert there.fingerprint == here.fingerprint
+    assert there.description == here.description != "stdlib of Python 9.9.9"
+    assert FirstDocuments(there, 1).description == f"first 1 documents of {here.description}"
+    with pytest.raises(DataError, match="is not empty"):
+        here.copy_to(tmp_path / "copy")
+
+
+def test_a_folder_that_is_no_copy_of_a_library_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setenv("MACLAURIN_STDLIB", str(tmp_path))
+    with pytest.raises(DataError, match="no file PYTHON_VERSION"):
+        _ = StandardLibrary().fingerprint

@@ -59,7 +59,7 @@ WORDS = {"says": "so", "experiment": "e", "cells": ("a", "b")}
         ),
         (lambda: Tune(rates=(1e-3,)), "with one rate there is nothing to choose"),
         (lambda: Tune(rates=(1e-3, 3e-3)), "factors of two"),
-        (lambda: Tune(rates=(1e-3, 2e-3, 4e-3), most=2), "fewer rates than the grid"),
+        (lambda: Tune(rates=(1e-3, 2e-3, 4e-3), most=2), "fewer learning rates than the grid"),
         (lambda: Tune(rates=(1e-3, 2e-3), metric="los"), "Did you mean loss"),
         (
             lambda: experiment(tune=Tune(rates=(1e-3, 2e-3)), seeds=(0, TUNING_SEED)),

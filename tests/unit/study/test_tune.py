@@ -1,8 +1,11 @@
 """Learning rates: the grid grows towards the best, the choice is kept and used again."""
 
 import dataclasses
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.study.making import make_study
 
 from maclaurin import InputError, MaclaurinError
@@ -18,11 +21,19 @@ RATES = Tune(rates=(1e-3, 2e-3, 4e-3))
 def search(loss, tune=RATES):
     found = Search(tune)
     while trials := found.next_trials():
-        for rate, seed in trials:
-            value = loss(rate) if seed == TUNING_SEED else loss(rate, seed)
+        for point, seed in trials:
+            given = point if tune.factors else point[:1]
+            value = loss(*given) if seed == TUNING_SEED else loss(*given, seed)
             status = "diverged" if value is None else "finished"
-            found.add(Trial(rate=rate, seed=seed, value=value, status=status, key=f"{rate} {seed}"))
+            key = f"{point} {seed}"
+            found.add(
+                Trial(rate=point.rate, factor=point.factor, seed=seed, value=value, status=status, key=key)
+            )
     return found
+
+
+def rates_tried(found, factor=1.0):
+    return sorted(point.rate for point in found.trials if point.factor == factor)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +46,17 @@ def search(loss, tune=RATES):
 )
 def test_the_grid_is_extended_until_the_best_has_neighbours_on_both_sides(best, tried):
     found = search(lambda rate: abs(rate - best))
-    assert found.best == best
-    assert sorted(found.trials) == pytest.approx(tried)
+    assert found.best == (best, 1.0)
+    assert rates_tried(found) == pytest.approx(tried)
+    assert found.tuning("s").factor is None
     assert not found.is_on_edge
 
 
 def test_a_rate_that_diverges_is_worst_and_all_diverging_look_below():
     found = search(lambda rate: None if rate > 1e-3 else rate)
-    assert found.best < 1e-3
+    assert found.best.rate < 1e-3
     nothing = search(lambda rate: None)
-    assert min(nothing.trials) < 1e-4
+    assert min(rates_tried(nothing)) < 1e-4
     assert len(nothing.trials) == RATES.most
 
 
@@ -61,8 +73,8 @@ def test_the_two_best_rates_are_confirmed_by_further_seeds():
         lambda rate, seed=None: first[rate] if seed is None else {2e-3: 2.7, 4e-3: 2.5, 8e-3: 2.9}[rate],
         dataclasses.replace(RATES, confirm=(7, 8)),
     )
-    assert found.best == 4e-3
-    assert {rate: len(trials) for rate, trials in found.trials.items()} == {
+    assert found.best.rate == 4e-3
+    assert {point.rate: len(trials) for point, trials in found.trials.items()} == {
         1e-3: 1,
         2e-3: 3,
         4e-3: 3,
@@ -82,12 +94,102 @@ def test_accuracies_are_chosen_upwards():
     found = search(
         lambda rate: 1 - abs(rate - 2e-3), dataclasses.replace(RATES, metric="validation_accuracy")
     )
-    assert found.best == 2e-3
+    assert found.best.rate == 2e-3
+
+
+# ---------------------------------------------------------------- the rate of the output projection
+
+BOTH = dataclasses.replace(RATES, factors=(0.25, 0.5, 1.0))
+
+
+def bowl(rate, factor, best_rate, best_factor, coupling=0.0):
+    x, y = math.log2(rate / best_rate), math.log2(factor / best_factor)
+    return 3.0 + x * x + y * y + coupling * x * y
+
+
+def test_the_factor_is_searched_at_the_best_rate_and_then_the_rate_again():
+    found = search(lambda rate, factor: bowl(rate, factor, 2e-3, 0.125), BOTH)
+    assert found.best == (2e-3, 0.125)
+    assert rates_tried(found) == [1e-3, 2e-3, 4e-3]
+    assert rates_tried(found, 0.25) == [2e-3]
+    assert rates_tried(found, 0.125) == [1e-3, 2e-3, 4e-3]
+    assert rates_tried(found, 0.0625) == [2e-3]
+    assert (found.tuning("s").rate, found.tuning("s").factor) == (2e-3, 0.125)
+    assert found.tuning("s").settings == {"lr": 2e-3, "output_lr": 0.125}
+    assert not found.is_on_edge
+
+
+def test_a_factor_of_one_costs_one_grid_and_no_second_search_of_the_rate():
+    found = search(lambda rate, factor: bowl(rate, factor, 2e-3, 1.0), BOTH)
+    assert found.best == (2e-3, 1.0)
+    assert len(found.trials) == 3 + 3  # rates; factors 1/4, 1/2 and, beyond the edge, 2
+
+
+@given(
+    rate=st.integers(-3, 6), factor=st.integers(-6, 3), coupling=st.floats(-1.5, 1.5),
+    first=st.integers(-1, 2), most=st.integers(9, 14),
+)  # fmt: skip
+def test_a_smooth_minimum_is_found_whatever_its_place(rate, factor, coupling, first, most):
+    """And in the end each neighbour of the best was tried and is not better."""
+    grid = tuple(1e-3 * 2.0**n for n in range(first, first + 2))
+    tune = Tune(rates=grid, factors=(0.25, 0.5, 1.0), most=most)
+
+    def loss(at_rate, at_factor):
+        return bowl(at_rate, at_factor, 1e-3 * 2.0**rate, 2.0**factor, coupling)
+
+    found = search(loss, tune)
+    best = found.best
+    assert len(found.trials) <= 4 * most
+    if found.is_on_edge:
+        return  # a limit was reached, which the record says
+    for axis in ("rate", "factor"):
+        own = getattr(best, axis)
+        for near in (best.at(axis, own / 2), best.at(axis, own * 2)):
+            assert found.sort_value(near) >= found.sort_value(best)
+    if abs(coupling) < 0.5:
+        assert math.log2(best.rate / 1e-3) == pytest.approx(rate, abs=1e-3)
+        assert math.log2(best.factor) == pytest.approx(factor, abs=1e-3)
+
+
+@given(st.dictionaries(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), st.floats(0, 9) | st.none()))
+def test_any_search_ends_and_tries_nothing_twice(values):
+    def loss(rate, factor, seed=None):
+        return values.get((round(math.log2(rate / 1e-3)), round(math.log2(factor))), 5.0)
+
+    found = search(loss, dataclasses.replace(BOTH, confirm=(1001,)))
+    for trials in found.trials.values():
+        assert len({trial.seed for trial in trials}) == len(trials)
+    assert found.sort_value(found.best) == min(map(found.sort_value, found.trials))
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ((1.0,), "at least two factors"),
+        ((0.25, 0.5), "must contain 1"),
+        ((0.1, 1.0), "in factors of two"),
+        ((0.0, 1.0), "positive numbers"),
+        (tuple(2.0**n for n in range(-9, 1)), "most=9 allows fewer"),
+    ],
+)
+def test_a_grid_of_factors_that_cannot_work_is_one_clear_error(factors, message):
+    with pytest.raises(InputError, match=message):
+        Tune(rates=(1e-3, 2e-3), factors=factors)
+
+
+def test_a_cell_that_sets_the_factor_cannot_have_it_tuned():
+    with pytest.raises(
+        InputError, match="tunes the factor of the output projection, but common sets output_lr"
+    ):
+        dataclasses.replace(
+            make_study().experiments[0], common={"device": "cpu", "output_lr": 0.5}, tune=BOTH
+        )
 
 
 # ------------------------------------------------------------------------------------- a study
 
 BEST = {"exp/sum": 2e-3, "exp/l2": 8e-3}
+FACTOR = {"exp/sum": 0.25, "exp/l2": 1.0}
 
 
 def make_run(experiment, cell, keys):
@@ -100,12 +202,17 @@ class Trainer:
     def __init__(self, metric="validation_loss"):
         self.asked, self._metric = [], metric
 
-    def __call__(self, plan):
-        self.asked += [record.run for record in plan.values()]
-        return {r.key: self._result(r) for r in plan.values()}
+    def __call__(self, next_runs):
+        results = {}
+        while plan := next_runs(results):
+            self.asked += [record.run for record in plan.values()]
+            results |= {r.key: self._result(r) for r in plan.values()}
+        return results
 
     def _result(self, record):
-        loss = abs(record.run.config["lr"] - BEST[record.run.attention[0]])
+        config = record.run.config
+        best = BEST[record.run.attention[0]]
+        loss = bowl(config["lr"], config["output_lr"], best, FACTOR[record.run.attention[0]])
         done = dataclasses.replace(record, status="finished", metrics={self._metric: loss}, seconds=1.0)
         return dataclasses.replace(done, provenance={"content": "this text"})
 
@@ -150,6 +257,22 @@ def test_rates_that_were_tuned_before_are_used_again(study, tmp_path):
     assert tunings["text"].source.endswith("studies/s/tuned.json")
     learning_rates(study, out, make_run, train, retune=True)
     assert len(train.asked) == 8
+
+
+def test_the_factor_is_chosen_stored_and_set_with_the_rate(study, tmp_path):
+    e = dataclasses.replace(study.experiments[0], tune=BOTH)
+    both = dataclasses.replace(study, experiments=(e,))
+    learning_rates(study, tmp_path / "out", make_run, Trainer(), retune=True)
+    assert set(known_rates(both, tmp_path / "out").missing["text"]) == {"softmax", "norm"}, "rates alone"
+    train = Trainer()
+    tuned, tunings = learning_rates(both, tmp_path / "out", make_run, train, retune=True)
+    chosen = {c.name: (c.settings["lr"], c.settings["output_lr"]) for c in tuned.experiments[0].cells}
+    assert chosen == {"softmax": (2e-3, 0.25), "norm": (8e-3, 1.0)}
+    assert {trial.factor for trial in tunings["text"].cells["softmax"].trials} == {0.125, 0.25, 0.5, 1.0}
+    again = Trainer()
+    learning_rates(both, tmp_path / "out", make_run, again)
+    assert again.asked == []
+    assert known_rates(study, tmp_path / "out").missing, "rates for other factors are not rates for one"
 
 
 def test_a_cell_that_changed_is_tuned_again_and_the_others_are_not(study, tmp_path):
