@@ -7,7 +7,10 @@ A plan lists the wanted runs, given the finished ones:
     parts    14 specs at mini size: two learning rates, more while the best is at the edge, three seeds
     ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule, which is tested at
              60M; at 5M also at the best rate of each spec
-    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule
+    factors  nine of them at mini size: the factor of the rate for the output projections of attention is
+             searched beside the rate (maclaurin.study.tune.Search), then three seeds at the best setting
+    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule, and at the
+             factors of mini where they were searched
     a JSON file with a list of runs
 
 Runs that choose a rate do not use the test data.
@@ -46,7 +49,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from maclaurin.study.tune import Search
 
 Run = dict[str, Any]  # keys of TrainConfig, and `phase`
 Record = dict[str, Any]
@@ -100,6 +106,9 @@ LADDER = [
     "taylor(2,about=mean)/sum",
     "taylor(4)/sum",
 ]
+#: specs whose factor is searched, those of `small` first
+FACTOR_SPECS = [*dict.fromkeys([*LADDER[:4], *LADDER, "exp/rms", "exp/layer"])]
+FACTORS = (0.25, 0.5, 1.0)  # to begin with; extended while the best is on the edge
 WIDTHS = {"5m": 192, "mini": 384, "60m": 704, "small": 1024}
 RULE_FACTORS = (1, 2, 4)  # times the rate of mini, tried at half its width
 RULE_TESTS = (1, 0.5, 2)  # times the rate that the rule gives, tried at 60m
@@ -184,14 +193,68 @@ def _beyond_rule(records: Sequence[Record], spec: str, rate: float, settings: Ru
     return _next_rate(_losses(records, spec, little, phase="rule"), first, spec, "rule", little)
 
 
+def factors(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+    """Rate and factor searched together, then new seeds at the best setting of each spec.
+
+    One spec after the other, so that a worker keeps to the spec that it has compiled.
+    """
+    runs: list[Run] = []
+    for spec in specs:
+        search = factor_search(records, spec, settings)
+        wanted = search.next_trials()
+        runs += [_run_at(spec, point, seed, "tune", settings) for point, seed in wanted]
+        if not wanted:
+            runs += [_run_at(spec, search.best, seed, "final", settings) for seed in FINAL_SEEDS]
+    return runs
+
+
+def factor_search(records: Sequence[Record], spec: str, settings: Run) -> Search:
+    """The search of rate and factor for a spec, with the trials that are known."""
+    from maclaurin.study.design import Tune
+    from maclaurin.study.run_record import Trial
+    from maclaurin.study.tune import Search
+
+    search = Search(Tune(rates=tuple(sorted(RATES)), factors=FACTORS, seeds=(TUNING_SEED,)))
+    wanted = _run(spec, 0.0, TUNING_SEED, "tune", settings)
+    for record in records:
+        run = record["run"]
+        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
+            trial = Trial(
+                rate=run["lr"],
+                factor=run.get("output_lr", 1.0),
+                seed=TUNING_SEED,
+                value=record["validation_loss"],
+                status=record["status"],
+                key=record["key"],
+            )
+            search.add(trial)
+    return search
+
+
+def _run_at(spec: str, point: tuple[float, float], seed: int, phase: str, settings: Run) -> Run:
+    rate, factor = point
+    own = {} if factor == 1.0 else {"output_lr": factor}
+    return {**_run(spec, rate, seed, phase, settings), **own}
+
+
 def small(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned."""
+    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned.
+
+    Where the factor was searched at mini, rate and factor are those of that search.
+    """
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
     of_rule = {spec: rate for spec in LADDER if (rate := tuned_rate(records, spec, settings)) is not None}
     exponent = rule_exponent(records, of_rule, settings)
+    searches = {spec: factor_search(records, spec, settings) for spec in best}
+    done = {spec: search.best for spec, search in searches.items() if not search.next_trials()}
+    best |= {spec: point.rate for spec, point in done.items()}
     rates = carried(best, "small", ASSUMED_EXPONENT if exponent is None else exponent)
     merged = {**settings, **SMALL_SETTINGS}
-    return [_run(spec, rate, FINAL_SEEDS[0], "final", merged) for spec, rate in rates.items()]
+    factor_of = {spec: point.factor for spec, point in done.items()}
+    return [
+        _run_at(spec, (rate, factor_of.get(spec, 1.0)), FINAL_SEEDS[0], "final", merged)
+        for spec, rate in rates.items()
+    ]
 
 
 def carried(rates: Mapping[str, float], size: str, exponent: int) -> dict[str, float]:
@@ -253,7 +316,8 @@ def _losses(
     found = {}
     for record in records:
         run = record["run"]
-        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
+        same = all(run.get(key) == value for key, value in wanted.items() if key != "lr")
+        if same and run.get("output_lr", 1.0) == 1.0:
             loss = record["validation_loss"]
             found[run["lr"]] = float("inf") if loss is None else loss
     return found
@@ -261,7 +325,12 @@ def _losses(
 
 def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Sequence[Record]], list[Run]]:
     """The plan as a function from finished records to all wanted runs, the first to be run first."""
-    named = {"parts": (tuned_parts, PARTS), "ladder": (ladder, LADDER), "small": (small, SMALL)}
+    named = {
+        "parts": (tuned_parts, PARTS),
+        "ladder": (ladder, LADDER),
+        "factors": (factors, FACTOR_SPECS),
+        "small": (small, SMALL),
+    }
     if name in named:
         plan, everything = named[name]
         specs = [spec for spec in everything if not only or spec in only]
@@ -735,7 +804,8 @@ class Pool:
         loss = record["validation_loss"]
         shown = f"validation {loss:.4f}" if loss is not None else f"diverged {record['diverged']}"
         self._say(
-            f"{run['attention']} lr {run['lr']:g} seed {run['seed']}: {shown}, {record['seconds']:.0f} s"
+            f"{run['attention']} lr {run['lr']:g} x {run.get('output_lr', 1):g} seed {run['seed']}: {shown}, "
+            f"{record['seconds']:.0f} s"
         )
 
     def _fail(self, sender: Worker, why: str) -> None:
@@ -829,7 +899,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("plan", help="parts, ladder, small, or a JSON file with a list of runs")
+    parser.add_argument("plan", help="parts, ladder, factors, small, or a JSON file with a list of runs")
     parser.add_argument("--data", type=Path, required=True, help="text: .jsonl.xz, .jsonl.gz, .txt …")
     parser.add_argument("--out", type=Path, required=True, help="folder for records.jsonl")
     parser.add_argument("--records", nargs="*", default=[], help="files or patterns of finished records")

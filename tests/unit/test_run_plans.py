@@ -40,7 +40,7 @@ def finished(plan, loss_of, rounds=20):
             return records
         run = wanted[0]
         keys.add(runs.key_of(run, "data"))
-        records.append({"run": run, "validation_loss": loss_of(run["lr"])})
+        records.append({"run": run, "validation_loss": loss_of(run["lr"]), "status": "finished", "key": ""})
     return pytest.fail("the plan never ends")
 
 
@@ -323,3 +323,23 @@ def test_the_study_asks_for_what_the_plan_trains():
     assert sorted(experiment.tune.rates) == sorted(runs.RATES)
     shared = experiment.common.keys() & runs.COMMON.keys() - {"eval_every"}
     assert {key: experiment.common[key] for key in shared} == {key: runs.COMMON[key] for key in shared}
+
+
+def test_rate_and_factor_of_the_output_projection_are_searched_together():
+    """The loss is smallest at rate 4e-3 and factor 1/4; records of other factors do not count as rates."""
+    plan, known, records = runs.plan_named("factors", {}, ["exp/rms"]), set(), []
+    while wanted := [run for run in plan(records) if runs.key_of(run, "data") not in known]:
+        run = wanted[0]
+        known.add(runs.key_of(run, "data"))
+        factor = run.get("output_lr", 1.0)
+        loss = 3 + abs(math.log2(run["lr"] / 4e-3)) + abs(math.log2(factor / 0.25))
+        records.append(
+            {"run": run, "validation_loss": loss, "status": "finished", "key": runs.key_of(run, "data")}
+        )
+    final = [record["run"] for record in records if record["run"]["phase"] == "final"]
+    assert [(run["lr"], run["output_lr"], run["seed"]) for run in final] == [
+        (4e-3, 0.25, n) for n in (1, 2, 3)
+    ]
+    assert runs.tuned_rate(records, "exp/rms", {}) == 4e-3
+    small = runs.small(records, ["exp/rms"], {})
+    assert [(run["lr"], run["output_lr"]) for run in small] == [(2e-3, 0.25)]

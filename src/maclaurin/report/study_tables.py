@@ -43,7 +43,7 @@ from maclaurin.report.outcome import CellOutcome, Outcome
 from maclaurin.report.statistics import Difference
 from maclaurin.report.verdict import Judgement
 from maclaurin.study.claims import Alike, Published
-from maclaurin.study.run_record import FormsRecord, RunRecord, StudyRecord
+from maclaurin.study.run_record import CellTuning, FormsRecord, RunRecord, StudyRecord
 from maclaurin.wording import duration
 
 #: data whose rows are generated: they have no documents to hold out
