@@ -125,7 +125,7 @@ def test_translations_change_logs_and_licences_are_left_out(path, kept):
 
 
 def searched(run, loss):
-    return {"run": run, "validation_loss": loss}
+    return {"run": run, "validation_loss": loss, "status": "finished", "key": ""}
 
 
 def best_at(rate):
