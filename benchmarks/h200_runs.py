@@ -12,6 +12,13 @@ A plan lists the wanted runs, given the finished ones:
 
 Runs that choose a rate do not use the test data.
 
+With --factors the rate of the output projections of attention is chosen too, as a factor of the model's rate
+(output_lr): at mini, at the best rate of each spec, in factors of two, extended while the best is at the
+edge; then the rates are searched again at that factor. At other sizes a spec keeps the factor of mini: heads
+have 64 channels at every size, and what the factor makes up for is the size of a head's output. This is a
+rule, which nothing tests at other sizes. Factors that are known before are given as
+--set 'output_lr={"exp/sum": 0.25}'; specs that it does not name have 1.
+
 Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
 runs with a line there or in one of the --records files are not repeated. No run is started that would not
 end before the time limit, except one with checkpoints (checkpoint_every, as in `small`): it saves one and
@@ -50,6 +57,7 @@ from typing import Any
 
 Run = dict[str, Any]  # keys of TrainConfig, and `phase`
 Record = dict[str, Any]
+Plan = Callable[[Sequence[Record], Sequence[str], Run], list[Run]]
 
 #: defaults for settings that a plan does not give; a run may have any key of TrainConfig
 COMMON: Run = {
@@ -88,6 +96,7 @@ PARTS = [
     "exp/l2*out",
 ]
 RATES = [2e-3, 1e-3]  # to begin with; the next factor of two is tried while the best is on the edge
+FACTORS = [0.5, 0.25]  # of the rate of the output projections, to begin with; 1 is the search of the rates
 MOST_EXTENSIONS = 5
 TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
 
@@ -168,6 +177,61 @@ def ladder(records: Sequence[Record], specs: Sequence[str], settings: Run) -> li
     return runs + _finals(own, little)
 
 
+def with_factors(plan: Plan) -> Plan:
+    """The plan at factors of the output projections that are tuned at mini first."""
+
+    def planned(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+        wanted = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES for spec in specs]
+        wanted += [run for spec in specs if (run := _beyond_edge(records, spec, settings)) is not None]
+        wanted += [run for spec in specs for run in _factor_runs(records, spec, settings)]
+        factors = {spec: tuned_factor(records, spec, settings) for spec in specs}
+        if None in factors.values():
+            return wanted
+        return [*wanted, *plan(records, specs, {**settings, "output_lr": factors})]
+
+    return planned
+
+
+def tuned_factor(records: Sequence[Record], spec: str, settings: Run) -> float | None:
+    """The factor with the smallest validation loss at the best rate for all weights; None while searched."""
+    losses = _factor_losses(records, spec, settings)
+    if not losses or _factor_runs(records, spec, settings):
+        return None
+    return min(sorted(losses), key=lambda factor: losses[factor])
+
+
+def _factor_losses(records: Sequence[Record], spec: str, settings: Run) -> dict[float, float]:
+    """Factor → validation loss at the best rate for all weights; empty while that rate is searched."""
+    rate = tuned_rate(records, spec, settings)
+    if rate is None:
+        return {}
+    found = {1.0: _losses(records, spec, settings)[rate]}
+    tried = {
+        factor
+        for record in records
+        if record["run"]["attention"] == spec and (factor := record["run"].get("output_lr", 1.0)) != 1.0
+    }
+    for factor in tried:
+        losses = _losses(records, spec, {**settings, "output_lr": factor})
+        if rate in losses:
+            found[factor] = losses[rate]
+    return found
+
+
+def _factor_runs(records: Sequence[Record], spec: str, settings: Run) -> list[Run]:
+    """The next factors to try at the best rate: the first ones, then beyond the edge."""
+    rate, losses = tuned_rate(records, spec, settings), _factor_losses(records, spec, settings)
+    if rate is None:
+        return []
+    wanted = [factor for factor in FACTORS if factor not in losses]
+    if not wanted and len(losses) < len(FACTORS) + 1 + MOST_EXTENSIONS:
+        factors = sorted(losses)
+        best = min(factors, key=lambda factor: losses[factor])
+        beyond = {factors[0]: best / 2, factors[-1]: best * 2}.get(best)
+        wanted = [] if beyond is None else [beyond]
+    return [_run(spec, rate, TUNING_SEED, "tune", {**settings, "output_lr": each}) for each in wanted]
+
+
 def best_at_5m(records: Sequence[Record], spec: str, rate: float, settings: Run) -> float | None:
     """The best rate at 5m, given the rate of mini; None while there are rates left to try."""
     losses = _losses(records, spec, {**settings, "size": "5m"}, phase="rule")
@@ -242,7 +306,11 @@ def _finals(rates: Mapping[str, float], settings: Run) -> list[Run]:
 
 
 def _run(spec: str, rate: float, seed: int, phase: str, settings: Run) -> Run:
-    return {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
+    """One run. A factor of 1 is left out: the run is then the same as one without factors."""
+    run = {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
+    factor = run.pop("output_lr", 1.0)
+    own = factor.get(spec, 1.0) if isinstance(factor, Mapping) else factor
+    return run if own == 1.0 else {**run, "output_lr": own}
 
 
 def _losses(
@@ -253,17 +321,27 @@ def _losses(
     found = {}
     for record in records:
         run = record["run"]
-        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
+        same_factor = run.get("output_lr", 1.0) == wanted.get("output_lr", 1.0)
+        if same_factor and all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
             loss = record["validation_loss"]
             found[run["lr"]] = float("inf") if loss is None else loss
     return found
 
 
-def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Sequence[Record]], list[Run]]:
+def plan_named(
+    name: str, settings: Run, only: Sequence[str], *, factors: bool = False
+) -> Callable[[Sequence[Record]], list[Run]]:
     """The plan as a function from finished records to all wanted runs, the first to be run first."""
-    named = {"parts": (tuned_parts, PARTS), "ladder": (ladder, LADDER), "small": (small, SMALL)}
+    named: dict[str, tuple[Plan, list[str]]] = {
+        "parts": (tuned_parts, PARTS), "ladder": (ladder, LADDER), "small": (small, SMALL)
+    }  # fmt: skip
+    if factors and (name not in named or "output_lr" in settings):
+        raise SystemExit(
+            "--factors chooses output_lr for parts, ladder or small: give no other plan or factor."
+        )
     if name in named:
         plan, everything = named[name]
+        plan = with_factors(plan) if factors else plan
         specs = [spec for spec in everything if not only or spec in only]
         return lambda records: plan(records, specs, settings)
     listed = json.loads(Path(name).read_text(encoding="utf-8"))
@@ -808,7 +886,8 @@ def table(records: Iterable[Record]) -> str:
     """Validation loss by rate, the best rate, and test loss over the final seeds."""
     rows: dict[str, dict[str, Any]] = {}
     for record in records:
-        row = rows.setdefault(f"{record['size']} {record['attention']}", {"tune": {}, "test": []})
+        factor = f" × {record['run']['output_lr']:g}" if "output_lr" in record["run"] else ""
+        row = rows.setdefault(f"{record['size']} {record['attention']}{factor}", {"tune": {}, "test": []})
         loss = record["validation_loss"]
         if record["phase"] == "tune":
             row["tune"][record["lr"]] = float("inf") if loss is None else loss
@@ -835,6 +914,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", nargs="*", default=[], help="files or patterns of finished records")
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit, preparation included")
     parser.add_argument("--workers", type=int, default=6, help="runs at a time")
+    parser.add_argument("--factors", action="store_true", help="choose output_lr of each spec too")
     parser.add_argument("--only", nargs="*", default=[], help="specs of the plan")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
@@ -850,10 +930,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.data = options.data.absolute()
     settings = dict(_setting(text) for text in options.set)
-    pool = Pool(options, plan_named(options.plan, settings, options.only))
+    pool = Pool(options, plan_named(options.plan, settings, options.only, factors=options.factors))
     if options.dry_run:
         for run in pool._wanted():
-            print(run["phase"], run["attention"], run["lr"], run["seed"], run["size"], run["steps"])
+            factor = f"× {run['output_lr']:g}" if "output_lr" in run else ""
+            print(run["phase"], run["attention"], run["lr"], run["seed"], run["size"], run["steps"], factor)
         shutil.rmtree(pool.scratch, ignore_errors=True)
         return
     pool.run()

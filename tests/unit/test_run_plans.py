@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from maclaurin.models.configuration import SIZES
 from maclaurin.plain_data import to_plain
 from maclaurin.progress_bar import Display
 from maclaurin.study.find import load_study
@@ -65,6 +66,46 @@ def test_the_grid_is_extended_while_the_best_rate_is_on_its_edge(loss_of, beyond
     records = finished(runs.plan_named("parts", {}, ["exp/l2"]), loss_of)
     assert [record["run"]["lr"] for record in records[2:7]] == beyond
     assert {record["run"]["lr"] for record in records[7:]} == {beyond[-1]}
+
+
+def test_the_factor_of_the_output_projection_is_searched_at_the_best_rate_and_the_rate_again():
+    """The best is 4e-3 and 1/8, and 2e-3 at factor 1."""
+    records, keys = [], set()
+    plan = runs.plan_named("parts", {}, ["exp/sum"], factors=True)
+    while wanted := [run for run in plan(records) if runs.key_of(run, "data") not in keys]:
+        run = wanted[0]
+        keys.add(runs.key_of(run, "data"))
+        factor = run.get("output_lr", 1.0)
+        rate = math.log2(run["lr"] / (2e-3 if factor > 0.2 else 4e-3))
+        records.append({"run": run, "validation_loss": rate**2 + math.log2(8 * factor) ** 2})
+    tried = [(run["run"]["lr"], run["run"].get("output_lr", 1.0)) for run in records]
+    assert tried == [
+        (2e-3, 1.0), (1e-3, 1.0), (4e-3, 1.0), (2e-3, 0.5), (2e-3, 0.25), (2e-3, 0.125), (2e-3, 0.0625),
+        (1e-3, 0.125), (4e-3, 0.125), (8e-3, 0.125), *[(4e-3, 0.125)] * 3,
+    ]  # fmt: skip
+    assert [record["run"]["phase"] for record in records[-4:]] == ["tune", "final", "final", "final"]
+    assert [record["run"]["seed"] for record in records[-3:]] == [1, 2, 3]
+
+
+def test_a_spec_keeps_its_factor_at_other_sizes_and_a_factor_of_one_changes_no_run():
+    given = {"output_lr": {"exp/sum": 0.25}}
+    at_one = runs.plan_named("parts", {}, ["exp/sum", "exp/l2"])([])
+    at_given = runs.plan_named("parts", given, ["exp/sum", "exp/l2"])([])
+    assert [run.get("output_lr", 1.0) for run in at_given] == [0.25, 1.0, 0.25, 1.0]
+    assert [run for run in at_given if run["attention"] == "exp/l2"] == at_one[1::2]
+    tuned = [
+        searched(run, abs(math.log2(run["lr"] / 2e-3)))
+        for spec in runs.SMALL
+        for rate in (1e-3, 2e-3, 4e-3)
+        if (run := runs._run(spec, rate, 0, "tune", given))
+    ]
+    assert {run["attention"]: run.get("output_lr", 1.0) for run in runs.small(tuned, runs.SMALL, given)} == {
+        "exp/sum": 0.25, "exp/l2": 1.0, "exp/len*out": 1.0, "linear(elu1)/sum": 1.0,
+    }  # fmt: skip
+    with pytest.raises(SystemExit, match="--factors"):
+        runs.plan_named("parts", given, [], factors=True)
+    runs._register_sizes()
+    assert {SIZES[name].hidden // SIZES[name].heads for name in runs.WIDTHS} == {64}
 
 
 def test_a_diverged_run_is_never_the_best():
@@ -283,6 +324,36 @@ def test_lines_of_the_gpu_become_the_records_of_a_study():
     tuned = record.experiments[0].tuning.cells["softmax"]
     assert (tuned.rate, len(tuned.trials), tuned.on_edge) == (1e-3, 4, True)
     assert json.loads(json.dumps(to_plain(record)))["name"] == "parts-h200"
+
+
+def test_results_at_tuned_factors_replace_the_others_once_every_cell_has_them():
+    study = load_study(ROOT / "studies" / "parts_h200")
+    plan, lines, keys = runs.plan_named("parts", {}, [], factors=True), [], set()
+
+    def results():
+        record = lines_as_records.records_of(study, lines)
+        return record.experiments[0].tuning, [run.run.config["output_lr"] for run in record.runs.values()]
+
+    at_one = runs.plan_named("parts", {}, [])
+    for wanted in (at_one, plan):  # the runs at one rate for all weights are there first
+        while found := [run for run in wanted(lines) if runs.key_of(run, "d") not in keys]:
+            for run in found:
+                keys.add(runs.key_of(run, "d"))
+                factor = run.get("output_lr", 1.0)
+                loss = 3 + math.log2(run["lr"] / 2e-3) ** 2 + math.log2(factor / 0.5) ** 2
+                made = line(run["attention"], run["lr"], run["seed"], run["phase"], loss)
+                config = {**made["config"], "output_lr": factor}
+                lines.append({**made, "run": run, "config": config})
+            tuning, factors = results()
+            if run["phase"] != "final" or wanted is at_one:
+                assert set(factors) <= {1.0}
+                assert {cell.factor for cell in tuning.cells.values()} == {None}
+    assert factors == [0.5] * 42
+    assert {(cell.rate, cell.factor) for cell in tuning.cells.values()} == {(2e-3, 0.5)}
+    tried = {(trial.rate, trial.factor) for trial in tuning.cells["softmax"].trials}
+    assert tried == {
+        (1e-3, 1.0), (2e-3, 1.0), (4e-3, 1.0), (2e-3, 0.5), (2e-3, 0.25), (1e-3, 0.5), (4e-3, 0.5),
+    }  # fmt: skip
 
 
 def test_the_ladder_asks_for_what_the_plan_trains():
