@@ -25,11 +25,12 @@ def test_results_come_back_into_a_pool_and_what_is_there_stays(tmp_path):
     own = make_record("finished", seed=2, metrics={"loss": 9.0})
     here.entry(own.key).path.mkdir(parents=True)
     here.entry(own.key).write(own)
-    assert host.pack(there.root, tmp_path / host.FILE).startswith("3 results in")
+    assert host.pack(there.root, tmp_path / host.FILE, "abc").startswith("3 results in")
     words = host.merged([tmp_path / host.FILE], here.root)
     assert words.endswith("1 diverged, torch 2.13; 1 finished, torch 2.13")
     assert here.entry(own.key).record().metrics == {"loss": 9.0}
     assert len(here.entries()) == 3
+    assert sorted(str(e.record().provenance.get("commit")) for e in here.entries()) == ["None", "abc", "abc"]
     assert host.merged([tmp_path / host.FILE], here.root).endswith("none")
 
 
