@@ -6,6 +6,9 @@ The study's cells are matched by attention, size and steps. A cell's learning ra
 smallest validation loss of the tuning runs. At a size where nothing was tuned it is the one that the rule of
 the ladder gives (h200_runs.ladder), and the record says so; so it is at 5M until every cell has final runs at
 its own best rate. A cell's results are the runs of the plan's last phase at that rate.
+
+An experiment with tune=Tune(…, factors=…) has the runs at the tuned factor of the rate for the output
+projections (h200_runs.py --factors); every other has those at one rate for all weights.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from h200_runs import (
     carried,
     read_records,
     rule_exponent,
+    tuned_factor,
     tuned_rate,
 )
 
@@ -52,6 +56,10 @@ from maclaurin.training.config import config_from
 MACHINE = ("python", "platform", "threads", "gpu")
 
 
+#: spec → factor of the rate for its output projections; empty: one rate for all weights
+Factors = Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class Rule:
     """Learning rates at one size, carried from mini by the exponent that suits most specs at 5m."""
@@ -59,31 +67,52 @@ class Rule:
     rates: Mapping[str, float]
     exponent: int
     factor: float
+    with_factors: bool = False
 
     def __str__(self) -> str:
         times = {2.0: "twice", 0.5: "half"}.get(self.factor, f"{self.factor:g} times")
         return (
             f"{times} the rate tuned at 17M parameters (rate ∝ width^−{self.exponent}, in factors of two; "
             "the exponent is the one that suits most cells at 5M parameters)"
+            f"{'; the factors of the output projections are those of 17M' if self.with_factors else ''}"
         )
 
 
-def rule_at(lines: Sequence[Record], size: str) -> Rule | None:
+def rule_at(lines: Sequence[Record], size: str, factors: Factors) -> Rule | None:
     """The rule at a size; None at mini, where rates are tuned, and while tuning is unfinished."""
-    best = {spec: rate for spec in LADDER if (rate := tuned_rate(lines, spec, {})) is not None}
-    exponent = rule_exponent(lines, best, {})
+    settings = {"output_lr": factors}
+    best = {spec: rate for spec in LADDER if (rate := tuned_rate(lines, spec, settings)) is not None}
+    exponent = rule_exponent(lines, best, settings)
     if size == "mini" or len(best) < len(LADDER) or exponent is None:
         return None
-    if size == "5m" and _is_tuned_at_5m(lines, best):
+    if size == "5m" and _is_tuned_at_5m(lines, best, factors):
         return None
-    return Rule(carried(best, size, exponent), exponent, carried({"": 1.0}, size, exponent)[""])
+    times = carried({"": 1.0}, size, exponent)[""]
+    return Rule(carried(best, size, exponent), exponent, times, bool(factors))
 
 
-def _is_tuned_at_5m(lines: Sequence[Record], best: Mapping[str, float]) -> bool:
+def _is_tuned_at_5m(lines: Sequence[Record], best: Mapping[str, float], factors: Factors) -> bool:
     """Whether every spec has its final runs at the best of the rates tried at 5m."""
-    own = {spec: best_at_5m(lines, spec, rate, {}) for spec, rate in best.items()}
-    finals = {(line["attention"], line["lr"], line["seed"]) for line in lines if line["size"] == "5m"}
+    own = {spec: best_at_5m(lines, spec, rate, {"output_lr": factors}) for spec, rate in best.items()}
+    finals = {
+        (line["attention"], line["lr"], line["seed"])
+        for line in lines
+        if line["size"] == "5m" and factor_of(line) == factors.get(line["attention"], 1.0)
+    }
     return all((spec, rate, seed) in finals for spec, rate in own.items() for seed in FINAL_SEEDS)
+
+
+def factor_of(line: Record) -> float:
+    """The factor of the rate for the output projections in this run."""
+    return line["run"].get("output_lr", 1.0)
+
+
+def factors_for(experiment: Experiment, lines: Sequence[Record]) -> Factors:
+    """Spec → tuned factor, for an experiment that tunes it; cells that are still searched are left out."""
+    if experiment.tune is None or not experiment.tune.factors:
+        return {}
+    specs = [experiment.settings(cell)["attention"][0] for cell in experiment.cells]
+    return {spec: found for spec in specs if (found := tuned_factor(lines, spec, {})) is not None}
 
 
 def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
@@ -93,11 +122,19 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
     tunings: dict[str, Tuning] = {}
     for experiment in study.experiments:
         tuned: dict[str, CellTuning] = {}
-        rule = rule_at(lines, experiment.common.get("size", ""))
+        factors = factors_for(experiment, lines)
+        rule = rule_at(lines, experiment.common.get("size", ""), factors)
         for cell in experiment.cells:
-            own = [line for line in lines if _belongs(line, experiment, cell)]
-            tried = [line for line in own if line["phase"] in SEARCHES]
-            search = _search(tried) if rule is None else _by_rule(rule, experiment.settings(cell), tried)
+            (spec,) = experiment.settings(cell)["attention"]
+            factor = factors.get(spec)
+            every = [line for line in lines if _belongs(line, experiment, cell)]
+            own = [line for line in every if factor_of(line) == (factor or 1.0)]
+            tried = [line for line in (every if factors else own) if line["phase"] in SEARCHES]
+            search = (
+                _search(tried, factor)
+                if rule is None
+                else _by_rule(rule, experiment.settings(cell), tried, factor)
+            )
             if search is not None:
                 tuned[cell.name] = search
             for line in own:
@@ -126,18 +163,23 @@ def _belongs(line: Record, experiment: Experiment, cell: Cell) -> bool:
     return same and line["attention"] == attention
 
 
-def _search(lines: Sequence[Record]) -> CellTuning | None:
-    """The search, with the best rate tried; None if there was none or all diverged."""
-    losses = {line["lr"]: math.inf if (v := line["validation_loss"]) is None else v for line in lines}
+def _search(lines: Sequence[Record], factor: float | None) -> CellTuning | None:
+    """The search, with the best rate tried at the factor; None if there was none or all diverged."""
+    losses = {
+        line["lr"]: math.inf if (v := line["validation_loss"]) is None else v
+        for line in lines
+        if factor_of(line) == (factor or 1.0)
+    }
     if not losses or min(losses.values()) == math.inf:
         return None
     best = min(sorted(losses), key=lambda rate: losses[rate])
-    trials = tuple(_trial(line) for line in sorted(lines, key=lambda line: line["lr"]))
     on_edge = best in (min(losses), max(losses))
-    return CellTuning(rate=best, trials=trials, subject="", on_edge=on_edge)
+    return CellTuning(rate=best, trials=_trials(lines), subject="", on_edge=on_edge, factor=factor)
 
 
-def _by_rule(rule: Rule, settings: Mapping[str, Any], lines: Sequence[Record]) -> CellTuning | None:
+def _by_rule(
+    rule: Rule, settings: Mapping[str, Any], lines: Sequence[Record], factor: float | None = None
+) -> CellTuning | None:
     """The rate that the rule gives, with the runs at other rates that test it."""
     (attention,) = settings["attention"]
     if attention not in rule.rates:
@@ -145,8 +187,12 @@ def _by_rule(rule: Rule, settings: Mapping[str, Any], lines: Sequence[Record]) -
     rate = rule.rates[attention]
     if settings.get("lr", rate) != rate:
         raise ValueError(f"the study has lr={settings['lr']:g} for {attention}, but the rule gives {rate:g}.")
-    trials = tuple(_trial(line) for line in sorted(lines, key=lambda line: line["lr"]))
-    return CellTuning(rate=rate, trials=trials, subject="")
+    return CellTuning(rate=rate, trials=_trials(lines), subject="", factor=factor)
+
+
+def _trials(lines: Sequence[Record]) -> tuple[Trial, ...]:
+    ordered = sorted(lines, key=lambda line: (line["lr"], factor_of(line)))
+    return tuple(_trial(line) for line in ordered)
 
 
 def _trial(line: Record) -> Trial:
@@ -158,6 +204,7 @@ def _trial(line: Record) -> Trial:
         key=line["key"],
         seconds=line["seconds"],
         tokens=line["tokens"],
+        factor=factor_of(line),
     )
 
 

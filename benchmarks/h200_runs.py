@@ -7,13 +7,17 @@ A plan lists the wanted runs, given the finished ones:
     parts    14 specs at mini size: two learning rates, more while the best is at the edge, three seeds
     ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule, which is tested at
              60M; at 5M also at the best rate of each spec
-    factors  nine of them at mini size: the factor of the rate for the output projections of attention is
-             searched beside the rate (maclaurin.study.tune.Search), then three seeds at the best setting
-    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule, and at the
-             factors of mini where they were searched
+    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule
     a JSON file with a list of runs
 
 Runs that choose a rate do not use the test data.
+
+With --factors the rate of the output projections of attention is chosen too, as a factor of the model's rate
+(output_lr): at mini, rate and factor are searched in turn in factors of two, until both have neighbours on
+both sides that are worse (maclaurin.study.tune.Search). At other sizes a spec keeps the factor of mini: heads
+have 64 channels at every size, and what the factor makes up for is the size of a head's output. This is a
+rule, which nothing tests at other sizes. Factors that are known before are given as
+--set 'output_lr={"exp/sum": 0.25}'; specs that it does not name have 1.
 
 Each finished run is one line in OUT/records.jsonl, written at once, so that nothing finished is lost;
 runs with a line there or in one of the --records files are not repeated. No run is started that would not
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
 
 Run = dict[str, Any]  # keys of TrainConfig, and `phase`
 Record = dict[str, Any]
+Plan = Callable[[Sequence[Record], Sequence[str], Run], list[Run]]
 
 #: defaults for settings that a plan does not give; a run may have any key of TrainConfig
 COMMON: Run = {
@@ -94,6 +99,7 @@ PARTS = [
     "exp/l2*out",
 ]
 RATES = [2e-3, 1e-3]  # to begin with; the next factor of two is tried while the best is on the edge
+FACTORS = (0.25, 0.5, 1.0)  # of the rate of the output projections, to begin with; extended like the rates
 MOST_EXTENSIONS = 5
 TUNING_SEED, FINAL_SEEDS = 0, (1, 2, 3)
 
@@ -106,9 +112,6 @@ LADDER = [
     "taylor(2,about=mean)/sum",
     "taylor(4)/sum",
 ]
-#: specs whose factor is searched, those of `small` first
-FACTOR_SPECS = [*dict.fromkeys([*LADDER[:4], *LADDER, "exp/rms", "exp/layer"])]
-FACTORS = (0.25, 0.5, 1.0)  # to begin with; extended while the best is on the edge
 WIDTHS = {"5m": 192, "mini": 384, "60m": 704, "small": 1024}
 RULE_FACTORS = (1, 2, 4)  # times the rate of mini, tried at half its width
 RULE_TESTS = (1, 0.5, 2)  # times the rate that the rule gives, tried at 60m
@@ -177,6 +180,59 @@ def ladder(records: Sequence[Record], specs: Sequence[str], settings: Run) -> li
     return runs + _finals(own, little)
 
 
+def with_factors(plan: Plan) -> Plan:
+    """The plan at factors of the output projections that are tuned at mini first."""
+
+    def planned(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
+        wanted = [run for spec in specs for run in _factor_runs(records, spec, settings)]
+        factors = {spec: tuned_factor(records, spec, settings) for spec in specs}
+        if None in factors.values():
+            return wanted
+        return [*wanted, *plan(records, specs, {**settings, "output_lr": factors})]
+
+    return planned
+
+
+def tuned_factor(records: Sequence[Record], spec: str, settings: Run) -> float | None:
+    """The factor with the smallest validation loss beside the best rate; None while they are searched."""
+    search = factor_search(records, spec, settings)
+    return None if search.next_trials() else search.best.factor
+
+
+def factor_search(records: Sequence[Record], spec: str, settings: Run) -> Search:
+    """The search of rate and factor for a spec, with the trials that are known."""
+    from maclaurin.study.design import Tune
+    from maclaurin.study.run_record import Trial
+    from maclaurin.study.tune import Search
+
+    search = Search(Tune(rates=tuple(sorted(RATES)), factors=FACTORS, seeds=(TUNING_SEED,)))
+    wanted = _run(spec, 0.0, TUNING_SEED, "tune", settings)
+    for record in records:
+        run = record["run"]
+        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
+            loss = record["validation_loss"]
+            trial = Trial(
+                rate=run["lr"],
+                factor=run.get("output_lr", 1.0),
+                seed=TUNING_SEED,
+                value=loss,
+                status="diverged" if loss is None else "finished",
+                key="",
+            )
+            search.add(trial)
+    return search
+
+
+def _factor_runs(records: Sequence[Record], spec: str, settings: Run) -> list[Run]:
+    """The next runs of the search of rate and factor: all first rates, before anything follows from them."""
+    known = _losses(records, spec, settings)
+    first = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES if rate not in known]
+    return first or [
+        _run(spec, point.rate, seed, "tune", {**settings, "output_lr": point.factor})
+        for point, seed in factor_search(records, spec, settings).next_trials()
+    ]
+
+
 def best_at_5m(records: Sequence[Record], spec: str, rate: float, settings: Run) -> float | None:
     """The best rate at 5m, given the rate of mini; None while there are rates left to try."""
     losses = _losses(records, spec, {**settings, "size": "5m"}, phase="rule")
@@ -193,68 +249,14 @@ def _beyond_rule(records: Sequence[Record], spec: str, rate: float, settings: Ru
     return _next_rate(_losses(records, spec, little, phase="rule"), first, spec, "rule", little)
 
 
-def factors(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Rate and factor searched together, then new seeds at the best setting of each spec.
-
-    One spec after the other, so that a worker keeps to the spec that it has compiled.
-    """
-    runs: list[Run] = []
-    for spec in specs:
-        search = factor_search(records, spec, settings)
-        wanted = search.next_trials()
-        runs += [_run_at(spec, point, seed, "tune", settings) for point, seed in wanted]
-        if not wanted:
-            runs += [_run_at(spec, search.best, seed, "final", settings) for seed in FINAL_SEEDS]
-    return runs
-
-
-def factor_search(records: Sequence[Record], spec: str, settings: Run) -> Search:
-    """The search of rate and factor for a spec, with the trials that are known."""
-    from maclaurin.study.design import Tune
-    from maclaurin.study.run_record import Trial
-    from maclaurin.study.tune import Search
-
-    search = Search(Tune(rates=tuple(sorted(RATES)), factors=FACTORS, seeds=(TUNING_SEED,)))
-    wanted = _run(spec, 0.0, TUNING_SEED, "tune", settings)
-    for record in records:
-        run = record["run"]
-        if all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
-            trial = Trial(
-                rate=run["lr"],
-                factor=run.get("output_lr", 1.0),
-                seed=TUNING_SEED,
-                value=record["validation_loss"],
-                status=record["status"],
-                key=record["key"],
-            )
-            search.add(trial)
-    return search
-
-
-def _run_at(spec: str, point: tuple[float, float], seed: int, phase: str, settings: Run) -> Run:
-    rate, factor = point
-    own = {} if factor == 1.0 else {"output_lr": factor}
-    return {**_run(spec, rate, seed, phase, settings), **own}
-
-
 def small(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned.
-
-    Where the factor was searched at mini, rate and factor are those of that search.
-    """
+    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned."""
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
     of_rule = {spec: rate for spec in LADDER if (rate := tuned_rate(records, spec, settings)) is not None}
     exponent = rule_exponent(records, of_rule, settings)
-    searches = {spec: factor_search(records, spec, settings) for spec in best}
-    done = {spec: search.best for spec, search in searches.items() if not search.next_trials()}
-    best |= {spec: point.rate for spec, point in done.items()}
     rates = carried(best, "small", ASSUMED_EXPONENT if exponent is None else exponent)
     merged = {**settings, **SMALL_SETTINGS}
-    factor_of = {spec: point.factor for spec, point in done.items()}
-    return [
-        _run_at(spec, (rate, factor_of.get(spec, 1.0)), FINAL_SEEDS[0], "final", merged)
-        for spec, rate in rates.items()
-    ]
+    return [_run(spec, rate, FINAL_SEEDS[0], "final", merged) for spec, rate in rates.items()]
 
 
 def carried(rates: Mapping[str, float], size: str, exponent: int) -> dict[str, float]:
@@ -305,7 +307,11 @@ def _finals(rates: Mapping[str, float], settings: Run) -> list[Run]:
 
 
 def _run(spec: str, rate: float, seed: int, phase: str, settings: Run) -> Run:
-    return {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
+    """One run. A factor of 1 is left out: the run is then the same as one without factors."""
+    run = {**COMMON, **settings, "attention": spec, "lr": rate, "seed": seed, "phase": phase}
+    factor = run.pop("output_lr", 1.0)
+    own = factor.get(spec, 1.0) if isinstance(factor, Mapping) else factor
+    return run if own == 1.0 else {**run, "output_lr": own}
 
 
 def _losses(
@@ -316,23 +322,27 @@ def _losses(
     found = {}
     for record in records:
         run = record["run"]
-        same = all(run.get(key) == value for key, value in wanted.items() if key != "lr")
-        if same and run.get("output_lr", 1.0) == 1.0:
+        same_factor = run.get("output_lr", 1.0) == wanted.get("output_lr", 1.0)
+        if same_factor and all(run.get(key) == value for key, value in wanted.items() if key != "lr"):
             loss = record["validation_loss"]
             found[run["lr"]] = float("inf") if loss is None else loss
     return found
 
 
-def plan_named(name: str, settings: Run, only: Sequence[str]) -> Callable[[Sequence[Record]], list[Run]]:
+def plan_named(
+    name: str, settings: Run, only: Sequence[str], *, factors: bool = False
+) -> Callable[[Sequence[Record]], list[Run]]:
     """The plan as a function from finished records to all wanted runs, the first to be run first."""
-    named = {
-        "parts": (tuned_parts, PARTS),
-        "ladder": (ladder, LADDER),
-        "factors": (factors, FACTOR_SPECS),
-        "small": (small, SMALL),
-    }
+    named: dict[str, tuple[Plan, list[str]]] = {
+        "parts": (tuned_parts, PARTS), "ladder": (ladder, LADDER), "small": (small, SMALL)
+    }  # fmt: skip
+    if factors and (name not in named or "output_lr" in settings):
+        raise SystemExit(
+            "--factors chooses output_lr for parts, ladder or small: give no other plan or factor."
+        )
     if name in named:
         plan, everything = named[name]
+        plan = with_factors(plan) if factors else plan
         specs = [spec for spec in everything if not only or spec in only]
         return lambda records: plan(records, specs, settings)
     listed = json.loads(Path(name).read_text(encoding="utf-8"))
@@ -804,8 +814,7 @@ class Pool:
         loss = record["validation_loss"]
         shown = f"validation {loss:.4f}" if loss is not None else f"diverged {record['diverged']}"
         self._say(
-            f"{run['attention']} lr {run['lr']:g} x {run.get('output_lr', 1):g} seed {run['seed']}: {shown}, "
-            f"{record['seconds']:.0f} s"
+            f"{run['attention']} lr {run['lr']:g} seed {run['seed']}: {shown}, {record['seconds']:.0f} s"
         )
 
     def _fail(self, sender: Worker, why: str) -> None:
@@ -878,7 +887,8 @@ def table(records: Iterable[Record]) -> str:
     """Validation loss by rate, the best rate, and test loss over the final seeds."""
     rows: dict[str, dict[str, Any]] = {}
     for record in records:
-        row = rows.setdefault(f"{record['size']} {record['attention']}", {"tune": {}, "test": []})
+        factor = f" × {record['run']['output_lr']:g}" if "output_lr" in record["run"] else ""
+        row = rows.setdefault(f"{record['size']} {record['attention']}{factor}", {"tune": {}, "test": []})
         loss = record["validation_loss"]
         if record["phase"] == "tune":
             row["tune"][record["lr"]] = float("inf") if loss is None else loss
@@ -899,12 +909,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("plan", help="parts, ladder, factors, small, or a JSON file with a list of runs")
+    parser.add_argument("plan", help="parts, ladder, small, or a JSON file with a list of runs")
     parser.add_argument("--data", type=Path, required=True, help="text: .jsonl.xz, .jsonl.gz, .txt …")
     parser.add_argument("--out", type=Path, required=True, help="folder for records.jsonl")
     parser.add_argument("--records", nargs="*", default=[], help="files or patterns of finished records")
     parser.add_argument("--seconds", type=float, default=560.0, help="time limit, preparation included")
     parser.add_argument("--workers", type=int, default=6, help="runs at a time")
+    parser.add_argument("--factors", action="store_true", help="choose output_lr of each spec too")
     parser.add_argument("--only", nargs="*", default=[], help="specs of the plan")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of every run, as JSON"
@@ -920,10 +931,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.data = options.data.absolute()
     settings = dict(_setting(text) for text in options.set)
-    pool = Pool(options, plan_named(options.plan, settings, options.only))
+    pool = Pool(options, plan_named(options.plan, settings, options.only, factors=options.factors))
     if options.dry_run:
         for run in pool._wanted():
-            print(run["phase"], run["attention"], run["lr"], run["seed"], run["size"], run["steps"])
+            factor = f"× {run['output_lr']:g}" if "output_lr" in run else ""
+            print(run["phase"], run["attention"], run["lr"], run["seed"], run["size"], run["steps"], factor)
         shutil.rmtree(pool.scratch, ignore_errors=True)
         return
     pool.run()

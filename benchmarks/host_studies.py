@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--scale", type=float, default=1.0, help="factor on the steps of every run, for a test")
     run.add_argument("--only", nargs="+", default=[], help="cells by name or notation")
     run.add_argument("--work", type=Path, help="folder for everything else; OUT/../host_studies by default")
+    run.add_argument("--commit", help="commit to record where the copy of the source is no git repository")
     run.add_argument("--resume", type=Path, nargs="+", default=[], help="files of earlier results")
     merge = commands.add_parser("merge", help="put results into a pool")
     merge.add_argument("files", type=Path, nargs="+")
@@ -177,7 +178,7 @@ def run_studies(given: argparse.Namespace) -> None:
                 print(overview, flush=True)
             if now - self.file > SECONDS_BETWEEN_FILES:
                 self.file = now
-                pack(pool, given.out / FILE)
+                pack(pool, given.out / FILE, given.commit)
 
     timer = threading.Timer(max(0.0, end - time.monotonic()), os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
@@ -199,19 +200,24 @@ def run_studies(given: argparse.Namespace) -> None:
         print("time is up" if ending.interrupted else "complete", dict(counts), flush=True)
     finally:
         timer.cancel()
-        print(pack(pool, given.out / FILE), flush=True)
+        print(pack(pool, given.out / FILE, given.commit), flush=True)
 
 
 # ------------------------------------------------------------------------------------- the results
 
 
-def pack(pool: Path, file: Path) -> str:
-    """Every result of the pool as one line of a compressed file, written atomically."""
+def pack(pool: Path, file: Path, commit: str | None = None) -> str:
+    """Every result of the pool as one line of a compressed file, written atomically.
+
+    `commit` is recorded in results without one.
+    """
     found = sorted(pool.glob("*/record.json"))
     temporary = file.with_name(f".{file.name}.part")
     with lzma.open(temporary, "wt", encoding="utf-8", preset=1) as stream:
         for path in found:
-            stream.write(f"{json.dumps(json.loads(path.read_text(encoding='utf-8')))}\n")
+            record = json.loads(path.read_text(encoding="utf-8"))
+            record["provenance"]["commit"] = record["provenance"].get("commit") or commit
+            stream.write(f"{json.dumps(record)}\n")
     temporary.replace(file)
     return f"{len(found)} results in {file} ({file.stat().st_size:,} bytes)"
 

@@ -25,7 +25,7 @@ study = Study(
         "at the start: how much of the loss does each explain, and where does the effect of one depend on "
         "another?"
     ),
-    budget="about 90 minutes on 2 CPU cores with the search for learning rates; few if gap was run before",
+    budget="about an hour on 2 CPU cores with the search for learning rates; few minutes after gap",
     experiments=(
         Experiment(
             name="language",

@@ -29,7 +29,7 @@ LANGUAGE = Experiment(
             "gate": "exp/len*out",
             "1/t": "exp/len",
             **LINEAR,
-            "order 1": "taylor(1)/l2",
+            "order 1": "taylor(1,about=mean)/sum",
             "order 2": "taylor(2)/sum",
             "order 4": "taylor(4)/sum",
             "order 8": "taylor(8)/sum",
@@ -55,7 +55,7 @@ RECALL = Experiment(
             "softmax": "exp/sum",
             "norm l2": "exp/l2",
             "linear elu": "linear-elu",
-            "order 1": "taylor(1)/l2",
+            "order 1": "taylor(1,about=mean)/sum",
             "order 2": "taylor(2)/sum",
             "order 4": "taylor(4)/sum",
         }

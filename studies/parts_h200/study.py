@@ -2,6 +2,7 @@
 
 python benchmarks/corpus.py prose.jsonl.xz
 python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT      # in calls of minutes, resumable
+python benchmarks/h200_runs.py parts --factors --data prose.jsonl.xz --out OUT
 python benchmarks/h200_records.py studies/parts_h200 OUT/records.jsonl
 """
 
@@ -15,6 +16,31 @@ from paper_claims import (
 from shared_settings import H200_PROSE
 
 from maclaurin.study import Alike, Behind, Experiment, Ordered, Study, Tune, cells_of
+
+CELLS = {
+    "softmax": "exp/sum",
+    "norm l2": "exp/l2",
+    "norm rms": "exp/rms",
+    "norm layer": "exp/layer",
+    "gate": "exp/len*out",
+    "1/t": "exp/len",
+    "linear elu": "linear(elu1)/sum",
+    "linear relu": "linear(relu)/sum",
+    "linear cosine": "linear(cosine)",
+    "order 1 about mean": "taylor(1,about=mean)/sum",
+    "order 2": "taylor(2)/sum",
+    "order 4": "taylor(4)/sum",
+    "order 2 about mean": "taylor(2,about=mean)/sum",
+    "norm l2, gate": "exp/l2*out",
+}
+#: cells whose output projections have a tuned rate too
+BOTH = {
+    name: CELLS[name]
+    for name in (
+        "softmax", "norm l2", "norm rms", "norm layer", "gate", "linear elu", "order 2", "order 2 about mean",
+        "order 4",
+    )
+}  # fmt: skip
 
 study = Study(
     name="parts-h200",
@@ -31,27 +57,20 @@ study = Study(
             title="Next token of prose and documentation, 17M parameters, 9.8M tokens, equal start",
             metric="loss",
             common={**H200_PROSE, "size": "mini"},
-            cells=cells_of(
-                {
-                    "softmax": "exp/sum",
-                    "norm l2": "exp/l2",
-                    "norm rms": "exp/rms",
-                    "norm layer": "exp/layer",
-                    "gate": "exp/len*out",
-                    "1/t": "exp/len",
-                    "linear elu": "linear(elu1)/sum",
-                    "linear relu": "linear(relu)/sum",
-                    "linear cosine": "linear(cosine)",
-                    "order 1 about mean": "taylor(1,about=mean)/sum",
-                    "order 2": "taylor(2)/sum",
-                    "order 4": "taylor(4)/sum",
-                    "order 2 about mean": "taylor(2,about=mean)/sum",
-                    "norm l2, gate": "exp/l2*out",
-                }
-            ),
+            cells=cells_of(CELLS),
             seeds=(1, 2, 3),
             baseline="softmax",
             tune=Tune(rates=(1e-3, 2e-3), seeds=(0,)),
+        ),
+        Experiment(
+            name="both rates",
+            title="The same, with a tuned rate for the output projections of attention too",
+            metric="loss",
+            common={**H200_PROSE, "size": "mini"},
+            cells=cells_of(BOTH),
+            seeds=(1, 2, 3),
+            baseline="softmax",
+            tune=Tune(rates=(1e-3, 2e-3), factors=(0.25, 0.5, 1), seeds=(0,)),
         ),
     ),
     claims=(
@@ -67,6 +86,14 @@ study = Study(
             says="Each further order of the series brings the loss closer to softmax.",
             experiment="language",
             cells=("order 1 about mean", "order 2", "order 4", "softmax"),
+        ),
+        norm_stands_in("both rates", "norm l2"),
+        which_norm_hardly_matters("both rates", "norm l2", "norm rms", "norm layer"),
+        gate_does_not_stand_in("both rates", "gate"),
+        Ordered(
+            says="Each further order of the series brings the loss closer to softmax, linear attention last.",
+            experiment="both rates",
+            cells=("linear elu", "order 2", "order 4", "softmax"),
         ),
         Alike(
             says="A gate after the norm adds nothing.",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from maclaurin.models.configuration import SIZES
 from maclaurin.plain_data import to_plain
 from maclaurin.progress_bar import Display
 from maclaurin.study.find import load_study
@@ -40,7 +41,7 @@ def finished(plan, loss_of, rounds=20):
             return records
         run = wanted[0]
         keys.add(runs.key_of(run, "data"))
-        records.append({"run": run, "validation_loss": loss_of(run["lr"]), "status": "finished", "key": ""})
+        records.append({"run": run, "validation_loss": loss_of(run["lr"])})
     return pytest.fail("the plan never ends")
 
 
@@ -65,6 +66,48 @@ def test_the_grid_is_extended_while_the_best_rate_is_on_its_edge(loss_of, beyond
     records = finished(runs.plan_named("parts", {}, ["exp/l2"]), loss_of)
     assert [record["run"]["lr"] for record in records[2:7]] == beyond
     assert {record["run"]["lr"] for record in records[7:]} == {beyond[-1]}
+
+
+def test_the_factor_of_the_output_projection_is_searched_at_the_best_rate_and_the_rate_again():
+    """The best is 4e-3 and 1/8, and 2e-3 at factor 1."""
+    records, keys = [], set()
+    plan = runs.plan_named("parts", {}, ["exp/sum"], factors=True)
+    while wanted := [run for run in plan(records) if runs.key_of(run, "data") not in keys]:
+        run = wanted[0]
+        keys.add(runs.key_of(run, "data"))
+        factor = run.get("output_lr", 1.0)
+        rate = math.log2(run["lr"] / (2e-3 if factor > 0.2 else 4e-3))
+        records.append({"run": run, "validation_loss": rate**2 + math.log2(8 * factor) ** 2})
+    tried = [(run["run"]["lr"], run["run"].get("output_lr", 1.0)) for run in records]
+    assert tried[:6] == [(2e-3, 1.0), (1e-3, 1.0), (4e-3, 1.0), (2e-3, 0.25), (2e-3, 0.5), (2e-3, 0.125)]
+    assert {(4e-3 * rate, 0.125 * factor) for rate, factor in [(0.5, 1), (2, 1), (1, 0.5), (1, 2)]} < set(
+        tried
+    )
+    assert [record["run"]["phase"] for record in records[-4:]] == ["tune", "final", "final", "final"]
+    assert [
+        (*setting, run["run"]["seed"]) for setting, run in zip(tried[-3:], records[-3:], strict=True)
+    ] == [(4e-3, 0.125, seed) for seed in (1, 2, 3)]
+
+
+def test_a_spec_keeps_its_factor_at_other_sizes_and_a_factor_of_one_changes_no_run():
+    given = {"output_lr": {"exp/sum": 0.25}}
+    at_one = runs.plan_named("parts", {}, ["exp/sum", "exp/l2"])([])
+    at_given = runs.plan_named("parts", given, ["exp/sum", "exp/l2"])([])
+    assert [run.get("output_lr", 1.0) for run in at_given] == [0.25, 1.0, 0.25, 1.0]
+    assert [run for run in at_given if run["attention"] == "exp/l2"] == at_one[1::2]
+    tuned = [
+        searched(run, abs(math.log2(run["lr"] / 2e-3)))
+        for spec in runs.SMALL
+        for rate in (1e-3, 2e-3, 4e-3)
+        if (run := runs._run(spec, rate, 0, "tune", given))
+    ]
+    assert {run["attention"]: run.get("output_lr", 1.0) for run in runs.small(tuned, runs.SMALL, given)} == {
+        "exp/sum": 0.25, "exp/l2": 1.0, "exp/len*out": 1.0, "linear(elu1)/sum": 1.0,
+    }  # fmt: skip
+    with pytest.raises(SystemExit, match="--factors"):
+        runs.plan_named("parts", given, [], factors=True)
+    runs._register_sizes()
+    assert {SIZES[name].hidden // SIZES[name].heads for name in runs.WIDTHS} == {64}
 
 
 def test_a_diverged_run_is_never_the_best():
@@ -125,7 +168,7 @@ def test_translations_change_logs_and_licences_are_left_out(path, kept):
 
 
 def searched(run, loss):
-    return {"run": run, "validation_loss": loss, "status": "finished", "key": ""}
+    return {"run": run, "validation_loss": loss}
 
 
 def best_at(rate):
@@ -285,6 +328,30 @@ def test_lines_of_the_gpu_become_the_records_of_a_study():
     assert json.loads(json.dumps(to_plain(record)))["name"] == "parts-h200"
 
 
+def test_an_experiment_that_tunes_factors_has_the_runs_at_the_tuned_factor():
+    study = load_study(ROOT / "studies" / "parts_h200")
+    lines, keys = [], set()
+    for factors in (False, True):
+        plan = runs.plan_named("parts", {}, [], factors=factors)
+        while found := [run for run in plan(lines) if runs.key_of(run, "d") not in keys]:
+            for run in found:
+                keys.add(runs.key_of(run, "d"))
+                factor = run.get("output_lr", 1.0)
+                loss = 3 + math.log2(run["lr"] / 2e-3) ** 2 + math.log2(factor / 0.5) ** 2
+                made = line(run["attention"], run["lr"], run["seed"], run["phase"], loss)
+                config = {**made["config"], "output_lr": factor}
+                key = runs.key_of(run, "d")
+                lines.append({**made, "run": run, "config": config, "key": key})
+    record = lines_as_records.records_of(study, lines)
+    one, both = record.experiments
+    assert {(cell.rate, cell.factor) for cell in one.tuning.cells.values()} == {(2e-3, None)}
+    assert {(cell.rate, cell.factor) for cell in both.tuning.cells.values()} == {(2e-3, 0.5)}
+    assert {trial.factor for trial in one.tuning.cells["softmax"].trials} == {1.0}
+    assert (2e-3, 0.25) in {(trial.rate, trial.factor) for trial in both.tuning.cells["softmax"].trials}
+    used = sorted(run.run.config["output_lr"] for run in record.runs.values())
+    assert used == [0.5] * 3 * len(both.cells) + [1.0] * 3 * len(one.cells)
+
+
 def test_the_ladder_asks_for_what_the_plan_trains():
     study = load_study(ROOT / "studies" / "ladder_h200")
     for experiment, size in zip(study.experiments, ("5m", "mini", "60m"), strict=True):
@@ -323,23 +390,3 @@ def test_the_study_asks_for_what_the_plan_trains():
     assert sorted(experiment.tune.rates) == sorted(runs.RATES)
     shared = experiment.common.keys() & runs.COMMON.keys() - {"eval_every"}
     assert {key: experiment.common[key] for key in shared} == {key: runs.COMMON[key] for key in shared}
-
-
-def test_rate_and_factor_of_the_output_projection_are_searched_together():
-    """The loss is smallest at rate 4e-3 and factor 1/4; records of other factors do not count as rates."""
-    plan, known, records = runs.plan_named("factors", {}, ["exp/rms"]), set(), []
-    while wanted := [run for run in plan(records) if runs.key_of(run, "data") not in known]:
-        run = wanted[0]
-        known.add(runs.key_of(run, "data"))
-        factor = run.get("output_lr", 1.0)
-        loss = 3 + abs(math.log2(run["lr"] / 4e-3)) + abs(math.log2(factor / 0.25))
-        records.append(
-            {"run": run, "validation_loss": loss, "status": "finished", "key": runs.key_of(run, "data")}
-        )
-    final = [record["run"] for record in records if record["run"]["phase"] == "final"]
-    assert [(run["lr"], run["output_lr"], run["seed"]) for run in final] == [
-        (4e-3, 0.25, n) for n in (1, 2, 3)
-    ]
-    assert runs.tuned_rate(records, "exp/rms", {}) == 4e-3
-    small = runs.small(records, ["exp/rms"], {})
-    assert [(run["lr"], run["output_lr"]) for run in small] == [(2e-3, 0.25)]

@@ -17,7 +17,7 @@ from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
 from maclaurin.plain_data import digest
 from maclaurin.spec.head_groups import specs_in
-from maclaurin.study.design import Cell, Experiment, Study
+from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
@@ -35,6 +35,7 @@ from maclaurin.study.pool import Pool, Workplace, study_lock
 from maclaurin.study.run_record import (
     FILE,
     CellRecord,
+    CellTuning,
     ExperimentRecord,
     FormsRecord,
     Label,
@@ -179,7 +180,7 @@ def _leaving_nothing(out: Path, pool: Path) -> Iterator[None]:
 class Prepared:
     """A checked study, before anything is started.
 
-    plan          every run, its data not opened yet; cells to be tuned have a rate of the grid
+    plan          every run, its data not opened yet; cells still to be tuned have the first rate of the grid
     tuning_runs   least number of runs to choose the learning rates that are still missing
     added_seeds   experiment → seeds in addition to those of the study
     """
@@ -221,12 +222,12 @@ def prepare(
         torchrun=torchrun or "",
         torch_version=_checked_version(torch_version),
     )
-    missing = known_rates(chosen, folder).missing
+    rates = known_rates(chosen, folder)
     grids = {e.name: e.tune.least_trials for e in chosen.experiments if e.tune is not None}
-    searches = {subject: grids[name] for name, cells in missing.items() for subject in cells.values()}
+    searches = {subject: grids[name] for name, cells in rates.missing.items() for subject in cells.values()}
     return Prepared(
         study=chosen,
-        plan=planner.plan(_at_first_rate(chosen)),
+        plan=planner.plan(_at_first_rate(chosen, rates.cells)),
         planner=planner,
         out=folder,
         pool=folder / "pool" if smoke else pool or folder.parent / "pool",
@@ -254,10 +255,17 @@ def _checked_version(version: str | None) -> str | None:
     return version
 
 
-def _at_first_rate(study: Study) -> Study:
-    """The study with every cell to be tuned at the first rate of its grid."""
+def _at_first_rate(
+    study: Study, known: Mapping[str, Mapping[str, CellTuning]] = MappingProxyType({})
+) -> Study:
+    """The study with every cell to be tuned at its known rate, else at the first of its grid."""
+
+    def settings(e: Experiment, tune: Tune, cell: Cell) -> Mapping[str, float]:
+        found = known.get(e.name, {}).get(cell.name)
+        return {"lr": tune.rates[0]} if found is None else found.settings
+
     experiments = tuple(
-        e if e.tune is None else e.with_chosen({cell.name: {"lr": e.tune.rates[0]} for cell in e.cells})
+        e if e.tune is None else e.with_chosen({cell.name: settings(e, e.tune, cell) for cell in e.cells})
         for e in study.experiments
     )
     return dataclasses.replace(study, experiments=experiments)

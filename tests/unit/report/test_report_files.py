@@ -24,7 +24,7 @@ from maclaurin.report.study_page import study_articles, study_page
 from maclaurin.report.study_tables import mixtures, settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
-from maclaurin.study.run_record import write_study
+from maclaurin.study.run_record import CellTuning, Trial, write_study
 
 pytestmark = pytest.mark.slow
 
@@ -406,6 +406,38 @@ def test_learning_rates_come_with_the_width_of_their_good_range(realistic):
     assert softmax["half a step off"] == "0.025"
     assert str(table.rows[1][3]) != "–", "a rate that diverged further away does not matter"
     assert tuning_table(analysis(small()).outcomes["lm"]) is None
+
+
+def test_the_chosen_factor_of_the_output_projection_and_its_gain_are_shown(realistic):
+    def trial(rate, factor, value):
+        return Trial(
+            rate=rate, factor=factor, seed=1000, value=value, status="finished", key=f"{rate} {factor}"
+        )
+
+    trials = (
+        trial(1e-3, 0.5, 2.4), trial(2e-3, 0.25, 2.3), trial(2e-3, 0.5, 2.0), trial(2e-3, 1.0, 2.2),
+        trial(4e-3, 0.5, None), trial(4e-3, 1.0, 2.1), trial(8e-3, 1.0, 2.5),
+    )  # fmt: skip
+    both = CellTuning(rate=2e-3, factor=0.5, trials=trials, subject="x")
+
+    def with_factor(e):
+        cells = {} if e.tuning is None else {**e.tuning.cells, "softmax": both}
+        return (
+            e
+            if e.tuning is None
+            else dataclasses.replace(e, tuning=dataclasses.replace(e.tuning, cells=cells))
+        )
+
+    record = dataclasses.replace(realistic, experiments=tuple(map(with_factor, realistic.experiments)))
+    outcome = analysis(record).outcomes["lm"]
+    table = tuning_table(outcome)
+    named = dict(zip([column.title for column in table.columns], map(str, table.rows[0]), strict=True))
+    assert named["cell"] == "softmax"
+    assert (named["learning rate"], named["output factor"]) == ("0.002", "0.5")
+    assert named["gain over factor 1"] == "0.100", "to 2.1 at another rate"
+    assert named["tried"] == "7 settings"
+    assert "chosen too, as a factor of it (0.5 for all)" in tuning_finding(outcome)
+    assert charts.learning_rates(outcome) is not None
 
 
 def test_the_page_says_where_rates_were_chosen_on_other_data(realistic):

@@ -98,6 +98,49 @@ def test_a_run_that_crashes_has_a_record_and_the_others_go_on(tmp_path):
     assert "stopped" not in during, "a running run is recorded as running"
 
 
+def test_runs_that_follow_from_a_result_do_not_wait_for_other_runs(tmp_path):
+    """The next run of a search begins while a slow run of another search is still in progress."""
+    slow, quick, next_one = (make_record("waiting", seed=seed) for seed in range(3))
+    order = []
+
+    class OneIsSlow(Scripted):
+        def poll(self, seconds):
+            ended = [key for key in self._running if key != slow.key] or self._running
+            self._running = [key for key in self._running if key not in ended]
+            order.extend(ended)
+            return [Result(key, make_record("finished", seed=seeds[key])) for key in ended]
+
+    seeds = {record.key: record.run.seed for record in (slow, quick, next_one)}
+    asked = {}
+
+    def next_runs(results):
+        if not asked:
+            asked.update(plan_of(slow, quick))
+            return dict(asked)
+        if quick.key in results and len(asked) == 2:
+            asked[Label("e", "next", 2)] = next_one
+            return {Label("e", "next", 2): next_one}
+        return {}
+
+    executor = OneIsSlow(None)
+    with Session(executor, Workplace(pool=str(tmp_path / "pool")), View()) as session:
+        found = session.train({}, {"e": "loss"}, lambda records: None, next_runs=next_runs)
+    assert order == [quick.key, next_one.key, slow.key]
+    assert {record.status for record in found.values()} == {"finished"}
+
+
+def test_results_of_another_torch_are_taken_from_the_pool_and_nothing_is_trained(tmp_path):
+    done, missing = make_record("finished", seed=0), make_record("waiting", seed=1)
+    pool = Pool(tmp_path / "pool")
+    pool.entry(done.key).path.mkdir(parents=True)
+    pool.entry(done.key).write(done)
+    waiting = make_record("waiting", seed=0)
+    found, executor, _ = train(tmp_path, plan_of(waiting), None, elsewhere="2.11")
+    assert (found[done.key].status, executor.submitted) == ("finished", [])
+    with pytest.raises(InputError, match=r"1 runs have no result of torch 2\.11"):
+        train(tmp_path, plan_of(waiting, missing), None, elsewhere="2.11")
+
+
 def test_wrong_input_is_recorded_and_not_kept_in_the_pool(tmp_path):
     """A mistyped tracker is not part of the key: another study took over the crash."""
     run = make_record("waiting", seed=0)

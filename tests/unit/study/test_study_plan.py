@@ -1,5 +1,7 @@
 """From a study to runs: budgets, choices of cells and seeds, spellings, facts, data."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from tests.unit.study.making import make_study
 from maclaurin import InputError
 from maclaurin.study import Behind, Cell, Experiment, Study, Tasks, Tune, cells_of
 from maclaurin.study.plan_runs import (
+    INSTALLED_TORCH,
     Sources,
     attention_facts,
     canonical_attention,
@@ -72,6 +75,15 @@ def test_cells_are_chosen_by_name_or_notation_with_their_baseline(wanted):
     assert [e.name for e in chosen.experiments] == ["text"]
     assert [cell.name for cell in chosen.experiments[0].cells] == ["softmax", "second"]
     assert [claim.cells for claim in chosen.claims] == [("softmax", "second")]
+
+
+def test_a_run_of_another_torch_has_another_key():
+    config = resolved({"device": "cpu"})
+    here, there = waiting(config), waiting(config, torch_version="2.0")
+    assert (here.run.torch, there.run.torch) == (INSTALLED_TORCH, "2.0")
+    assert (
+        here.key != there.key == dataclasses.replace(here, run=dataclasses.replace(here.run, torch="2.0")).key
+    )
 
 
 def test_a_catalogue_name_chooses_its_notation():

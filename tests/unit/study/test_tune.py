@@ -13,6 +13,7 @@ from maclaurin.study import Tasks, Tune
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.plan_runs import resolved, waiting
 from maclaurin.study.run_record import Trial
+from maclaurin.study.runner import prepare
 from maclaurin.study.tune import FILE, Search, TunedFile, known_rates, learning_rates, subject
 
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3))
@@ -273,6 +274,18 @@ def test_the_factor_is_chosen_stored_and_set_with_the_rate(study, tmp_path):
     learning_rates(both, tmp_path / "out", make_run, again)
     assert again.asked == []
     assert known_rates(study, tmp_path / "out").missing, "rates for other factors are not rates for one"
+
+
+def test_a_dry_run_counts_the_runs_at_the_rates_that_are_known(study, tmp_path):
+    """It planned every tuned cell at the first rate of the grid, so that no finished run was found."""
+    learning_rates(study, tmp_path / "out", make_run, Trainer(), retune=True)
+    e = study.experiments[0]
+    other = dataclasses.replace(e.cells[1], name="other", settings={"attention": ("exp/rms",)})
+    more = dataclasses.replace(study, experiments=(dataclasses.replace(e, cells=(*e.cells, other)),))
+    planned = prepare(more, out=tmp_path / "out")
+    lr = {label.cell: record.run.config["lr"] for label, record in planned.plan.items()}
+    assert lr == {"softmax": 2e-3, "norm": 8e-3, "other": RATES.rates[0]}
+    assert planned.tuning_runs == 3
 
 
 def test_a_cell_that_changed_is_tuned_again_and_the_others_are_not(study, tmp_path):
