@@ -79,7 +79,7 @@ def test_the_factor_of_the_output_projection_is_searched_at_the_best_rate_and_th
         rate = math.log2(run["lr"] / (2e-3 if factor > 0.2 else 4e-3))
         records.append({"run": run, "validation_loss": rate**2 + math.log2(8 * factor) ** 2})
     tried = [(run["run"]["lr"], run["run"].get("output_lr", 1.0)) for run in records]
-    assert tried[:6] == [(2e-3, 1.0), (1e-3, 1.0), (4e-3, 1.0), (2e-3, 0.25), (2e-3, 0.5), (2e-3, 0.125)]
+    assert tried[:4] == [(2e-3, 1.0), (1e-3, 1.0), (4e-3, 1.0), (2e-3, 0.25)]
     assert {(4e-3 * rate, 0.125 * factor) for rate, factor in [(0.5, 1), (2, 1), (1, 0.5), (1, 2)]} < set(
         tried
     )
