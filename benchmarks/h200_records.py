@@ -123,10 +123,13 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
     for experiment in study.experiments:
         tuned: dict[str, CellTuning] = {}
         factors = factors_for(experiment, lines)
+        tunes_factors = experiment.tune is not None and bool(experiment.tune.factors)
         rule = rule_at(lines, experiment.common.get("size", ""), factors)
         for cell in experiment.cells:
             (spec,) = experiment.settings(cell)["attention"]
             factor = factors.get(spec)
+            if tunes_factors and factor is None:
+                continue  # its search is not finished
             every = [line for line in lines if _belongs(line, experiment, cell)]
             own = [line for line in every if factor_of(line) == (factor or 1.0)]
             tried = [line for line in (every if factors else own) if line["phase"] in SEARCHES]
