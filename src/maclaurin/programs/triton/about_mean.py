@@ -795,15 +795,18 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """c, L and h of every row [B, H, T], sums of keys and values before tiles, moments of the keys before chunks."""
+    """c, L and h of every row [B, H, T], sums of keys and values before tiles, moments of the keys before chunks.
 
-    mean: Tensor
+    None where the call has no mean, no h or no chunks.
+    """
+
+    mean: Tensor | None
     log: Tensor
-    less: Tensor
-    prefix: Tensor
-    values: Tensor
-    small: Tensor
-    second: Tensor
+    less: Tensor | None
+    prefix: Tensor | None
+    values: Tensor | None
+    small: Tensor | None
+    second: Tensor | None
 
 
 class Start(NamedTuple):
@@ -831,10 +834,10 @@ def forward(
     *,
     totals: bool = False,
     cuts: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Rows, Tensor, Moments | None]:
+) -> tuple[Tensor, Tensor | None, Rows, Tensor | None, Moments | None]:
     """y [B, T, H, e], its rounding error, Rows for `backward`, the offset, and moments of the whole tail about it.
 
-    Tensors that the call does not use are empty. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
+    Tensors that the call does not use are None. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
     sequences packed into one row; packed calls compute every pair, about the mean.
     """
     launch = _forward_launch(
@@ -844,22 +847,21 @@ def forward(
     count, first = (None, None) if start is None else _counted(start, d, e)
     found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {launch.queries, TILE}}
     keys = _tail(k, call)
-    prefix = _sums(keys, first, cuts, found) if call.about_mean else _nothing(q)
-    values = _sums(v, None, cuts, found) if call.balanced else _nothing(q)
-    offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
+    prefix = _sums(keys, first, cuts, found) if call.about_mean else None
+    values = _sums(v, None, cuts, found) if call.balanced else None
+    offset = small = second = after = None
     if call.chunk:
         offset = _offset(prefix, start, call, keys.shape[1], k)
         past, after = moments(
             Side(_centred(keys, offset), _tail(v, call)), call.order, call.chunk, sums=True,
             initial=None if start is None else start.moments, totals=totals,
         )  # fmt: skip
-    y, log, mean, less = new_tensors(q, *launch.made)
-    rest = torch.empty_like(y) if launch.keeps_rest else None
-    second = past.high[2] if 2 in past.high else _nothing(q)
+        small, second = past.small, past.high.get(2)
+    y, rest, log, mean, less = new_tensors(q, *launch.made)
     launch.start(
-        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less, found.get(launch.queries)
+        q, k, v, prefix, values, count, offset, small, second, y, rest, mean, log, less, found.get(launch.queries)
     )  # fmt: skip
-    return y, rest, Rows(mean, log, less, prefix, values, past.small, second), offset, after
+    return y, rest, Rows(mean, log, less, prefix, values, small, second), offset, after
 
 
 class Gradients(NamedTuple):
@@ -880,7 +882,7 @@ def backward(
     y: Tensor,
     rest: Tensor | None,
     rows: Rows,
-    offset: Tensor,
+    offset: Tensor | None,
     call: Call,
     start: Start | None = None,
     *,
@@ -891,7 +893,7 @@ def backward(
     dy = dense(dy)
     tokens, heads, d = q.shape[1:]
     count = None if start is None else _counted(start, d, v.shape[3])[0]
-    centred = _centred(_tail(k, call), offset) if call.chunk else q
+    centred = q if offset is None else _centred(_tail(k, call), offset)
     launches = _backward_launches(
         _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(dy), Layout.of(y), Layout.of(centred)), call,
         start is not None, d_totals is not None, rest is not None, _sequences(cuts), _settings(),
@@ -906,13 +908,14 @@ def backward(
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
         lower_sums(q, call.order) if call.chunk else None, dq, dn, numbers, weights, omega, extra, sink_parts, found.get(launches.query_tile),
     )  # fmt: skip
-    later, before = Moments(_nothing(q), {}), None
+    later_small = later_second = before = None
     if call.chunk:
         side = Side(q[:, call.shift :], dy[:, call.shift :], weights, omega, group=heads // k.shape[2],
-                    extra=extra if call.about_mean else None)  # fmt: skip
+                    extra=extra)  # fmt: skip
         later, before = moments(
             side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
         )
+        later_small, later_second = later.small, later.high.get(2)
     launches.keys(
         q,
         k,
@@ -921,8 +924,8 @@ def backward(
         dn,
         numbers,
         centred,
-        later.small,
-        later.high.get(2),
+        later_small,
+        later_second,
         lower_sums(k, call.order) if call.chunk else None,
         dk,
         dv,
@@ -938,10 +941,8 @@ class _Forward(NamedTuple):
 
     start: Launch
     queries: int
-    #: y, L, c and h
-    made: tuple[New, ...]
-    #: whether the rounding error of y is kept; only the gradient of a row sum reads it
-    keeps_rest: bool
+    #: y, its rounding error, which only the gradient of a row sum reads, L, c and h
+    made: tuple[New | None, ...]
 
 
 @lru_cache(maxsize=MOST_SHAPES)
@@ -966,11 +967,11 @@ def _forward_launch(
         tile["BM"],
         (
             y,
+            y if keeps_rest else None,
             New(per_row, torch.float32),
-            New(per_row if call.about_mean else (0,), torch.float32),
-            New(per_row if call.balanced else (0,), torch.float32),
+            New(per_row, torch.float32) if call.about_mean else None,
+            New(per_row, torch.float32) if call.balanced else None,
         ),
-        keeps_rest,
     )
 
 
@@ -994,7 +995,7 @@ class _Backward(NamedTuple):
     sinks: Launch | None
     query_tile: int
     key_tile: int
-    made: tuple[New, ...]
+    made: tuple[New | None, ...]
     #: whether NUMBERS must be zero where tiles of queries do not write them
     zeros: bool
 
@@ -1052,14 +1053,13 @@ def _backward_launches(
         }  # fmt: skip
         grid = batch * kv_heads, min(call.sinks, tokens)
         sinks = prepared(_sink_gradients, grid, (of_dk, of_dv, kv_heads, parts), options)
-    per_tail = (batch, heads, tail) if call.chunk else (0,)
-    wide = torch.float32
+    per_tail, wide = (batch, heads, tail), torch.float32
     made = (
         dq, dk, dv, dn,
-        New((3, *per_tail) if call.chunk else (0,), wide),
-        New(per_tail, wide),
-        New(per_tail if call.about_mean else (0,), wide),
-        New((all_heads, parts, call.sinks, d + e) if call.window else (0,), wide),
+        New((3, *per_tail), wide) if call.chunk else None,
+        New(per_tail, wide) if call.chunk else None,
+        New(per_tail, wide) if call.chunk and call.about_mean else None,
+        New((all_heads, parts, call.sinks, d + e), wide) if call.window else None,
         New((5 if call.window else 3 + call.balanced, all_heads, padded), wide),
     )  # fmt: skip
     # tiles of queries must write everything that tiles of keys read, or it must be zero
@@ -1079,11 +1079,11 @@ def _tail(u: Tensor, call: Call) -> Tensor:
     return u[:, call.sinks : call.sinks + max(0, u.shape[1] - call.shift)]
 
 
-def _offset(prefix: Tensor, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
+def _offset(prefix: Tensor | None, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
     """The offset [B·K, d] that keys are taken about, in their dtype; it is known before any row reads moments."""
     if start is not None:
         return start.offset
-    if call.about_mean and tail > call.chunk:
+    if prefix is not None and tail > call.chunk:
         return (prefix[:, call.chunk // TILE] / call.chunk).to(k.dtype)
     return torch.zeros(k.shape[0] * k.shape[2], k.shape[3], dtype=k.dtype, device=k.device)
 
@@ -1099,11 +1099,6 @@ def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
     count = small[:, -1].contiguous()
     about = small[:, d * e + e + d * d : -1]
     return count, (about + count[:, None] * start.offset.float()).contiguous()
-
-
-def _nothing(like: Tensor) -> Tensor:
-    """An empty tensor for one that a call does not use; a new one each time, as operators may not return one twice."""
-    return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
 def _sums(u: Tensor, first: Tensor | None, cuts: Tensor | None, found: dict[int, Tensor]) -> Tensor:
