@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from maclaurin.forms.tracing import are_traced
+from maclaurin.forms.tracing import are_traced, is_tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,9 +38,14 @@ def present(u: Tensor | None) -> Tensor | None:
     return None if u is None or u.numel() == 0 else u
 
 
-def untraced_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` for calls that are not traced. torch's own looks for wrappers of torch.func at every call."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply`; calls that are not traced skip its search for wrappers of torch.func."""
+    direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(*arguments: Any) -> Any:
+        return function.apply(*arguments) if is_tracing() else direct(*arguments)
+
+    return apply
 
 
 class Operator(Generic[P, R]):
@@ -99,7 +104,7 @@ class Operator(Generic[P, R]):
             return *backward(ctx, *of_outputs), None  # autograd drops None beyond the arguments
 
         body = {"forward": staticmethod(forward), "backward": staticmethod(once_differentiable(gradients))}
-        self._graded = untraced_apply(type(function.__name__, (torch.autograd.Function,), body))
+        self._graded = apply_of(type(function.__name__, (torch.autograd.Function,), body))
 
 
 def _need_gradient(tensors: tuple[Any, ...]) -> bool:

@@ -117,6 +117,8 @@ class _Rows(NamedTuple):
     is_final: bool
     rests: bool
     chunk: int
+    #: whether q, k and v are operands as they are given
+    as_given: bool
 
     @staticmethod
     def of(call: Call, chunk: int) -> _Rows:
@@ -137,6 +139,9 @@ class _Rows(NamedTuple):
             is_final,
             is_final and q.dtype != torch.float32 and (length > 0 or cancels),
             chunk,
+            feature_map.fused is not None
+            and not (_gate_inside(spec) is None and spec.value_gates)
+            and all(u.stride(-1) == 1 for u in call.inputs[:3]),
         )
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
@@ -145,13 +150,10 @@ class _Rows(NamedTuple):
         return y, _state_after(call, moments) if call.return_state else None
 
     def rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """y [B, T, H, e] in the dtype of q, and, if a state is requested, the moments after the last token."""
+        """y [B, T, H, e] in the dtype of q, and the moments after the last token if a state is requested."""
         spec, inputs, state = call.spec, call.inputs, call.state
-        q, k, v = self.operands(call)
         y, moments, *_ = first_order(
-            dense(q),
-            dense(k),
-            dense(v),
+            *(inputs[:3] if self.as_given else self.operands(call)),
             None if self.gate is None else inputs.gates[self.gate],
             _log_decay(spec, inputs.gates),
             state.count if state is not None and self.divisor == "count" else None,
@@ -182,7 +184,7 @@ class _Rows(NamedTuple):
             q, k = (spec.kernel.mapped(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         if self.gate is None and spec.value_gates:
             v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
-        return q, k, v
+        return dense(q), dense(k), dense(v)
 
 
 def _gate_inside(spec: AttentionSpec) -> str | None:

@@ -174,7 +174,7 @@ def _state_after(call: Call, moments: Tensor | None, running: Tensor | None) -> 
 
 
 class LinearSums(NamedTuple):
-    """Rows [B, T, H, e] over their divisors [B, H, T]; moments of all keys [B, K, F, E], if a state is kept."""
+    """Rows [B, T, H, e] over their divisors [B, H, T]; for a state, the moments of all keys [B, K, F, E]."""
 
     rows: Tensor
     divisors: Tensor
@@ -359,7 +359,7 @@ def linear_polynomial_backward(
 
     call = program.Call(tuple(coefficients), divisor, 0.0, chunk)
     d, e = q.shape[3], v.shape[3]
-    small, *high = moments
+    small, *high = map(present, moments)
     assert small is not None
     after = d_after = None
     if d_state is not None and state is not None:
@@ -376,7 +376,7 @@ def linear_polynomial_backward(
         present(rest),
         z,
         program.Rows(alpha, log_forget),
-        program.Moments(small, {n: u for n, u in zip((2, 3), map(present, high), strict=True) if u is not None}),
+        program.Moments(small, {n: u for n, u in zip((2, 3), high, strict=True) if u is not None}),
         call,
         started=started,
         totals=after,

@@ -45,7 +45,6 @@ compile time, because LLVM's code for an empty loop crashes ptxas of CUDA 12.8 a
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +55,7 @@ from torch import Tensor
 from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.linear_time import times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
@@ -841,7 +840,7 @@ def forward(
     sequences packed into one row; packed calls compute every pair, about the mean.
     """
     launch = _forward_launch(
-        Layout.of(q), Layout.of(k), Layout.of(v), call, start is not None, _sequences(cuts), _settings()
+        Layout.of(q), Layout.of(k), Layout.of(v), call, start is not None, _sequences(cuts)
     )
     tokens, d, e = q.shape[1], q.shape[3], v.shape[3]
     count, first = (None, None) if start is None else _counted(start, d, e)
@@ -896,7 +895,7 @@ def backward(
     centred = q if offset is None else _centred(_tail(k, call), offset)
     launches = _backward_launches(
         _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(dy), Layout.of(y), Layout.of(centred)), call,
-        start is not None, d_totals is not None, rest is not None, _sequences(cuts), _settings(),
+        start is not None, d_totals is not None, rest is not None, _sequences(cuts),
     )  # fmt: skip
     dq, dk, dv, dn, weights, omega, extra, sink_parts, numbers = new_tensors(q, *launches.made)
     if launches.zeros:
@@ -945,10 +944,8 @@ class _Forward(NamedTuple):
     made: tuple[New | None, ...]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
-def _forward_launch(
-    q: Layout, k: Layout, v: Layout, call: Call, started: bool, sequences: int, settings: tuple[Any, ...]
-) -> _Forward:
+@by_shapes
+def _forward_launch(q: Layout, k: Layout, v: Layout, call: Call, started: bool, sequences: int) -> _Forward:
     batch, tokens, heads, _ = q.shape
     tile, per_row = _tile("forward", q, v, call), (batch, heads, tokens)
     y = New((*q.shape[:3], v.shape[3]), torch.bfloat16 if call.narrow else torch.float32)
@@ -1000,7 +997,7 @@ class _Backward(NamedTuple):
     zeros: bool
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launches(
     given: _Given,
     call: Call,
@@ -1008,7 +1005,6 @@ def _backward_launches(
     ended: bool,
     narrow: bool,
     sequences: int,
-    settings: tuple[Any, ...],
 ) -> _Backward:
     q, k, v, dy, y, centred = given
     (batch, tokens, heads, d), kv_heads, e = q.shape, k.shape[2], v.shape[3]
@@ -1065,11 +1061,6 @@ def _backward_launches(
     # tiles of queries must write everything that tiles of keys read, or it must be zero
     zeros = of_keys["BM"] > of_queries["BM"]
     return _Backward(queries, keys, sinks, of_queries["BM"], of_keys["BN"], made, zeros)
-
-
-def _settings() -> tuple[Any, ...]:
-    """The settings of this file that launches depend on; a benchmark may change them."""
-    return tuple(TILES.values())
 
 
 def _tail(u: Tensor, call: Call) -> Tensor:

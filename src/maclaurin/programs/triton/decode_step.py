@@ -21,7 +21,6 @@ exact keys, divides by the row sum, and writes the window shifted by one place.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -322,7 +321,7 @@ def _by_head(u: launch.Layout) -> tuple[int, int]:
     return u.strides[0], u.strides[-2]
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _pass_launch(
     state: tuple[int, ...],
     k: launch.Layout,
@@ -383,7 +382,7 @@ class _Sums(NamedTuple):
     BB: int
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _adding(blocks: Split, e: int, columns: int) -> dict[str, Any]:
     """For so many columns of the sums; E = e."""
     groups, most = blocks.blocks, max((b - a for a, b in pairwise(blocks.blocks)), default=1)
@@ -391,7 +390,7 @@ def _adding(blocks: Split, e: int, columns: int) -> dict[str, Any]:
     return _Sums(groups, len(groups) - 1, e, width(columns), _padded(e), height)._asdict()
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _coefficients_left(table: Table) -> dict[str, Any]:
     """What multiplies the sums when they are added up: nothing, if the coefficients are numbers."""
     centred = is_centred(table)
@@ -438,7 +437,7 @@ def rows(
     return y, out, after
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _rows_launch(
     batch: int, heads: int, blocks: Split, e: int, values: int, table: Table, divisor: str, eps: float
 ) -> launch.Launch:

@@ -13,7 +13,7 @@ arguments. Only the first launch with new ones goes through triton.
 
 Grid, numbers and options depend only on shapes and strides. For short calls they are computed once and cached:
 
-    @lru_cache
+    @by_shapes
     def _launch(x: Layout, y: Layout) -> Launch:
         return prepared(_kernel, grid, (n,), BLOCK=64)
 
@@ -23,7 +23,8 @@ Grid, numbers and options depend only on shapes and strides. For short calls the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,10 +38,25 @@ _hooks: Any = knobs.runtime
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
 #: sets of shapes that prepared launches are cached for
-MOST_SHAPES = 1024
+_MOST_SHAPES = 1024
 
 #: a kernel with all arguments but its tensors
 Launch = Callable[..., None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_caches: list[Any] = []
+
+
+def by_shapes(function: Function) -> Function:
+    """Cache what a call needs besides its tensors; it may depend on the arguments and on constants of its module."""
+    cached: Any = lru_cache(maxsize=_MOST_SHAPES)(function)
+    _caches.append(cached)
+    return cached
+
+
+def forget_launches() -> None:
+    """Clear these caches, after a test or benchmark has changed tile sizes or other constants."""
+    for cached in _caches:
+        cached.cache_clear()
 
 
 class Layout(NamedTuple):
@@ -80,9 +96,7 @@ class New(NamedTuple):
 def new_tensors(like: Tensor, *kinds: New | None) -> list[Any]:
     """Uninitialised tensors on the device of `like`, None where a call has none."""
     device = like.device
-    return [
-        None if kind is None else torch.empty(kind[0], dtype=kind[1], device=device) for kind in kinds
-    ]
+    return [None if kind is None else torch.empty(kind[0], dtype=kind[1], device=device) for kind in kinds]
 
 
 def launched(jit: Any) -> Any:

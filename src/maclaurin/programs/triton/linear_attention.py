@@ -23,7 +23,6 @@ Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dt
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
 
 #: a log forget gate below this forgets everything (forms/stream.py has the same limit)
@@ -712,7 +711,7 @@ def forward(
     the call does not use are None.
     """
     launches = _forward_launches(
-        _Given.of(q, k, v, input_gate, log_forget), call, before is not None, initial is not None, return_state, _settings()
+        _Given.of(q, k, v, input_gate, log_forget), call, before is not None, initial is not None, return_state
     )  # fmt: skip
     y, stat, rest, final, states, sums, past, past_sums, logs = new_tensors(q, *launches.results)
     total, segment_logs = new_tensors(q, *launches.of_segments)
@@ -769,12 +768,9 @@ def backward(
     dy = dense(dy)
     launches = _backward_launches(
         _Given.of(q, k, v, input_gate, log_forget), Layout.of(y), Layout.of(dy), call, before is not None, d_state is not None, started,
-        _settings(),
     )  # fmt: skip
     dq, dk, dv, dz, d_initial = new_tensors(q, *launches.results)
-    later, later_sums, ahead, ahead_sums, logs = (
-        None if u is None else torch.empty_like(u) for u in states
-    )
+    later, later_sums, ahead, ahead_sums, logs = (None if u is None else torch.empty_like(u) for u in states)
     total, segment_logs = new_tensors(q, *launches.of_segments)
     if launches.join is None:
         total = d_initial
@@ -817,14 +813,9 @@ class _Launches(NamedTuple):
     of_segments: tuple[New | None, New | None]
 
 
-def _settings() -> tuple[Any, ...]:
-    """The settings of this file that launches depend on; a benchmark or a test may change them."""
-    return WALKERS, LEAST_CHUNKS, *WARPS.values()
-
-
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _forward_launches(
-    given: _Given, call: Call, counted: bool, started: bool, return_state: bool, settings: tuple[Any, ...]
+    given: _Given, call: Call, counted: bool, started: bool, return_state: bool
 ) -> _Launches:
     q, k, v, gate, log = given
     plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
@@ -868,7 +859,7 @@ def _forward_launches(
     )
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launches(
     given: _Given,
     y: Layout,
@@ -877,7 +868,6 @@ def _backward_launches(
     counted: bool,
     ended: bool,
     started: bool,
-    settings: tuple[Any, ...],
 ) -> _Launches:
     q, k, v, gate, log = given
     plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)

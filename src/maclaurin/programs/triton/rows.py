@@ -30,7 +30,6 @@ dn·(v − y), which cancels if all values are nearly equal. For the same reason
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -38,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import LEAST_GATE, dense, on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 # --------------------------------------------------------------------------------------------------- the norm
@@ -153,7 +152,7 @@ def normed(
     return out, gain
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _normed_launch(y: Layout, gate: int, factor: float, centred: bool, keep: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     out = Layout.contiguous(y.shape, y.dtype)
@@ -174,7 +173,7 @@ def normed_backward_from_answer(
     return dy, y
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_from_answer_launch(
     out: Layout, dout: Layout, of_gradient: tuple[int, ...], centred: bool
 ) -> Launch:
@@ -196,7 +195,7 @@ def normed_backward(
     return dy, dgate
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _normed_backward_launch(y: Layout, dout: Layout, gate: int, factor: float, centred: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     numbers = (y.strides[:3], dout.strides[:3], *rows, factor)
@@ -247,7 +246,7 @@ def quotient_backward(
     return dn, dz
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _quotient_launch(y: Layout, dy: Layout, by_sum: bool, narrow: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     options = {**sizes, "BY_SUM": by_sum, "NARROW": narrow}
@@ -356,7 +355,7 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _delta_launch(do: Layout, o: Layout, less: bool) -> Launch:
     grid, rows, sizes = row_tiles(o)
     return prepared(_delta, grid, (do.strides[:3], o.strides[:3], *rows), {**sizes, "LESS": less})
@@ -372,7 +371,7 @@ def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor
     return y
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _scaled_launch(
     o: Layout, of_divisor: tuple[int, ...], of_gate: tuple[int, ...], divided: bool, gated: bool
 ) -> Launch:
@@ -410,7 +409,7 @@ def scaled_backward(
     return do, kept, total
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _scaled_backward_launch(
     dy: Layout,
     o: Layout,
