@@ -113,16 +113,7 @@ class _Step(NamedTuple):
         total = state.log_decay
         if total is not None and decay is not None:
             total = total + decay
-        after = State(
-            state.spec,
-            moments,
-            count,
-            total,
-            is_full=state.is_full,
-            certificate=state.certificate,
-            key_bound=state.key_bound,
-        )
-        return y, after
+        return y, _after(state, moments, count, total, None)
 
 
 class WindowStep(Program):
@@ -151,24 +142,62 @@ class WindowStep(Program):
         return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        spec = call.spec
+        table = (coefficient_table(spec) or ()) if spec.orders else ()
+        return _StepBesideWindow(table, row_divisor(spec)[1], spec.orders).run
+
+
+class _StepBesideWindow(NamedTuple):
+    """What a step with exact keys needs from its spec."""
+
+    table: Table
+    eps: float
+    orders: tuple[int, ...]
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
         from maclaurin.programs.triton import decode_step as program
 
-        spec, inputs, state = call.spec, call.inputs, call.state
+        inputs, state = call.inputs, call.state
         assert state is not None
         assert state.exact is not None
         q, k, v = gpu.dense(inputs.q), gpu.dense(inputs.k), gpu.dense(inputs.v)
-        held = (state.exact.recent_k, state.exact.recent_v, state.exact.sink_k, state.exact.sink_v)
+        held = state.exact
         y, moments, count, exact = program.window_rows(
             state.moments.contiguous(),
             state.count.contiguous(),
-            program.Exact(*(u.contiguous() for u in held)),
+            program.Exact(
+                held.recent_k.contiguous(),
+                held.recent_v.contiguous(),
+                held.sink_k.contiguous(),
+                held.sink_v.contiguous(),
+            ),
             program.Token(k, q, v),
-            step_layout(k.shape[-1], spec.orders, k.device) if spec.orders else None,
+            step_layout(k.shape[-1], self.orders, call.device) if self.orders else None,
             call.scale,
-            (coefficient_table(spec) or ()) if spec.orders else (),
-            row_divisor(spec)[1],
+            self.table,
+            self.eps,
         )
-        return y, dataclasses.replace(state, moments=moments, count=count, exact=ExactKeys(*exact))
+        return y, _after(state, moments, count, state.log_decay, ExactKeys(*exact))
+
+
+def _after(
+    state: State, moments: Tensor, count: Tensor, log_decay: Tensor | None, exact: ExactKeys | None
+) -> State:
+    """The state after a token; `dataclasses.replace` would take several microseconds."""
+    return State(
+        state.spec,
+        moments,
+        count,
+        log_decay,
+        state.running,
+        exact,
+        state.is_full,
+        state.certificate,
+        state.key_bound,
+    )
 
 
 # ------------------------------------------------------------------------------------ refusals
