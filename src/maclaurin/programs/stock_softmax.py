@@ -679,7 +679,7 @@ class _CuDNN:
         found = _ops._scaled_dot_product_cudnn_attention.default(
             q, k, v, None, True, 0.0, causal, False, scale=scale
         )
-        return found[0], found[1].view(q.shape[:3])
+        return found[0], found[1].squeeze(-1)  # [B, H, T, 1], of several queries
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool

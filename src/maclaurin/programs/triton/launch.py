@@ -99,6 +99,14 @@ def new_tensors(like: Tensor, *kinds: New | None) -> list[Any]:
     return [None if kind is None else torch.empty(kind[0], dtype=kind[1], device=device) for kind in kinds]
 
 
+def new_like(u: Tensor) -> Tensor:
+    """An uninitialised tensor with shape, strides and dtype of `u`."""
+    made = torch.empty_like(u)
+    if made.stride() == u.stride():
+        return made
+    return torch.empty_strided(u.shape, u.stride(), dtype=u.dtype, device=u.device)
+
+
 def launched(jit: Any) -> Any:
     """The kernel with a fast launch; in triton's interpreter, the kernel unchanged."""
     return Launched(jit) if isinstance(jit, JITFunction) else jit
@@ -190,9 +198,10 @@ def _start(kernel: Any, grid: tuple[int, ...], device: int, arguments: tuple[Any
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
     """Addresses of tensors, and the properties a kernel is compiled for: dtypes, and whether 16 divides addresses."""
     pointers = [None if u is None else u.data_ptr() for u in tensors]
-    dtypes = [None if u is None else u.dtype for u in tensors]
-    aligned = [at is None or at & 15 == 0 for at in pointers]
-    return pointers, (*dtypes, *aligned)
+    kinds: list[Any] = [None if u is None else u.dtype for u in tensors]
+    if any([at & 15 for at in pointers if at]):  # noqa: C419 (a list is faster)
+        kinds += [at is None or at & 15 == 0 for at in pointers]
+    return pointers, tuple(kinds)
 
 
 def _stream(device: int) -> int:

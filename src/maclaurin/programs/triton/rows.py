@@ -37,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import LEAST_GATE, dense, on_its_device
-from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, new_like, prepared
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 # --------------------------------------------------------------------------------------------------- the norm
@@ -187,7 +187,7 @@ def normed_backward(
     dout: Tensor, y: Tensor, gate: Tensor | None, factor: float, centred: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dy in the layout of y, and dgate."""
-    dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
+    dy = new_like(y)
     dgate = None if gate is None else torch.empty_like(gate)
     dout = dense(dout)
     launch = _normed_backward_launch(Layout.of(y), Layout.of(dout), _gate_kind(gate), factor, centred)
@@ -364,7 +364,7 @@ def _delta_launch(do: Layout, o: Layout, less: bool) -> Launch:
 @on_its_device
 def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
-    y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    y = new_like(o)
     divided, gated = log_divisor is not None, gate is not None
     strides = _strides_of_divisor(log_divisor), _strides_of_gate(gate)
     _scaled_launch(Layout.of(o), *strides, divided, gated)(o, log_gain, log_divisor, gate, y)
@@ -398,7 +398,7 @@ def scaled_backward(
     """
     read = sums or log_slope is not None
     dy = dense(dy)
-    do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    do = new_like(o)
     kept = None if log_slope is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
     divided, gated, keep = log_divisor is not None, gate is not None, log_slope is not None
