@@ -1,10 +1,10 @@
 """CPU time of a call around its launches, measured without a GPU.
 
-    python benchmarks/launch_overhead.py [exp/l2 …] [--profile exp/l2] [--rounds 60]
+    python benchmarks/launch_overhead.py [exp/l2 …] [--profile [--gradients]] [--rounds 60]
 
 CPU tensors take the code path of a GPU; launches of kernels do nothing, and torch's fused attention only
 allocates its outputs. What remains is the time that Python, views, allocations and autograd take. It does not
-include the driver: on the host of a GPU a launch takes some 5 to 10 µs more.
+include the driver, and hosts of GPUs run such Python two to three times as slowly (docs/LOG.md).
 
 Prints microseconds per call without gradients and with gradients (forward only): the smallest of many means,
 because other work on the machine only ever adds time.
@@ -29,6 +29,7 @@ from triton.compiler.compiler import CompiledKernel
 
 from maclaurin import attention
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs import stock_softmax
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.dispatch import plan
@@ -36,7 +37,7 @@ from maclaurin.programs.program import RATES
 from maclaurin.programs.triton import launch
 from maclaurin.spec import AttentionSpec, parse
 
-#: specs and tokens; 1 is a decoding step
+#: specs and tokens; 1 is a decoding step, 4096 is read in chunks
 CASES = [
     ("taylor(2)/sum", 1024),
     ("taylor(2)/sum", 4096),
@@ -68,7 +69,7 @@ def _no_launch(x: int, y: int, z: int, stream: int, function: Any, packed: Any, 
 
 def _no_kernel() -> CompiledKernel:
     """A kernel as triton returns it from the first launch."""
-    kernel = CompiledKernel.__new__(CompiledKernel)
+    kernel: Any = CompiledKernel.__new__(CompiledKernel)
     kernel.src, kernel.name, kernel.packed_metadata = None, "kernel", (4, 1, 0)
     kernel.module, kernel._module_pid, kernel.function, kernel._run = 1, None, 1, _no_launch
     return kernel
@@ -117,23 +118,13 @@ def call_of(spec: AttentionSpec, tokens: int, *, gradients: bool) -> tuple[str, 
         u.requires_grad_(gradients)
     options: dict[str, Any] = {}
     if tokens == 1:
-        meta = State.on_meta(spec, attention_inputs(q, k, v, gates))
-        options = {"state": zeros_like_state(meta), "return_state": True}
-    if spec.kernel.fused is not None and tokens == 4096:
+        on_meta = State.on_meta(spec, Inputs(q, k, v, gates))
+        state = on_meta.map(lambda u: torch.zeros(u.shape, dtype=u.dtype))
+        options = {"state": state, "return_state": True}
+    if tokens == 4096:
         options["form"] = "chunked"
     chosen = plan(q, k, v, spec, gates=gates, **options)
     return chosen.program.name, lambda: attention(q, k, v, spec, gates=gates, **options)
-
-
-def attention_inputs(q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> Any:
-    from maclaurin.forms.stream import Inputs
-
-    return Inputs(q, k, v, gates)
-
-
-def zeros_like_state(meta: State) -> State:
-    """A state of zeros on the CPU."""
-    return meta.map(lambda u: torch.zeros(u.shape, dtype=u.dtype))
 
 
 def microseconds(call: Callable[[], object], rounds: int) -> float:

@@ -376,7 +376,7 @@ def mean_polynomial(
     if origin is not None:
         origin = origin.view(k.shape[0], k.shape[2], -1)
         origin = origin if offset is None else origin.clone()  # an operator must not return its inputs
-    return y, state, origin, rest, *rows
+    return y, state, origin, rest, *rows  # type: ignore[return-value]
 
 
 @operator("maclaurin::mean_polynomial_backward")
@@ -416,7 +416,7 @@ def mean_polynomial_backward(
         v,
         y,
         present(rest),
-        program.Rows(*map(present, rows)),
+        program.Rows(*map(present, rows)),  # type: ignore[arg-type]
         None if origin is None else origin.flatten(0, 1),
         call,
         program.start_from(initial, origin, call.order, e),

@@ -252,7 +252,7 @@ def first_order(
     y, stat, rest, after, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
-    return y, after, stat, rest, *states
+    return y, after, stat, rest, *states  # type: ignore[return-value]
 
 
 @operator("maclaurin::first_order_backward")

@@ -386,7 +386,7 @@ def linear_polynomial_backward(
     if before is not None:
         d_initial = layout.packed(before, orders, d, e, sums=call.by_sum)
         d_initial = d_initial.unflatten(0, k.shape[::2])
-    return *found, d_initial
+    return *found, d_initial  # type: ignore[return-value]
 
 
 @linear_polynomial.register_fake
