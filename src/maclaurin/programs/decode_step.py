@@ -57,7 +57,7 @@ class StateStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        exact = spec.window is not None or not spec.orders
+        exact = spec.window is not None or len(spec.orders) == 0
         return first_reason(
             refuse_step(call),
             "it supports only states without exact keys" if exact else None,
@@ -127,7 +127,7 @@ class WindowStep(Program):
     def cannot(self, call: Call) -> str | None:
         spec, window = call.spec, call.spec.window
         divided = None if spec.denominator is None else spec.denominator.fused
-        by_sum = divided is not None and divided.by == "sum" and not spec.arguments
+        by_sum = divided is not None and divided.by == "sum" and len(spec.arguments) == 0
         return first_reason(
             refuse_step(call),
             "it supports only a plain window" if window is None or not window.is_plain else None,

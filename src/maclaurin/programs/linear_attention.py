@@ -139,9 +139,7 @@ class _Rows(NamedTuple):
             is_final,
             is_final and q.dtype != torch.float32 and (length > 0 or cancels),
             chunk,
-            feature_map.fused is not None
-            and not (_gate_inside(spec) is None and spec.value_gates)
-            and all(u.stride(-1) == 1 for u in call.inputs[:3]),
+            _takes_as_given(call),
         )
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
@@ -185,6 +183,16 @@ class _Rows(NamedTuple):
         if self.gate is None and spec.value_gates:
             v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
         return dense(q), dense(k), dense(v)
+
+
+def _takes_as_given(call: Call) -> bool:
+    """Whether the program takes q, k and v unchanged."""
+    spec = call.spec
+    if spec.kernel.feature_map is None or spec.kernel.feature_map.fused is None:
+        return False
+    if spec.value_gates and _gate_inside(spec) is None:
+        return False
+    return all(u.stride(-1) == 1 for u in call.inputs[:3])
 
 
 def _gate_inside(spec: AttentionSpec) -> str | None:
