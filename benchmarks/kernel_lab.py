@@ -38,6 +38,7 @@ from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
 from maclaurin.programs.triton import about_mean, linear_attention
+from maclaurin.programs.triton.launch import forget_launches
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
 
@@ -85,12 +86,10 @@ def settings(module: Any = None, **changed: Any) -> Iterator[None]:
 
 
 def _set(module: Any, values: dict[str, Any]) -> None:
-    """Set constants of a module, and forget what it cached with others."""
+    """Set constants of a module; launches prepared with others are forgotten."""
     for name, value in values.items():
         setattr(module, name, value)
-    for cached in vars(module).values() if module is not None else ():
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
+    forget_launches()
 
 
 def warps(**changed: tuple[int, int]) -> Callable[[], Any]:

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from maclaurin.programs.triton import linear_time, moments, quadratic_polynomial, score_mod
 from maclaurin.programs.triton.compiled_code import compiled_for
+from maclaurin.programs.triton.launch import forget_launches
 from maclaurin.programs.triton.tiles import Tile
 
 RESULTS = Path(__file__).parent / "results" / "tiles.json"
@@ -95,6 +96,7 @@ def use(tiles: dict, tile: Tile | None, in_use: dict) -> None:
     """Use one tile for all passes, or restore the current ones."""
     tiles.update(in_use if tile is None else dict.fromkeys(tiles, (tile, tile)))
     moments.HIGH = moments.HIGH if tile is None else (tile.keys, tile.warps, tile.stages)
+    forget_launches()
 
 
 def compile_one(setting: str, tile: Tile | None) -> int | None:

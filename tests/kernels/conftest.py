@@ -82,3 +82,18 @@ def poisoned():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """Change constants of a kernel's module: `settings(program, BLOCK=4)`."""
+    from maclaurin.programs.triton.launch import forget_launches
+
+    def change(module, **values):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
+        forget_launches()
+
+    yield change
+    monkeypatch.undo()
+    forget_launches()

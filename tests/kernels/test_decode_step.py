@@ -63,33 +63,14 @@ def test_token_by_token(notation, e, device, poisoned):
         torch.testing.assert_close(state.log_decay, case.tensors["log_forget"].sum(1))
 
 
-@pytest.fixture
-def constants(monkeypatch):
-    """Set constants of the program."""
-
-    def choose(**values):
-        for name, value in values.items():
-            monkeypatch.setattr(program, name, value)
-        forget_launches()
-
-    yield choose
-    monkeypatch.undo()
-    forget_launches()
-
-
-def forget_launches():
-    for cached in (program._adding, program._pass_launch, program._rows_launch):
-        cached.cache_clear()
-
-
 @pytest.mark.parametrize("block", [4, 8])  # of 1, 7 and 28 features per order, 36 in all
 @pytest.mark.parametrize("added", [64, 4096])
 @pytest.mark.parametrize(
     "notation",
     ["taylor(2)*forget/sum", "taylor(2)/len", "taylor(2,about=mean)/sum", "taylor(2)+window(2,sinks=1)/sum"],
 )
-def test_how_the_state_is_split_does_not_matter(notation, block, added, device, poisoned, constants):
-    constants(BLOCK=block, ADDED=added)
+def test_how_the_state_is_split_does_not_matter(notation, block, added, device, poisoned, settings):
+    settings(program, BLOCK=block, ADDED=added)
     shape = Shape(batch=2, tokens=5, kv_heads=2, group=3, d=7, e=11)
     case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
     expected = case.map(torch.Tensor.double).output(form="parallel")

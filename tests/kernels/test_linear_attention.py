@@ -101,11 +101,10 @@ def test_without_a_causal_mask(notation, device, poisoned):
 
 
 @pytest.mark.parametrize("notation", ["linear(elu1)*forget/sum", "linear(identity)", "linear(relu)/l2"])
-def test_segments_and_chunks_do_not_change_the_answer(notation, device, poisoned, monkeypatch):
-    monkeypatch.setattr(program, "LEAST_CHUNKS", 2)
+def test_segments_and_chunks_do_not_change_the_answer(notation, device, poisoned, settings):
     shape = Shape(batch=1, tokens=85, kv_heads=1, group=1, d=8, e=8)
     for chunk, walkers in ((16, 3), (32, 1)):
-        monkeypatch.setattr(program, "WALKERS", walkers)
+        settings(program, LEAST_CHUNKS=2, WALKERS=walkers)
         assert_right(notation, shape, torch.float32, device, chunk=chunk)
 
 
@@ -139,9 +138,9 @@ def test_every_head_size_and_length(notation, d, dtype, device, poisoned):
 @pytest.mark.parametrize(
     "notation", ["linear(elu1)*forget/sum", "linear(identity)*in/len", "linear(relu)/l2"]
 )
-def test_a_text_in_pieces_gives_what_the_whole_gives(notation, device, poisoned, monkeypatch):
+def test_a_text_in_pieces_gives_what_the_whole_gives(notation, device, poisoned, settings):
     """State after one piece, state before the next: outputs, the last state and gradients across them."""
-    monkeypatch.setattr(program, "LEAST_CHUNKS", 1)
+    settings(program, LEAST_CHUNKS=1)
     shape = Shape(batch=2, tokens=50, kv_heads=1, group=2, d=12, e=6)
     case = random_tensors(parse(notation), shape, 0, torch.float32, device=device)
     found = of_both(case.with_gradients(), in_pieces)

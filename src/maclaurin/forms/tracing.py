@@ -38,8 +38,8 @@ def are_traced(arguments: Iterable[Any]) -> bool:
     """Whether calls are being traced, or an argument is a tensor subclass, which may intercept operators."""
     if is_tracing():
         return True
-    others = set(map(type, arguments)) - _PLAIN
-    return any(issubclass(kind, Tensor) for kind in others)
+    kinds = set(map(type, arguments))
+    return not kinds <= _PLAIN and any(issubclass(kind, Tensor) for kind in kinds - _PLAIN)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, without_autocast
-from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import are_operands, finish_rows, operands, refuse_tensors
 from maclaurin.programs.linear_time import chunk_for, linear_cost, refuse_head
 from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
@@ -36,6 +36,8 @@ _NOT_BALANCED = (
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
 _TENSORS, _OPTIONS = 6, 9
+#: a tensor that a call may lack
+_Given = Tensor | None
 
 
 class PairsAboutMean(Program):
@@ -95,18 +97,11 @@ class TailInChunks(Program):
         return linear_cost(call, self.chunk(call))
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        spec, inputs, state, window = call.spec, call.inputs, call.state, call.spec.window
-        line = inputs if state is None or window is None else _behind_exact_keys(inputs, state)
-        with without_autocast(call.device):
-            rows, moments = _Polynomial.of(call, self.chunk(call)).rows(call, line)
-            y = finish_rows(spec, rows[:, -call.queries :], inputs.gates, inputs.q.dtype)
-        if not call.return_state:
-            return y, None
-        k = inputs.k
-        before = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
-        if window is None:
-            return y, State(spec, moments, before + call.keys)
-        return y, State(spec, moments, before + call.keys, exact=_exact_keys_of(window, line), is_full=True)
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        polynomial = _Polynomial.of(call, self.chunk(call))
+        return polynomial.run_with_state if call.carries_state else polynomial.run
 
 
 class BalancedPairs(Program):
@@ -288,7 +283,22 @@ class _Polynomial(NamedTuple):
                 return rows, None
             return finish_rows(call.spec, rows, inputs.gates, inputs.q.dtype), None
 
-    def rows(self, call: Call, line: Inputs) -> tuple[Tensor, Tensor]:
+    def run_with_state(self, call: Call) -> tuple[Tensor, State | None]:
+        """The output of a call that continues from a state or returns one."""
+        spec, inputs, state, window = call.spec, call.inputs, call.state, call.spec.window
+        line = inputs if state is None or window is None else _behind_exact_keys(inputs, state)
+        with without_autocast(call.device):
+            rows, moments = self.rows(call, line)
+            y = finish_rows(spec, rows[:, -call.queries :], inputs.gates, inputs.q.dtype)
+        if moments is None:
+            return y, None
+        k = inputs.k
+        before = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
+        if window is None:
+            return y, State(spec, moments, before + call.keys)
+        return y, State(spec, moments, before + call.keys, exact=_exact_keys_of(window, line), is_full=True)
+
+    def rows(self, call: Call, line: Inputs) -> tuple[Tensor, Tensor | None]:
         """Rows [B, T, H, e] over their sums, and, if a state is requested, the moments of the tail after."""
         q, k, v = line[:3] if self.as_given else operands(call.spec, line)
         initial = None if call.state is None else call.state.moments
@@ -314,7 +324,9 @@ class _Polynomial(NamedTuple):
             self.divisor,
             call.return_state,
         )
-        return rows, moments_about(state, -origin) if call.return_state else state
+        if not call.return_state or state is None or origin is None:
+            return rows, None
+        return rows, moments_about(state, -origin)
 
 
 def _mean_of(moments: Tensor, k: Tensor) -> Tensor:
@@ -343,8 +355,8 @@ def mean_polynomial(
     narrow: bool,
     divisor: str,
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] in fp32 (`narrow`: in bf16); the last state, or empty; the offset it is about.
+) -> tuple[Tensor, _Given, _Given, _Given, _Given, Tensor, _Given, _Given, _Given, _Given, _Given]:
+    """y [B, T, H, e] in fp32 (`narrow`: in bf16); the last state, if requested; the offset it is about.
 
     States are [B, K, F, e + 1], about the offset [B, K, d] that follows them: the given one, which
     belongs to `initial`, or the mean of the first chunk. The other outputs are for the backward pass: the
@@ -357,14 +369,13 @@ def mean_polynomial(
     call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, narrow, divisor)
     start = program.start_from(initial, offset, call.order, v.shape[3])
     y, rest, rows, origin, after = program.forward(q, k, v, call, start, totals=return_state, cuts=cuts)
-    state = q.new_empty(0, dtype=torch.float32)
+    state = None
     if after is not None:
         state = layout.packed(after, range(call.order + 1), q.shape[3], v.shape[3], sums=True)
         state = state.unflatten(0, k.shape[::2])
-    origin = k.new_empty(0) if not origin.numel() else origin.view(k.shape[0], k.shape[2], -1)
-    if offset is not None:  # an operator must not return its inputs
-        origin = origin.clone()
-    rest = q.new_empty(0) if rest is None else rest
+    if origin is not None:
+        origin = origin.view(k.shape[0], k.shape[2], -1)
+        origin = origin if offset is None else origin.clone()  # an operator must not return its inputs
     return y, state, origin, rest, *rows  # type: ignore[return-value]
 
 
@@ -376,9 +387,9 @@ def mean_polynomial_backward(
     k: Tensor,
     v: Tensor,
     y: Tensor,
-    rest: Tensor,
-    origin: Tensor,
-    rows: Sequence[Tensor],
+    rest: Tensor | None,
+    origin: Tensor | None,
+    rows: Sequence[Tensor | None],
     initial: Tensor | None,
     cuts: Tensor | None,
     scale: float,
@@ -388,14 +399,14 @@ def mean_polynomial_backward(
     sinks: int,
     chunk: int,
     divisor: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradient of the initial state, or empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv, and the gradient of the initial state, if there is one."""
     from maclaurin.programs.triton import about_mean as program
     from maclaurin.programs.triton import moments as layout
 
     call = program.Call(scale, tuple(coefficients), about_mean, window, sinks, chunk, divisor=divisor)
     d, e, orders = q.shape[3], v.shape[3], range(call.order + 1)
-    d_totals = None
+    d_totals, origin = None, present(origin)
     if d_state is not None:
         d_totals = layout.unpacked(d_state.flatten(0, 1), orders, d, e, call.order)
     found = program.backward(
@@ -404,22 +415,22 @@ def mean_polynomial_backward(
         k,
         v,
         y,
-        rest if rest.numel() else None,
-        program.Rows(*rows),
-        origin.flatten(0, 1) if origin.numel() else origin,
+        present(rest),
+        program.Rows(*map(present, rows)),  # type: ignore[arg-type]
+        None if origin is None else origin.flatten(0, 1),
         call,
         program.start_from(initial, origin, call.order, e),
         d_totals=d_totals,
         cuts=cuts,
     )
-    d_initial = q.new_empty(0)
+    d_initial = None
     if found.before is not None:
         d_initial = layout.packed(found.before, orders, d, e, sums=True).unflatten(0, k.shape[::2])
     return found.q, found.k, found.v, d_initial
 
 
 @mean_polynomial.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     from maclaurin.programs.triton import block_layout, key_sums, moments, packed, tiles
 
     _, _, cuts, _, coefficients, about_mean, window, sinks, chunk, narrow, divisor, return_state = rest
@@ -433,30 +444,32 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     features = sum(number_of_multisets(d, n) for n in range(order + 1))
     y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
     log = q.new_empty(batch, heads, tokens, dtype=wide)
-    second = (rows, chunks, block_layout.block_rows(int(d), 2), e) if chunk and order > 1 else (0,)
+    second = (rows, chunks, block_layout.block_rows(int(d), 2), e)
     return (
         y,
-        q.new_empty((batch, kv_heads, features, e + 1) if return_state else (0,), dtype=wide),
-        k.new_empty((batch, kv_heads, d) if chunk else (0,)),
-        torch.empty_like(y) if narrow and divisor == "sum" else q.new_empty(0),
-        q.new_empty((batch, heads, tokens) if about_mean else (0,), dtype=wide),
+        q.new_empty((batch, kv_heads, features, e + 1), dtype=wide) if return_state else None,
+        k.new_empty((batch, kv_heads, d)) if chunk else None,
+        torch.empty_like(y) if narrow and divisor == "sum" else None,
+        q.new_empty((batch, heads, tokens), dtype=wide) if about_mean else None,
         log,
-        q.new_empty((batch, heads, tokens) if balanced else (0,), dtype=wide),
-        q.new_empty((rows, sums, d) if about_mean else (0,), dtype=wide),
-        q.new_empty((rows, sums, e) if balanced else (0,), dtype=wide),
-        q.new_empty((rows, chunks, moments.small_size(d, e)) if chunk else (0,), dtype=wide),
-        q.new_empty(second, dtype=tiles.operand(q) if chunk and order > 1 else wide),
+        q.new_empty((batch, heads, tokens), dtype=wide) if balanced else None,
+        q.new_empty((rows, sums, d), dtype=wide) if about_mean else None,
+        q.new_empty((rows, sums, e), dtype=wide) if balanced else None,
+        q.new_empty((rows, chunks, moments.small_size(d, e)), dtype=wide) if chunk else None,
+        q.new_empty(second, dtype=tiles.operand(q)) if chunk and order > 1 else None,
     )
 
 
 @mean_polynomial_backward.register_fake
-def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(
+    dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
     initial = rest[4]
-    d_initial = q.new_empty(0) if initial is None else torch.empty_like(initial)
+    d_initial = None if initial is None else torch.empty_like(initial)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_initial
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     q, k, v, initial, _, cuts, *call, _, divisor, ctx.return_state = inputs
     ctx.call = (*call, divisor)
     y, _, origin, rest, *rows = output

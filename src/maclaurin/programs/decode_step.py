@@ -34,7 +34,7 @@ from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_au
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.fused_rows import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
-from maclaurin.programs.program import Call, Cost, Program, Run
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -57,14 +57,14 @@ class StateStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        why = refuse_step(call)
-        if why is not None:
-            return why
-        if spec.window is not None or not spec.orders:
-            return "it supports only states without exact keys"
-        if spec.running_argument is not None or not (spec.denominator is None or _divides_itself(spec)):
-            return f"it does not divide by {spec.denominator}"
-        return "it does not support value gates" if spec.value_gates else _refuse_coefficients(spec)
+        exact = spec.window is not None or len(spec.orders) == 0
+        return first_reason(
+            refuse_step(call),
+            "it supports only states without exact keys" if exact else None,
+            None if _divides_itself(spec) else f"it does not divide by {spec.denominator}",
+            "it does not support value gates" if spec.value_gates else None,
+            lambda: _refuse_coefficients(spec),
+        )
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
@@ -113,16 +113,7 @@ class _Step(NamedTuple):
         total = state.log_decay
         if total is not None and decay is not None:
             total = total + decay
-        after = State(
-            state.spec,
-            moments,
-            count,
-            total,
-            is_full=state.is_full,
-            certificate=state.certificate,
-            key_bound=state.key_bound,
-        )
-        return y, after
+        return y, _after(state, moments, count, total, None)
 
 
 class WindowStep(Program):
@@ -134,41 +125,80 @@ class WindowStep(Program):
     has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
-        spec = call.spec
-        why = refuse_step(call)
-        if why is not None:
-            return why
-        if spec.window is None or not spec.window.is_plain:
-            return "it supports only a plain window"
-        if spec.window.sinks > _MOST_SINKS:
-            return f"it supports up to {_MOST_SINKS} sinks"
+        spec, window = call.spec, call.spec.window
         divided = None if spec.denominator is None else spec.denominator.fused
-        if divided is None or divided.by != "sum" or spec.arguments:
-            return "it supports only a row sum, without gates"
-        return "it does not support a norm" if spec.norm is not None else _refuse_coefficients(spec)
+        by_sum = divided is not None and divided.by == "sum" and len(spec.arguments) == 0
+        return first_reason(
+            refuse_step(call),
+            "it supports only a plain window" if window is None or not window.is_plain else None,
+            None
+            if window is None or window.sinks <= _MOST_SINKS
+            else f"it supports up to {_MOST_SINKS} sinks",
+            None if by_sum else "it supports only a row sum, without gates",
+            "it does not support a norm" if spec.norm is not None else None,
+            lambda: _refuse_coefficients(spec),
+        )
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
+        return self.prepared(call)(call)
+
+    def prepared(self, call: Call) -> Run:
+        spec = call.spec
+        table = (coefficient_table(spec) or ()) if spec.orders else ()
+        return _StepBesideWindow(table, row_divisor(spec)[1], spec.orders).run
+
+
+class _StepBesideWindow(NamedTuple):
+    """What a step with exact keys needs from its spec."""
+
+    table: Table
+    eps: float
+    orders: tuple[int, ...]
+
+    def run(self, call: Call) -> tuple[Tensor, State | None]:
         from maclaurin.programs.triton import decode_step as program
 
-        spec, inputs, state = call.spec, call.inputs, call.state
+        inputs, state = call.inputs, call.state
         assert state is not None
         assert state.exact is not None
         q, k, v = gpu.dense(inputs.q), gpu.dense(inputs.k), gpu.dense(inputs.v)
-        held = (state.exact.recent_k, state.exact.recent_v, state.exact.sink_k, state.exact.sink_v)
+        held = state.exact
         y, moments, count, exact = program.window_rows(
             state.moments.contiguous(),
             state.count.contiguous(),
-            program.Exact(*(u.contiguous() for u in held)),
+            program.Exact(
+                held.recent_k.contiguous(),
+                held.recent_v.contiguous(),
+                held.sink_k.contiguous(),
+                held.sink_v.contiguous(),
+            ),
             program.Token(k, q, v),
-            step_layout(k.shape[-1], spec.orders, k.device) if spec.orders else None,
+            step_layout(k.shape[-1], self.orders, call.device) if self.orders else None,
             call.scale,
-            (coefficient_table(spec) or ()) if spec.orders else (),
-            row_divisor(spec)[1],
+            self.table,
+            self.eps,
         )
-        return y, dataclasses.replace(state, moments=moments, count=count, exact=ExactKeys(*exact))
+        return y, _after(state, moments, count, state.log_decay, ExactKeys(*exact))
+
+
+def _after(
+    state: State, moments: Tensor, count: Tensor, log_decay: Tensor | None, exact: ExactKeys | None
+) -> State:
+    """The state after a token; `dataclasses.replace` would take several microseconds."""
+    return State(
+        state.spec,
+        moments,
+        count,
+        log_decay,
+        state.running,
+        exact,
+        state.is_full,
+        state.certificate,
+        state.key_bound,
+    )
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -187,14 +217,14 @@ def refuse_state_on_gpu(call: Call, moments: Tensor) -> str | None:
 
 def refuse_step(call: Call) -> str | None:
     """Why fused programs cannot run the call as one step."""
-    if not call.is_step or call.state is None:
+    state = call.state
+    if state is None or not call.is_step:
         return "it supports only one more token after a state"
-    why = refuse_dtypes(call)
-    if why is not None:
-        return why
-    if are_traced((call.inputs.q, call.state.moments)):
-        return "it cannot be traced"
-    return refuse_state_on_gpu(call, call.state.moments)
+    return first_reason(
+        refuse_dtypes(call),
+        "it cannot be traced" if are_traced((call.inputs.q, state.moments)) else None,
+        lambda: refuse_state_on_gpu(call, state.moments),
+    )
 
 
 def _refuse_coefficients(spec: AttentionSpec) -> str | None:
@@ -204,7 +234,10 @@ def _refuse_coefficients(spec: AttentionSpec) -> str | None:
 
 
 def _divides_itself(spec: AttentionSpec) -> bool:
-    return spec.denominator is not None and spec.denominator.fused is not None and rows_are_divided(spec)
+    """Whether the program divides rows by the spec's denominator, if there is one."""
+    if spec.denominator is None or spec.running_argument is not None:
+        return spec.running_argument is None
+    return spec.denominator.fused is not None and rows_are_divided(spec)
 
 
 def _step_cost(call: Call) -> Cost:

@@ -17,7 +17,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, gated_values, working_dtype
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
-from maclaurin.programs.program import Call
+from maclaurin.programs.program import Call, first_reason
 from maclaurin.spec import AttentionSpec
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,24 +26,20 @@ _LARGEST_HEAD = 128
 
 def refuse_tensors(call: Call) -> str | None:
     """Why fused programs do not take such tensors; None if they do."""
-    why = refuse_kind(call)
-    if why is not None:
-        return why
-    if not call.is_aligned:
-        return "it needs one query per key"
-    if not call.causal and call.inputs.present is not None:
-        return "without a causal mask it does not support padding"
-    return gpu.why_addresses_do_not_fit(*call.inputs[:3])
+    padded = call.inputs.present is not None and not call.causal
+    return first_reason(
+        refuse_kind(call),
+        None if call.is_aligned else "it needs one query per key",
+        "without a causal mask it does not support padding" if padded else None,
+        lambda: gpu.why_addresses_do_not_fit(*call.inputs[:3]),
+    )
 
 
 def refuse_kind(call: Call) -> str | None:
     """Why fused programs do not run on this device, in these dtypes or with such heads; None if they do."""
-    if not gpu.runs_on(call.device):
-        return gpu.why_not_on(call.device)
-    why = refuse_dtypes(call)
-    if why is not None:
-        return why
-    return refuse_head_size(call)
+    return first_reason(
+        gpu.why_not_on(call.device), lambda: refuse_dtypes(call), lambda: refuse_head_size(call)
+    )
 
 
 def refuse_dtypes(call: Call) -> str | None:

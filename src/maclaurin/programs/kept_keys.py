@@ -27,7 +27,7 @@ from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.decode_step import refuse_step
 from maclaurin.programs.fused_rows import finish_rows, operands, refuse_head_size, refuse_tensors
 from maclaurin.programs.program import Call, Cost, Program, first_reason
-from maclaurin.spec import AttentionSpec
+from maclaurin.spec import AttentionSpec, Window
 from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
@@ -46,21 +46,12 @@ class KeptKeys(Program):
     takes_groups = True
 
     def cannot(self, call: Call) -> str | None:
-        spec = call.spec
-        why = first_reason(*(_refuse_spec(each) for each, _ in call.specs_of_heads))
-        if why is not None:
-            return why
-        if call.state is not None:
-            return "it does not continue from a state"
-        if call.return_state and call.inputs.present is not None:
-            return "it returns no state with padding"
-        if call.return_state and are_traced((call.inputs.q,)):
-            return "it cannot be traced with a state"
-        if call.return_state and spec.value_gates:
-            return "it returns no state with a value gate"
-        if call.return_state and call.needs_gradient:
-            return "it has no backward pass with a state"
-        return refuse_tensors(call)
+        return first_reason(
+            *(_refuse_spec(each) for each, _ in call.specs_of_heads),
+            "it does not continue from a state" if call.state is not None else None,
+            _refuse_returned_state(call) if call.return_state else None,
+            lambda: refuse_tensors(call),
+        )
 
     def cost(self, call: Call) -> Cost:
         """A pass over the exact keys; with kept keys, two over the window and a comparison of all scores."""
@@ -136,20 +127,13 @@ class KeptStep(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        why = refuse_step(call)
-        if why is None:
-            why = _refuse_spec(spec)
-        if why is not None:
-            return why
-        window = spec.window
-        assert window is not None
-        if not window.kept:
-            return "it supports only windows with kept keys"
-        if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
-            return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
-        if spec.value_gates:
-            return "it does not support value gates"
-        return refuse_head_size(call)
+        return first_reason(
+            refuse_step(call),
+            _refuse_spec(spec),
+            lambda: _refuse_slots(spec.window),
+            "it does not support value gates" if spec.value_gates else None,
+            lambda: refuse_head_size(call),
+        )
 
     def cost(self, call: Call) -> Cost:
         """Exact keys are read and written once."""
@@ -184,6 +168,26 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
         return "it does not support decay gates or a running sum"
     if not spec.ignores_row_scale:
         return f"it does not divide by {spec.denominator}"
+    return None
+
+
+def _refuse_returned_state(call: Call) -> str | None:
+    """Why it cannot return the state after such a text; None if it can."""
+    if call.inputs.present is not None:
+        return "it returns no state with padding"
+    if are_traced((call.inputs.q,)):
+        return "it cannot be traced with a state"
+    if call.spec.value_gates:
+        return "it returns no state with a value gate"
+    return "it has no backward pass with a state" if call.needs_gradient else None
+
+
+def _refuse_slots(window: Window | None) -> str | None:
+    """Why a step does not take such a window; None if it does."""
+    if window is None or not window.kept:
+        return "it supports only windows with kept keys"
+    if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
+        return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
     return None
 
 

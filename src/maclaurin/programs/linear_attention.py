@@ -14,7 +14,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import gated_values, log_decay, working_dtype
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
     finish_rows,
     over_denominator,
@@ -31,6 +31,8 @@ from maclaurin.spec import AttentionSpec, Sign
 _CHUNK = 64
 #: tensors and other arguments of `first_order`
 _TENSORS, _OPTIONS = 7, 12
+#: a tensor that a call may lack
+_Given = Tensor | None
 
 
 class LinearAttention(Program):
@@ -88,7 +90,8 @@ def _refuse_state(call: Call) -> str | None:
     return None if call.inputs.present is None else "with a state it does not support padding"
 
 
-def _state_after(call: Call, moments: Tensor) -> State:
+def _state_after(call: Call, moments: Tensor | None) -> State:
+    assert moments is not None
     state, k = call.state, call.inputs.k
     count = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
     decay = log_decay(call.spec, call.inputs)
@@ -114,6 +117,8 @@ class _Rows(NamedTuple):
     is_final: bool
     rests: bool
     chunk: int
+    #: whether q, k and v are operands as they are given
+    as_given: bool
 
     @staticmethod
     def of(call: Call, chunk: int) -> _Rows:
@@ -134,6 +139,7 @@ class _Rows(NamedTuple):
             is_final,
             is_final and q.dtype != torch.float32 and (length > 0 or cancels),
             chunk,
+            _takes_as_given(call),
         )
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
@@ -141,14 +147,11 @@ class _Rows(NamedTuple):
             y, moments = self.rows(call)
         return y, _state_after(call, moments) if call.return_state else None
 
-    def rows(self, call: Call) -> tuple[Tensor, Tensor]:
-        """y [B, T, H, e] in the dtype of q, and the moments after the last token, or empty."""
+    def rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
+        """y [B, T, H, e] in the dtype of q, and the moments after the last token if a state is requested."""
         spec, inputs, state = call.spec, call.inputs, call.state
-        q, k, v = self.operands(call)
         y, moments, *_ = first_order(
-            dense(q),
-            dense(k),
-            dense(v),
+            *(inputs[:3] if self.as_given else self.operands(call)),
             None if self.gate is None else inputs.gates[self.gate],
             _log_decay(spec, inputs.gates),
             state.count if state is not None and self.divisor == "count" else None,
@@ -179,7 +182,17 @@ class _Rows(NamedTuple):
             q, k = (spec.kernel.mapped(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         if self.gate is None and spec.value_gates:
             v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
-        return q, k, v
+        return dense(q), dense(k), dense(v)
+
+
+def _takes_as_given(call: Call) -> bool:
+    """Whether the program takes q, k and v unchanged."""
+    spec = call.spec
+    if spec.kernel.feature_map is None or spec.kernel.feature_map.fused is None:
+        return False
+    if spec.value_gates and _gate_inside(spec) is None:
+        return False
+    return all(u.stride(-1) == 1 for u in call.inputs[:3])
 
 
 def _gate_inside(spec: AttentionSpec) -> str | None:
@@ -230,7 +243,7 @@ def first_order(
     chunk: int,
     segments: int,
     return_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, _Given, _Given, _Given, _Given, _Given, _Given, _Given, _Given]:
     """y [B, T, H, e] (fp32 unless `final`) and the last state.
 
     q [B, T, H, d], k [B, T, K, d] and v [B, T, K, e] have a dense last axis. Gates [B, T, K] may have any
@@ -261,9 +274,9 @@ def first_order_backward(
     log_forget: Tensor | None,
     before: Tensor | None,
     y: Tensor,
-    stat: Tensor,
-    rest: Tensor,
-    states: list[Tensor],
+    stat: Tensor | None,
+    rest: Tensor | None,
+    states: list[Tensor | None],
     started: bool,
     feature_map: str,
     scale: float,
@@ -276,38 +289,43 @@ def first_order_backward(
     rests: bool,
     chunk: int,
     segments: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradients of both gates and of the initial state, or empty."""
+) -> tuple[Tensor, Tensor, Tensor, _Given, _Given, _Given]:
+    """dq, dk, dv, and the gradients of both gates and of the initial state, if the call has them."""
     from maclaurin.programs.triton import linear_attention as program
 
     call = program.Call(
         feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
     )
-    given = q, k, v, input_gate, log_forget, before, y, stat, rest, program.States(*states), call
-    found = program.backward(dy, *given, d_state=d_state, started=started)
-    return tuple(q.new_empty(0) if u is None else u for u in found)  # type: ignore[return-value]
+    kept = present(stat), present(rest), program.States(*map(present, states))
+    return program.backward(
+        dy, q, k, v, input_gate, log_forget, before, y, *kept, call, d_state=d_state, started=started
+    )
 
 
 @first_order.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     from maclaurin.programs.triton import linear_attention as program
 
     call, return_state = program.Call(*rest[4:-1]), rest[-1]
     made = program.results(q, k, v, rest[1] is not None, call, return_state)
-    y, stat, rest_of_y, after, *states = (q.new_empty(shape, dtype=dtype) for shape, dtype in made)
+    y, stat, rest_of_y, after, *states = (
+        None if kind is None else q.new_empty(kind.shape, dtype=kind.dtype) for kind in made
+    )
     return y, after, stat, rest_of_y, *states
 
 
 @first_order_backward.register_fake
-def _(dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _(
+    dy: Tensor, d_state: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor | None, ...]:
     gates, started, divisor = rest[:2], rest[7], rest[10]
-    of_gates = (q.new_empty(0) if u is None else u.new_empty(u.shape) for u in gates)
-    shape = (k.shape[0], k.shape[2], q.shape[3], v.shape[3] + int(divisor == "sum")) if started else (0,)
-    d_initial = q.new_empty(shape, dtype=torch.float32 if started else q.dtype)
+    of_gates = (None if u is None else u.new_empty(u.shape) for u in gates)
+    shape = (k.shape[0], k.shape[2], q.shape[3], v.shape[3] + int(divisor == "sum"))
+    d_initial = q.new_empty(shape, dtype=torch.float32) if started else None
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *of_gates, d_initial
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     q, k, v, input_gate, log_forget, before, initial, *ctx.call, ctx.return_state = inputs
     ctx.started = initial is not None
     y, _, stat, rest, *states = output

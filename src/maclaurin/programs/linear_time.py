@@ -22,7 +22,7 @@ from maclaurin.forms.features import HIGHEST_MOVED, moments_about
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import log_decay
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
     are_operands,
     finish_rows,
@@ -160,8 +160,9 @@ def refuse_moving(spec: AttentionSpec) -> str | None:
     return None if spec.highest_order <= HIGHEST_MOVED else f"it shifts moments up to order {HIGHEST_MOVED}"
 
 
-def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
+def _state_after(call: Call, moments: Tensor | None, running: Tensor | None) -> State:
     """The state after the last token, given its moments and the running sum of its denominator."""
+    assert moments is not None
     state, k = call.state, call.inputs.k
     count = torch.zeros(k.shape[0], dtype=torch.int64, device=k.device) if state is None else state.count
     decay = log_decay(call.spec, call.inputs)
@@ -173,11 +174,11 @@ def _state_after(call: Call, moments: Tensor, running: Tensor | None) -> State:
 
 
 class LinearSums(NamedTuple):
-    """Rows [B, T, H, e] over their divisors [B, H, T]; moments of all keys [B, K, F, E] for the state."""
+    """Rows [B, T, H, e] over their divisors [B, H, T]; for a state, the moments of all keys [B, K, F, E]."""
 
     rows: Tensor
     divisors: Tensor
-    moments: Tensor
+    moments: Tensor | None
     centred: CentredKeys | None
 
 
@@ -214,7 +215,7 @@ def linear_sums(
         keep,
         final,
     )
-    if centred is not None and centred.offset is not None and keep:
+    if keep and after is not None and centred is not None and centred.offset is not None:
         after = moments_about(after, -centred.offset[:, 0])
     return LinearSums(rows, divisors, after, centred)
 
@@ -307,12 +308,12 @@ def linear_polynomial(
     orders: Sequence[int],
     return_state: bool,
     narrow: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e] and D [B, H, T] in fp32; the state after the text [B, K, F, e (+ 1)], or empty.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """y [B, T, H, e] and D [B, H, T] in fp32; the state after the text [B, K, F, e (+ 1)], or None.
 
-    `narrow`: y in bf16, and after D its rounding error for the backward pass; else that is empty. The state
+    `narrow`: y in bf16, and after D its rounding error for the backward pass; else that is None. The state
     holds these orders, as `initial` does, and a column for the row sum if rows are divided by it. Last come
-    the keys' moments for the backward pass: small ones, orders 2 and 3, or empty.
+    the keys' moments for the backward pass: small ones, orders 2 and 3, or None.
     """
     from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
@@ -325,11 +326,10 @@ def linear_polynomial(
     y, rest, z, past, after = program.forward(
         q, k, v, program.Rows(alpha, log_forget), call, initial=start, totals=return_state
     )
-    state = q.new_empty(0, dtype=torch.float32)
+    state = None
     if after is not None:
         state = layout.packed(after, orders, d, e, sums=call.by_sum).unflatten(0, k.shape[::2])
-    second, third = (past.high.get(n, q.new_empty(0)) for n in (2, 3))
-    return y, z, q.new_empty(0) if rest is None else rest, state, past.small, second, third
+    return y, z, rest, state, past.small, past.high.get(2), past.high.get(3)
 
 
 @operator("maclaurin::linear_polynomial_backward")
@@ -342,26 +342,27 @@ def linear_polynomial_backward(
     v: Tensor,
     y: Tensor,
     z: Tensor,
-    rest: Tensor,
-    state: Tensor,
+    rest: Tensor | None,
+    state: Tensor | None,
     alpha: Tensor | None,
     log_forget: Tensor | None,
-    moments: Sequence[Tensor],
+    moments: Sequence[Tensor | None],
     started: bool,
     coefficients: Sequence[float],
     divisor: str,
     chunk: int,
     orders: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dα, and the gradients of the log forget gate and of the state before, or empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """dq, dk, dv, dα, and the gradients of the log forget gate and of the state before, or None."""
     from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
 
     call = program.Call(tuple(coefficients), divisor, 0.0, chunk)
     d, e = q.shape[3], v.shape[3]
-    small, *high = moments
+    small, *high = map(present, moments)
+    assert small is not None
     after = d_after = None
-    if d_state is not None:
+    if d_state is not None and state is not None:
         after, d_after = (
             layout.unpacked(u.flatten(0, 1), orders, d, e, call.order) for u in (state, d_state)
         )
@@ -372,10 +373,10 @@ def linear_polynomial_backward(
         k,
         v,
         y,
-        rest if rest.numel() else None,
+        present(rest),
         z,
         program.Rows(alpha, log_forget),
-        program.Moments(small, {n: u for n, u in zip((2, 3), high, strict=True) if u.numel()}),
+        program.Moments(small, {n: u for n, u in zip((2, 3), high, strict=True) if u is not None}),
         call,
         started=started,
         totals=after,
@@ -385,7 +386,7 @@ def linear_polynomial_backward(
     if before is not None:
         d_initial = layout.packed(before, orders, d, e, sums=call.by_sum)
         d_initial = d_initial.unflatten(0, k.shape[::2])
-    return tuple(q.new_empty(0) if u is None else u for u in (*found, d_initial))  # type: ignore[return-value]
+    return *found, d_initial  # type: ignore[return-value]
 
 
 @linear_polynomial.register_fake
@@ -403,14 +404,14 @@ def _(
     orders: Sequence[int],
     return_state: bool,
     narrow: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, ...]:
     from maclaurin.programs.triton import block_layout, moments, tiles
 
     batch, tokens, heads, d = q.shape
     e, kv_heads, chunks = v.shape[3], k.shape[2], -(-tokens // chunk)
     rows, wide = batch * kv_heads, torch.float32
     features = sum(number_of_multisets(d, n) for n in orders)
-    state = (batch, kv_heads, features, e + int(divisor == "sum")) if return_state else (0,)
+    state = (batch, kv_heads, features, e + int(divisor == "sum"))
     high = [
         q.new_empty(
             rows,
@@ -420,15 +421,15 @@ def _(
             dtype=tiles.operand(q),
         )
         if n < len(coefficients)
-        else q.new_empty(0)
+        else None
         for n in (2, 3)
     ]
     y = q.new_empty(batch, tokens, heads, e, dtype=torch.bfloat16 if narrow else wide)
     return (
         y,
         q.new_empty(batch, heads, tokens, dtype=wide),
-        torch.empty_like(y) if narrow else q.new_empty(0),
-        q.new_empty(state, dtype=wide),
+        torch.empty_like(y) if narrow else None,
+        q.new_empty(state, dtype=wide) if return_state else None,
         q.new_empty(rows, chunks, moments.small_size(d, e), dtype=wide),
         high[0],
         high[1],
@@ -445,25 +446,25 @@ def _(
     v: Tensor,
     y: Tensor,
     z: Tensor,
-    rest: Tensor,
-    state: Tensor,
+    rest: Tensor | None,
+    state: Tensor | None,
     alpha: Tensor | None,
     log_forget: Tensor | None,
-    moments: Sequence[Tensor],
+    moments: Sequence[Tensor | None],
     started: bool,
     coefficients: Sequence[float],
     divisor: str,
     chunk: int,
     orders: Sequence[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    d_alpha, d_forget = (q.new_empty(0) if u is None else torch.empty_like(u) for u in (alpha, log_forget))
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    d_alpha, d_forget = (None if u is None else torch.empty_like(u) for u in (alpha, log_forget))
     features = sum(number_of_multisets(q.shape[3], n) for n in orders)
-    shape = (k.shape[0], k.shape[2], features, v.shape[3] + int(divisor == "sum")) if started else (0,)
-    d_initial = q.new_empty(shape, dtype=torch.float32 if started else q.dtype)
+    shape = (k.shape[0], k.shape[2], features, v.shape[3] + int(divisor == "sum"))
+    d_initial = q.new_empty(shape, dtype=torch.float32) if started else None
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_alpha, d_forget, d_initial
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     q, k, v, alpha, log_forget, initial, coefficients, divisor, _, *sizes, ctx.return_state, _ = inputs
     ctx.call = (coefficients, divisor, *sizes)
     ctx.started = initial is not None

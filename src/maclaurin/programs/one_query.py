@@ -9,7 +9,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.tracing import are_traced, without_autocast
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.fused_rows import finish_rows, operands, refuse_kind
-from maclaurin.programs.program import Call, Cost, Program, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, dense_flops, first_reason
 from maclaurin.spec import AttentionSpec
 
 
@@ -23,10 +23,7 @@ class OneQuery(Program):
     has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
-        why = refuse_spec(call.spec)
-        if why is not None:  # not `or`: torch.compile cannot branch on a formatted string
-            return why
-        return _refuse_tensors(call)
+        return first_reason(refuse_spec(call.spec), lambda: _refuse_tensors(call))
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 2, 0.0)

@@ -84,6 +84,11 @@ class Plan:
     run: Run = field(repr=False, compare=False)
     #: why another spec runs than was asked for
     note: str = ""
+    #: whether packed sequences are copied to rows; a program is then chosen by their real lengths
+    copies: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "copies", self.program in self.copied)
 
     @property
     def form(self) -> Form:
@@ -94,11 +99,6 @@ class Plan:
     def backend(self) -> str:
         """What the program is made of: "sdpa", "triton" or "torch"."""
         return self.program.backend
-
-    @property
-    def copies(self) -> bool:
-        """Whether packed sequences are copied to rows; a program is then chosen by their real lengths."""
-        return self.program in self.copied
 
     @property
     def has_fixed_work(self) -> bool:

@@ -209,7 +209,8 @@ class Program(ABC):
 def first_reason(*reasons: str | Callable[[], str | None] | None) -> str | None:
     """The first that is not None; functions are called only if no reason comes before them.
 
-    Not `a or b`: torch.compile cannot branch on a formatted text.
+    Programs combine their refusals with this and not with `or`: torch.compile (2.11) cannot branch on a
+    formatted text.
     """
     for reason in reasons:
         why = reason() if callable(reason) else reason

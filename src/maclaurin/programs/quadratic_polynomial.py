@@ -16,7 +16,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
     are_operands,
     finish_rows,
@@ -156,18 +156,17 @@ def polynomial_attention(
     causal: bool,
     sigmoid: bool,
     narrow: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Σ_s w_ts v_s / D_t [B, T, H, e] and D [B, H, T] in fp32, with w = Σ_n c_n (q·k)ⁿ or σ of it.
 
     `log_decay` [B, K, T] is ln f of a decay gate: w is multiplied by f_{s+1} … f_t.
     `cuts` [n + 1]: n sequences are packed into one row; s and t belong to the same one and count within it.
-    `narrow`: y in bf16, and last its rounding error for the backward pass; else that is empty.
+    `narrow`: y in bf16, and then its rounding error for the backward pass; else that is None.
     """
     from maclaurin.programs.triton import quadratic_polynomial as program
 
     call = program.Call(tuple(coefficients), divisor, eps, causal, sigmoid, narrow)
-    y, rest, z = program.forward(q, k, v, call, log_decay, cuts)
-    return y, q.new_empty(0) if rest is None else rest, z
+    return program.forward(q, k, v, call, log_decay, cuts)
 
 
 @operator("maclaurin::polynomial_attention_backward")
@@ -177,7 +176,7 @@ def polynomial_attention_backward(
     k: Tensor,
     v: Tensor,
     y: Tensor,
-    rest: Tensor,
+    rest: Tensor | None,
     z: Tensor,
     log_decay: Tensor | None,
     cuts: Tensor | None,
@@ -185,33 +184,31 @@ def polynomial_attention_backward(
     divisor: str,
     causal: bool,
     sigmoid: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, and the gradient of the log decay gate, or empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """dq, dk, dv, and the gradient of the log decay gate, if there is one."""
     from maclaurin.programs.triton import quadratic_polynomial as program
 
     call = program.Call(tuple(coefficients), divisor, 0.0, causal, sigmoid)
-    known = rest if rest.numel() else None
-    *found, d_decay = program.backward(dy, q, k, v, y, known, z, call, log_decay, cuts)
-    return *found, q.new_empty(0) if d_decay is None else d_decay  # type: ignore[return-value]
+    return program.backward(dy, q, k, v, y, present(rest), z, call, log_decay, cuts)
 
 
 @polynomial_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     batch, tokens, heads, _size = q.shape
     narrow = call[-1]
     y = v.new_empty(batch, tokens, heads, v.shape[3], dtype=torch.bfloat16 if narrow else torch.float32)
-    rest = torch.empty_like(y) if narrow else q.new_empty(0)
+    rest = torch.empty_like(y) if narrow else None
     return y, rest, q.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
 @polynomial_attention_backward.register_fake
-def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
     log_decay = rest[3]
-    d_decay = q.new_empty(0) if log_decay is None else torch.empty_like(log_decay)
+    d_decay = None if log_decay is None else torch.empty_like(log_decay)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), d_decay
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None, Tensor]) -> None:
     q, k, v, decay, cuts, ctx.coefficients, ctx.divisor, _, ctx.causal, ctx.sigmoid, _ = inputs
     ctx.save_for_backward(q, k, v, decay, cuts, *output)
     ctx.set_materialize_grads(False)

@@ -36,7 +36,7 @@ from maclaurin.programs.fused_rows import (
     scaled_rows,
     scaled_rows_backward,
 )
-from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops
+from maclaurin.programs.program import Call, Cost, Program, Run, dense_flops, first_reason
 from maclaurin.programs.stock_softmax import log_divisor, weights_fit
 from maclaurin.spec import AttentionSpec
 
@@ -58,19 +58,16 @@ class ScoreMod(Program):
 
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
-        for why in (
+        over_heads = spec.norm is not None and not spec.norm.per_head
+        needs_order = spec.has_order_of_time and not call.causal
+        return first_reason(
             _refuse_weights(spec),
             _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
-        ):
-            if why is not None:  # not `if why`: torch.compile cannot branch on a formatted string
-                return why
-        if call.carries_state:
-            return "it carries no state"
-        if not call.causal and spec.has_order_of_time:
-            return "a decay or a window needs causal attention"
-        if spec.norm is not None and not spec.norm.per_head:
-            return "a norm over several heads needs gains that may overflow"
-        return refuse_tensors(call)
+            "it carries no state" if call.carries_state else None,
+            "a decay or a window needs causal attention" if needs_order else None,
+            "a norm over several heads needs gains that may overflow" if over_heads else None,
+            lambda: refuse_tensors(call),
+        )
 
     def cost(self, call: Call) -> Cost:
         window, flops = call.spec.window, dense_flops(call)

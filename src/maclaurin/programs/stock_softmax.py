@@ -26,7 +26,8 @@ a few sequences at a time and copies their gradients into the whole (`_Backward`
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -39,6 +40,7 @@ from maclaurin.forms.output import SeenByRows, running_log_sum
 from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
 from maclaurin.forms.tracing import are_traced, is_tracing
+from maclaurin.programs.custom_operator import apply_of
 from maclaurin.programs.fused_rows import (
     finish_rows,
     fused_length,
@@ -191,13 +193,18 @@ class _Gained(NamedTuple):
     """What a softmax with a gain per row needs from its spec and shapes."""
 
     stock: TorchSoftmax
+    spec: AttentionSpec
     #: the argument of a gate [B, T, H], if only that gate follows on the rows: it joins their gain
     gate: str | None
     uses_row_sum: bool
+    #: ln D, if it depends on nothing but the number of keys
+    constant: Callable[[], Tensor] | None
     #: query heads per key-value head
     group: int
-    #: head sizes that fused programs take
+    #: head sizes that fused programs take, and whether q, k or v must be padded to it
     size: int
+    is_padded: bool
+    needs_gradient: bool
 
     @staticmethod
     def of(call: Call) -> _Gained:
@@ -207,29 +214,69 @@ class _Gained(NamedTuple):
         size = max(q.shape[-1], v.shape[-1])
         size += -size % (8 if call.device.type == "cuda" else 1)
         divides = spec.denominator is not None and spec.denominator.uses_row_sum
-        return _Gained(stock, _gate_in_gain(spec), divides, call.group, size)
+        return _Gained(
+            stock,
+            spec,
+            _gate_in_gain(spec),
+            divides,
+            _constant_divisor(call),
+            call.group,
+            size,
+            not q.shape[-1] == v.shape[-1] == size,
+            call.needs_gradient,
+        )
 
     def run(self, call: Call) -> tuple[Tensor, None]:
         """The rows over their denominator, their gates and their norm."""
         inputs = _gated(call)
-        gates, gate = inputs.gates, None if self.gate is None else inputs.gates[self.gate]
+        gate = None if self.gate is None else inputs.gates[self.gate]
         if gate is not None and gate.dim() == 3:
             return self.rows(call, inputs, gate), None
-        return finish_rows(call.spec, self.rows(call, inputs, None), gates, inputs.q.dtype), None
+        rows = self.rows(call, inputs, None)
+        return finish_rows(call.spec, rows, inputs.gates, inputs.q.dtype), None
 
     def rows(self, call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
         """The rows over their denominator [B, T, H, e], times a gate [B, T, H] if given."""
-        q, k, v, *_ = inputs
+        q, k, v = inputs[:3]
+        e = v.shape[3]
         if self.group > 1:
             k, v = k.repeat_interleave(self.group, 2), v.repeat_interleave(self.group, 2)
-        e, size = v.shape[-1], self.size
-        gain = _Gain(self.stock, call.spec, inputs, call.scale, call.causal, self.uses_row_sum)
-        operands = _padded(q, size), _padded(k, size), _padded(v, size), log_divisor(call, inputs), gate
-        if torch.is_grad_enabled():
-            y = cast("Tensor", _GainedSoftmax.apply(*operands, gain))
+        if self.is_padded:
+            q, k, v = (_padded(u, self.size) for u in (q, k, v))
+        divisor = log_divisor(call, inputs) if self.constant is None else self.constant()
+        if self.needs_gradient:
+            y: Tensor = _apply_gained(q, k, v, divisor, gate, self, inputs, call.scale, call.causal)
         else:
-            y = _gained_softmax(*operands, gain).y
-        return y if size == e else y[..., :e]
+            y = self.forward(q, k, v, divisor, gate, inputs, call.scale, call.causal).y
+        return y[..., :e] if self.is_padded else y
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_divisor: Tensor | None,
+        gate: Tensor | None,
+        inputs: Inputs,
+        scale: float,
+        causal: bool,
+    ) -> _GainedAnswer:
+        o, lse = self.stock.forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale, causal)
+        lse, log_slope = lse.contiguous(), None
+        if self.uses_row_sum:
+            log_divisor, log_slope = self.from_row_sum(lse, inputs, causal)
+        y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
+        return _GainedAnswer(y, o, lse, log_divisor, log_slope)
+
+    def from_row_sum(self, lse: Tensor, inputs: Inputs, causal: bool) -> tuple[Tensor, Tensor | None]:
+        """ln D and 1 − a = ∂ ln D/∂ lse (None for zero) where D depends on the row's weights."""
+        denominator = self.spec.denominator
+        assert denominator is not None
+        rows = lse.unflatten(1, (inputs.k.shape[2], -1))
+        seen = SeenByRows(self.spec, inputs, causal, rows=Rows(rows, torch.ones_like(rows), rows))
+        log_divisor = seen.log_divisor().to(rows.dtype).flatten(1, 2)
+        slope = denominator.log_slope(seen)
+        return log_divisor, None if slope is None else slope.to(rows.dtype).expand_as(rows).flatten(1, 2)
 
 
 def _gate_in_gain(spec: AttentionSpec) -> str | None:
@@ -240,45 +287,35 @@ def _gate_in_gain(spec: AttentionSpec) -> str | None:
     return only.argument.name if only.multiplies else None
 
 
-class _Gain(NamedTuple):
-    """The non-tensor arguments of a softmax with a gain, and how its denominator follows from the lse."""
-
-    stock: TorchSoftmax
-    spec: AttentionSpec
-    inputs: Inputs
-    scale: float
-    causal: bool
-    uses_row_sum: bool
-
-    def from_row_sum(self, lse: Tensor) -> tuple[Tensor, Tensor | None]:
-        """ln D and 1 − a = ∂ ln D/∂ lse (None for zero) where D depends on the row's weights."""
-        denominator = self.spec.denominator
-        assert denominator is not None
-        rows = lse.unflatten(1, (self.inputs.k.shape[2], -1))
-        seen = SeenByRows(self.spec, self.inputs, self.causal, rows=Rows(rows, torch.ones_like(rows), rows))
-        log_divisor = seen.log_divisor().to(rows.dtype).flatten(1, 2)
-        slope = denominator.log_slope(seen)
-        return log_divisor, None if slope is None else slope.to(rows.dtype).expand_as(rows).flatten(1, 2)
-
-
 def log_divisor(call: Call, inputs: Inputs) -> Tensor | None:
     """ln D [B or 1, H or 1, T] of a denominator that does not depend on the row's weights; None for 1."""
     denominator = call.spec.denominator
     if denominator is None or denominator.uses_row_sum:
         return None
-    if inputs.present is None and not denominator.arguments and not is_tracing():
-        counted = call.spec, inputs.q.shape[1], inputs.k.shape[1], call.causal, inputs.q.dtype, call.device
-        return _log_divisor_of_count(*counted)
+    constant = _constant_divisor(call)
+    if constant is not None:
+        return constant()
     running = running_log_sum(call.spec, inputs, None, call.causal)
     seen = SeenByRows(call.spec, inputs, call.causal, running=running)
     return per_head(denominator.log_divisor(seen), inputs)
+
+
+def _constant_divisor(call: Call) -> Callable[[], Tensor] | None:
+    """How to get ln D [1, 1, T] of a denominator that depends only on the number of keys; None for others."""
+    spec, inputs = call.spec, call.inputs
+    if spec.denominator is None or spec.denominator.uses_row_sum or spec.denominator.arguments:
+        return None
+    if inputs.present is not None or is_tracing():
+        return None
+    counted = inputs.q.shape[1], inputs.k.shape[1], call.causal, inputs.q.dtype, call.device
+    return partial(_log_divisor_of_count, spec, *counted)
 
 
 @lru_cache(maxsize=64)
 def _log_divisor_of_count(
     spec: AttentionSpec, queries: int, keys: int, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """ln D [1, 1, T] of a denominator that depends only on the number of keys, cached per shape."""
+    """`_constant_divisor`, cached per shape."""
     with torch.inference_mode(False), torch.no_grad():
         q, k = (torch.empty(1, n, 1, 1, dtype=dtype, device=device) for n in (queries, keys))
         inputs = Inputs(q, k, k)
@@ -305,18 +342,6 @@ class _GainedAnswer(NamedTuple):
     log_slope: Tensor | None
 
 
-def _gained_softmax(
-    q: Tensor, k: Tensor, v: Tensor, log_divisor: Tensor | None, gate: Tensor | None, gain: _Gain
-) -> _GainedAnswer:
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    o, lse = gain.stock.forward(q, k, v, gain.scale, gain.causal)
-    lse, log_slope = lse.contiguous(), None
-    if gain.uses_row_sum:
-        log_divisor, log_slope = gain.from_row_sum(lse)
-    y = scaled_rows(o, lse, log_divisor, gate).transpose(1, 2)
-    return _GainedAnswer(y, o, lse, log_divisor, log_slope)
-
-
 class _GainedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -326,13 +351,15 @@ class _GainedSoftmax(torch.autograd.Function):
         v: Tensor,
         log_divisor: Tensor | None,
         gate: Tensor | None,
-        gain: _Gain,
+        gained: _Gained,
+        inputs: Inputs,
+        scale: float,
+        causal: bool,
     ) -> Tensor:
-        found = _gained_softmax(q, k, v, log_divisor, gate, gain)
-        ctx.call, ctx.layout = (gain.stock, gain.scale, gain.causal), found.o.stride()
-        constant = not gain.uses_row_sum and not ctx.needs_input_grad[3]
-        ctx.is_direct = constant and gate is None and weights_fit(q)
-        ctx.rows_are_output = not gain.uses_row_sum and weights_fit(q)
+        found = gained.forward(q, k, v, log_divisor, gate, inputs, scale, causal)
+        ctx.call, ctx.layout = (gained.stock, scale, causal), found.o.stride()
+        ctx.rows_are_output = not gained.uses_row_sum and weights_fit(q)
+        ctx.is_direct = ctx.rows_are_output and gate is None and not ctx.needs_input_grad[3]
         if ctx.is_direct:
             ctx.save_for_backward(q, k, v, log_divisor)
         else:
@@ -347,7 +374,7 @@ class _GainedSoftmax(torch.autograd.Function):
         if ctx.is_direct:
             dy = dy if dy.stride(-1) == 1 and min(dy.stride()) > 0 else dy.contiguous()
             rows = _DirectRows(dy.transpose(1, 2), ctx.layout, *kept)
-            return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
+            return *_Backward(*ctx.call).gradients(q, k, v, rows), *(None,) * 6
         of_divisor, of_gate = ctx.needs_input_grad[3], ctx.needs_input_grad[4]
         rows = _GainedRows(
             dy.transpose(1, 2),
@@ -366,7 +393,10 @@ class _GainedSoftmax(torch.autograd.Function):
                 d_divisor = (-of_rows).sum_to_size(rows.log_divisor.shape)
             if of_gate and rows.gate is not None:
                 d_gate = sums.transpose(1, 2).to(rows.gate.dtype)
-        return *found, d_divisor, d_gate, None
+        return *found, d_divisor, d_gate, *(None,) * 4
+
+
+_apply_gained = apply_of(_GainedSoftmax)
 
 
 class _DirectRows(NamedTuple):
@@ -427,6 +457,7 @@ class _Normed(NamedTuple):
     stock: TorchSoftmax
     length: float
     centred: bool
+    needs_gradient: bool
 
     @staticmethod
     def of(call: Call) -> _Normed | None:
@@ -438,16 +469,16 @@ class _Normed(NamedTuple):
         plain = plain and (call.causal or call.inputs.present is None)
         stock = torch_softmax(q.transpose(1, 2), k, v, call.device) if plain else None
         length = fused_length(spec, q)
-        return None if stock is None or length is None else _Normed(stock, length, spec.norm.centred)
+        if stock is None or length is None:
+            return None
+        return _Normed(stock, length, spec.norm.centred, call.needs_gradient)
 
     def run(self, call: Call) -> tuple[Tensor, None]:
         """The rows under their norm."""
-        q, k, v, *_ = _gated(call)
-        if torch.is_grad_enabled():
-            y = cast("Tensor", _NormedSoftmax.apply(q, k, v, self, call.scale, call.causal))
-        else:
-            y = self.forward(q, k, v, call.scale, call.causal).y
-        return y, None
+        q, k, v = _gated(call)[:3]
+        if self.needs_gradient:
+            return _apply_normed(q, k, v, self, call.scale, call.causal), None
+        return self.forward(q, k, v, call.scale, call.causal).y, None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> _NormedAnswer:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -482,6 +513,9 @@ class _NormedSoftmax(torch.autograd.Function):
         q, k, v, *kept = ctx.saved_tensors
         rows = _NormedRows(dy, ctx.layout, ctx.centred, *kept)
         return *_Backward(*ctx.call).gradients(q, k, v, rows), None, None, None
+
+
+_apply_normed = apply_of(_NormedSoftmax)
 
 
 class _NormedRows(NamedTuple):
@@ -645,7 +679,7 @@ class _CuDNN:
         found = _ops._scaled_dot_product_cudnn_attention.default(
             q, k, v, None, True, 0.0, causal, False, scale=scale
         )
-        return found[0], found[1].view(q.shape[:3])
+        return found[0], found[1].squeeze(-1)  # [B, H, T, 1], of several queries
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float, causal: bool

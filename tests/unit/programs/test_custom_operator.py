@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maclaurin.programs.custom_operator import operator
+from maclaurin.programs.custom_operator import operator, present
 
 
 @operator("maclaurin::doubled_for_tests")
@@ -93,6 +93,32 @@ def test_callers_get_only_the_results_and_the_backward_pass_reads_the_other_outp
         torch.testing.assert_close(grad, torch.full((3,), 0.5))
     with torch.no_grad():
         assert len(halved(x, None)) == 1
+
+
+@operator("maclaurin::lacking_for_tests")
+def lacking(x: torch.Tensor, both: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return x.detach() + 1, x.detach() + 2 if both else None
+
+
+@lacking.register_fake
+def _(x, both):
+    return torch.empty_like(x), torch.empty_like(x) if both else None
+
+
+def test_an_output_that_a_call_lacks_is_none_and_empty_when_traced():
+    x = torch.randn(3)
+    assert lacking(x, False)[1] is None
+    with Seen():
+        _, traced = lacking(x, False)
+    assert traced.shape == (0,)
+    assert present(traced) is present(None) is None
+    assert present(x) is x
+    for both in (False, True):
+        assert set(torch.library.opcheck(lacking.traced, (x, both)).values()) == {"SUCCESS"}
+
+
+def test_without_a_tensor_that_needs_a_gradient_autograd_records_nothing():
+    assert doubled(torch.randn(3), 1.0).grad_fn is None
 
 
 def test_tensors_come_first_where_there_is_a_gradient():

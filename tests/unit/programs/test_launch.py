@@ -19,13 +19,20 @@ def _nothing(X, Y, n):
 
 
 class Kernel:
-    """A compiled kernel that writes down what it is started with."""
+    """A compiled kernel that records what it is started with, directly or through triton's hooks."""
+
+    function, packed_metadata = "function", "metadata"
 
     def __init__(self):
-        self.started = []
+        self.started, self.watched = [], []
+
+    def run(self, x, y, z, stream, function, metadata, of_launch, enter, leave, *arguments):
+        assert (function, metadata) == (self.function, self.packed_metadata)
+        assert of_launch is enter is leave is None
+        self.started.append(((x, y, z), arguments))
 
     def __getitem__(self, grid):
-        return lambda *arguments, stream: self.started.append((grid, arguments))
+        return lambda *arguments, stream: self.watched.append((grid, arguments))
 
 
 @pytest.fixture
@@ -60,6 +67,17 @@ def test_a_launch_with_all_its_arguments_is_compiled_once_per_numbers_and_option
         nothing[(3,)](x, None, n, BLOCK=block)
     assert len(firsts) == 3
     assert kernel.started == [((3, 1, 1), (x.data_ptr(), None, 7, 64))] * 2
+
+
+def test_a_profiler_sees_every_launch(compiled, monkeypatch):
+    kernel, _ = compiled
+    start = launch.prepared(launch.launched(_nothing), (3,), (7,), {})
+    x = torch.zeros(32)
+    start(x, None)
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    start(x, None)
+    assert kernel.watched == [((3, 1, 1), (x.data_ptr(), None, 7))]
+    assert kernel.started == []
 
 
 def test_other_dtypes_and_alignments_are_other_kernels(compiled):

@@ -45,7 +45,6 @@ compile time, because LLVM's code for an empty loop crashes ptxas of CUDA 12.8 a
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +55,7 @@ from torch import Tensor
 from maclaurin.programs.triton import dense, on_its_device
 from maclaurin.programs.triton.block_layout import block_of, block_rows
 from maclaurin.programs.triton.key_sums import TILE, sums_before_tiles, sums_in_sequences
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.linear_time import times_square
 from maclaurin.programs.triton.moments import Moments, Side, moments, unpacked
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
@@ -88,6 +87,47 @@ TILES = {
 _LARGEST_TILE = 128
 _TILE, _PADDING = tl.constexpr(TILE), tl.constexpr(_LARGEST_TILE)
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
+
+
+class Settings(NamedTuple):
+    """The compile-time arguments of the three passes (S in kernels).
+
+    GROUP             query heads per key-value head
+    D, E, BD, BE      sizes of keys and values, and of their tiles
+    BM, BN, SB        queries and keys per tile, and the tile of all sinks
+    C, SQUARE, STEEPNESS, WINDOW, SINKS, AHEAD      of `Call`
+    CHUNK, ROWS2      tokens per chunk, and rows of the blocks of order 2
+    FAR, STARTED      whether earlier keys are read through moments, and whether there are some before the text
+    ABOUT_MEAN, BY_SUM, BALANCED      what rows are about and divided by
+    NARROW            whether y has a rounding error
+    ONES, OPERAND, PRECISION          how sums and products are computed (tiles.py)
+    """
+
+    GROUP: int
+    D: int
+    E: int
+    BD: int
+    BE: int
+    BM: int
+    BN: int
+    SB: int
+    C: tuple[float, ...]
+    SQUARE: tuple[float, ...]
+    STEEPNESS: float
+    WINDOW: int
+    SINKS: int
+    AHEAD: int
+    CHUNK: int
+    ROWS2: int
+    FAR: bool
+    ABOUT_MEAN: bool
+    BY_SUM: bool
+    BALANCED: bool
+    STARTED: bool
+    NARROW: bool
+    ONES: bool
+    OPERAND: Any
+    PRECISION: Any
 
 
 # ------------------------------------------------------------------------------------------ shared helpers
@@ -206,18 +246,19 @@ def _value_sums(V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS: tl.constexpr,
 
 
 @triton.jit
-def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_exact(acc, z, largest, q, c, seen, K, V, k_t, v_t, first, n, d, e, T, scale, S: tl.constexpr):
     """Add a tile of exact keys to running maximum, sum and rows; scores and c are in units of ln 2."""
-    k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
-    v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
+    PRECISION: tl.constexpr = S.PRECISION
+    OPERAND: tl.constexpr = S.OPERAND
+    k = _rows(K, k_t, first, n, d, T, S.D, False, True).to(OPERAND)
+    v = _rows(V, v_t, first, n, e, T, S.E, False, True).to(OPERAND)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - c[:, None]
     x = tl.where(seen, x, float("-inf"))
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink = tl.exp2(largest - safe)
     p = tl.exp2(x - safe[:, None]).to(OPERAND)
-    z = add_sum(_shrunk(z, shrink, ONES), p, ONES)
+    z = add_sum(_shrunk(z, shrink, S.ONES), p, S.ONES)
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
     return acc, z, new
 
@@ -235,106 +276,104 @@ def _shrunk(z, shrink, ONES: tl.constexpr):
 def _forward(
     Q, K, V, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, Y, REST, MEAN, LOG, LESS, PLACES,
     q_strides, k_strides, v_strides, y_strides,
-    T, H, tiles, chunks, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
-    ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, tiles, chunks, scale, S: tl.constexpr,
 ):  # fmt: skip
     """y, c and L of a tile of queries of one head."""
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    SQUARE: tl.constexpr = S.SQUARE
+    OPERAND: tl.constexpr = S.OPERAND
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     y_b, y_t, y_h = y_strides
-    SHIFT: tl.constexpr = WINDOW + SINKS
-    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (
-        SHIFT + BM - 1
-    ) // BM * BM  # the longest rows first
+    BE: tl.constexpr = S.BE
+    BM: tl.constexpr = S.BM
+    SHIFT: tl.constexpr = S.WINDOW + S.SINKS
+    i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * S.BM - (
+        SHIFT + S.BM - 1
+    ) // S.BM * S.BM  # the longest rows first
     total = T
     if PLACES is not None:
         begin, T, index, sequence = place_of(
             PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0)
         )
-        i0, slot = index * BM, begin // _TILE + sequence
+        i0, slot = index * S.BM, begin // _TILE + sequence
         Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
-        PREFIX, VALUES = PREFIX + slot * D, VALUES + slot * E if BALANCED else VALUES
-        Y, REST = Y + begin * y_t, REST + begin * y_t if NARROW else REST
-        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if BALANCED else LESS
+        PREFIX, VALUES = PREFIX + slot * S.D, VALUES + slot * S.E if S.BALANCED else VALUES
+        Y, REST = Y + begin * y_t, REST + begin * y_t if S.NARROW else REST
+        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if S.BALANCED else LESS
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    row = b * (H // GROUP) + g
-    i, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    g = h // S.GROUP
+    row = b * (H // S.GROUP) + g
+    i, n, d, e = tl.arange(0, S.BM), tl.arange(0, S.BN), tl.arange(0, S.BD), tl.arange(0, S.BE)
     t = i0 + SHIFT + i
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, D, WINDOW > 0, True).to(OPERAND)
+    q = _rows(Q + b * q_b + h * q_h, q_t, i0 + SHIFT, i, d, T, S.D, S.WINDOW > 0, True).to(OPERAND)
     c = tl.zeros((BM,), tl.float32)
-    if ABOUT_MEAN:
-        c = _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, SINKS, D, BM, BN, STARTED,
+    if S.ABOUT_MEAN:
+        c = _mean_scores(q, K, k_t, PREFIX, COUNT, row, tiles, i0, i, n, d, T, scale, S.SINKS, S.D, S.BM, S.BN, S.STARTED,
                          OPERAND, PRECISION)  # fmt: skip
     acc = tl.zeros((BM, BE), tl.float32)
     of_past = tl.zeros((BM,), tl.float32)
     begin = 0
-    if FAR:
-        chunk = tl.maximum(i0, 0) // CHUNK
-        begin = chunk * CHUNK
-        there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
+    if S.FAR:
+        chunk = tl.maximum(i0, 0) // S.CHUNK
+        begin = chunk * S.CHUNK
+        there = 1 if S.STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
         past = row * chunks + chunk
-        small = SMALL + past * (D * E + E + D * D + D + 1)
-        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
+        small = SMALL + past * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, S.D)
         if len(C) > 2:
-            at = S2 + past * ROWS2 * E
+            at = S2 + past * S.ROWS2 * S.E
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * q_t
             of_text = (t >= 0) & (t < T)
-            acc = a2[:, None] * read_pairs(q, q_at + i * q_t, of_text, at, there, e, D, E, PRECISION)
-        one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+            acc = a2[:, None] * read_pairs(q, q_at + i * q_t, of_text, at, there, e, S.D, S.E, PRECISION)
+        one = tl.dot(q, block_of(small, 0, d, e, S.D, S.E, S.BD, 1).to(OPERAND), input_precision=PRECISION)
+        zero = tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)
         acc += a1[:, None] * one + a0[:, None] * zero[None, :]
-        at = small + D * E + E
-        line = a1[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        at = small + S.D * S.E + S.E
+        line = a1[:, None] * tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)[None, :]
         if len(C) > 2:
-            line += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-        of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + D * D + D)
-    z = no_sums(BM, ONES)
+            line += a2[:, None] * times_square(q, at, d, S.D, OPERAND, PRECISION)
+        of_past = tl.sum(q.to(tl.float32) * line, 1) + a0 * tl.load(at + S.D * S.D + S.D)
+    z = no_sums(S.BM, S.ONES)
     p0 = _point_of_mean(c, SQUARE)
-    if CHUNK > BM or not FAR:
-        for start in range(begin, i0, BN):
-            acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, False,
-                               ONES, OPERAND, PRECISION)  # fmt: skip
-    for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
-        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, D, E, C, SQUARE, SINKS, True,
-                           ONES, OPERAND, PRECISION)  # fmt: skip
+    if S.CHUNK > S.BM or not S.FAR:
+        for start in range(begin, i0, S.BN):
+            acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, S, False)  # fmt: skip
+    for start in tl.range(tl.maximum(i0, 0), i0 + S.BM, S.BN, num_stages=1):
+        acc, z = _add_tail(acc, z, q, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, S, True)  # fmt: skip
     unit = tl.zeros((BM,), tl.float32)  # log2 of the common divisor of all weights
-    if WINDOW > 0:
-        if not STARTED:  # without a tail, all weights of a row may be small
+    if S.WINDOW > 0:
+        if not S.STARTED:  # without a tail, all weights of a row may be small
             unit = tl.where(i0 + i >= 0, 0.0, float("-inf"))
         c2 = c * _LOG2E
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen_in_window, K, V, k_t, v_t, start + SINKS, n, d, e, T,
-                                      scale, D, E, ONES, OPERAND, PRECISION)  # fmt: skip
-        if SINKS > 0:
-            s = tl.arange(0, SB)
-            seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
-            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E,
-                                      ONES, OPERAND, PRECISION)  # fmt: skip
+        for start in range(tl.maximum(i0, 0), i0 + S.BM + S.WINDOW, S.BN):
+            seen_in_window = _is_exact(i0 + i, start + n, S.WINDOW)
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen_in_window, K, V, k_t, v_t, start + S.SINKS, n, d, e, T, scale, S)  # fmt: skip
+        if S.SINKS > 0:
+            s = tl.arange(0, S.SB)
+            seen = (s < S.SINKS)[None, :] & (s[None, :] <= t[:, None])
+            acc, z, unit = _add_exact(acc, z, unit, q, c2, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, S)  # fmt: skip
         unit = tl.where(unit == float("-inf"), 0.0, unit)
-    z = of_past * tl.exp2(-unit) + sums_of(z, ONES)
+    z = of_past * tl.exp2(-unit) + sums_of(z, S.ONES)
     there_rows = (t >= 0) & (t < T)
     rows = (b * H + h) * total
-    if BALANCED:
+    if S.BALANCED:
         less = z / (i0 + i + 1).to(tl.float32) - C[0]
         acc -= less[:, None] * _value_sums(
-            V, v_t, VALUES, row, tiles, i0, i, n, e, T, SINKS, E, BM, BN, OPERAND, PRECISION
+            V, v_t, VALUES, row, tiles, i0, i, n, e, T, S.SINKS, S.E, S.BM, S.BN, OPERAND, PRECISION
         )
         tl.store(LESS + rows + t, less, mask=there_rows)
-    if not BY_SUM:
+    if not S.BY_SUM:
         z = (i0 + i + 1).to(tl.float32)
     z = tl.where(z == 0, 1.0, z)
     at = b * y_b + h * y_h + (tl.zeros((), tl.int64) + i0 + SHIFT) * y_t + i[:, None] * y_t + e[None, :]
-    store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < E)[None, :], NARROW)
+    store_rows(Y, REST, at, acc / z[:, None], there_rows[:, None] & (e < S.E)[None, :], S.NARROW)
     tl.store(LOG + rows + t, unit * _LN2 + tl.log(z), mask=there_rows)
-    if ABOUT_MEAN:
+    if S.ABOUT_MEAN:
         tl.store(MEAN + rows + t, c, mask=there_rows)
 
 
@@ -358,18 +397,25 @@ def _about(q, c, OFFSET, row, d, scale, C: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-              C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_tail(
+    acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, S: tl.constexpr, MASKED: tl.constexpr
+):
     """Add one tile of keys of the tail to the sums of a tile of queries."""
-    k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
-    v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    SQUARE: tl.constexpr = S.SQUARE
+    OPERAND: tl.constexpr = S.OPERAND
+    k = _rows(K, k_t, start + S.SINKS, n, d, T, S.D, False, MASKED).to(OPERAND)
+    v = _rows(V, v_t, start + S.SINKS, n, e, T, S.E, False, MASKED).to(OPERAND)
     w = _weight(
-        _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE), C, SQUARE
+        _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE),
+        C,
+        SQUARE,
     )
     if MASKED:
         w = tl.where((start + n)[None, :] <= i[:, None], w, 0.0)
     w = w.to(OPERAND)
-    z = add_sum(z, w, ONES)  # of the rounded weights, so that those in the product sum to one
+    z = add_sum(z, w, S.ONES)  # of the rounded weights, so that those in the product sum to one
     return tl.dot(w, v, acc, input_precision=PRECISION), z
 
 
@@ -377,46 +423,73 @@ def _add_tail(acc, z, q, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.
 
 
 @triton.jit
-def _add_pairs(dq, r, q, dy, dz, inverse, p0, i, K, V, k_t, v_t, start, n, d, e, T, scale, D: tl.constexpr,
-               E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
-               ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_pairs(
+    dq,
+    r,
+    q,
+    dy,
+    dz,
+    inverse,
+    p0,
+    i,
+    K,
+    V,
+    k_t,
+    v_t,
+    start,
+    n,
+    d,
+    e,
+    T,
+    scale,
+    S: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Add a tile of keys of the tail to dq and Σ dx of a tile of queries, both divided by STEEPNESS."""
-    k = _rows(K, k_t, start + SINKS, n, d, T, D, False, MASKED).to(OPERAND)
-    v = _rows(V, v_t, start + SINKS, n, e, T, E, False, MASKED).to(OPERAND)
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    SQUARE: tl.constexpr = S.SQUARE
+    OPERAND: tl.constexpr = S.OPERAND
+    k = _rows(K, k_t, start + S.SINKS, n, d, T, S.D, False, MASKED).to(OPERAND)
+    v = _rows(V, v_t, start + S.SINKS, n, e, T, S.E, False, MASKED).to(OPERAND)
     p = _point(tl.dot(q, tl.trans(k), input_precision=PRECISION), p0[:, None], scale, SQUARE)
     grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) * inverse[:, None] + dz[:, None]
     dx = _slope(p, C, SQUARE) * grad
     if MASKED:
         dx = tl.where((start + n)[None, :] <= i[:, None], dx, 0.0)
     dx = dx.to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, S.ONES)
 
 
 @triton.jit
-def _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, D: tl.constexpr,
-                     E: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_exact_pairs(
+    dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, first, n, d, e, T, scale, S: tl.constexpr
+):
     """`_add_pairs` for a tile of exact keys; also returns the weights p and score gradients dx."""
-    k = _rows(K, k_t, first, n, d, T, D, False, True).to(OPERAND)
-    v = _rows(V, v_t, first, n, e, T, E, False, True).to(OPERAND)
+    PRECISION: tl.constexpr = S.PRECISION
+    OPERAND: tl.constexpr = S.OPERAND
+    k = _rows(K, k_t, first, n, d, T, S.D, False, True).to(OPERAND)
+    v = _rows(V, v_t, first, n, e, T, S.E, False, True).to(OPERAND)
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * _LOG2E) - log[:, None]
     p = tl.exp2(tl.where(seen, x, float("-inf")))
     grad = tl.dot(dy, tl.trans(v), input_precision=PRECISION) - delta[:, None]
-    dx = (p * grad * (1 / STEEPNESS)).to(OPERAND)
-    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, ONES), p, dx
+    dx = (p * grad * (1 / S.STEEPNESS)).to(OPERAND)
+    return tl.dot(dx, k, dq, input_precision=PRECISION), add_sum(r, dx, S.ONES), p, dx
 
 
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "tiles", "chunks", "tail_tokens"])
 def _backward_queries(
-    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, LOWER, DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
+    Q, K, V, DY, Y, REST, MEAN, LOG, LESS, PREFIX, VALUES, COUNT, OFFSET, SMALL, S2, LOWER,
+    DQ, DN, NUMBERS, WEIGHTS, OMEGA, EXTRA, SINK_PARTS, PLACES,
     q_strides, k_strides, v_strides, o_strides, y_strides, dq_strides, n_strides,
-    T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SB: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BY_SUM: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr, NARROW: tl.constexpr,
-    ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, tiles, chunks, tail_tokens, all_rows, padded, all_padded, scale, S: tl.constexpr,
 ):  # fmt: skip
     """dq; for `_backward_keys`, dy/Σw and NUMBERS; the rows' weights in moments; their part of the sinks' gradients."""
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    SQUARE: tl.constexpr = S.SQUARE
+    OPERAND: tl.constexpr = S.OPERAND
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -424,93 +497,97 @@ def _backward_queries(
     y_b, y_t, y_h = y_strides
     dq_b, dq_t, dq_h = dq_strides
     n_b, n_t, n_h = n_strides
-    SHIFT: tl.constexpr = WINDOW + SINKS
-    i0, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM - (SHIFT + BM - 1) // BM * BM, T
+    BD: tl.constexpr = S.BD
+    BM: tl.constexpr = S.BM
+    SHIFT: tl.constexpr = S.WINDOW + S.SINKS
+    i0, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * S.BM - (SHIFT + S.BM - 1) // S.BM * S.BM, T
     if PLACES is not None:
         begin, T, index, sequence = place_of(
             PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0)
         )
-        i0, slot = index * BM, begin // _TILE + sequence
+        i0, slot = index * S.BM, begin // _TILE + sequence
         Q, K, V, DY = Q + begin * q_t, K + begin * k_t, V + begin * v_t, DY + begin * o_t
-        PREFIX, VALUES = PREFIX + slot * D, VALUES + slot * E if BALANCED else VALUES
-        Y, REST = Y + begin * y_t if BY_SUM else Y, REST + begin * y_t if NARROW else REST
-        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if BALANCED else LESS
+        PREFIX, VALUES = PREFIX + slot * S.D, VALUES + slot * S.E if S.BALANCED else VALUES
+        Y, REST = Y + begin * y_t if S.BY_SUM else Y, REST + begin * y_t if S.NARROW else REST
+        MEAN, LOG, LESS = MEAN + begin, LOG + begin, LESS + begin if S.BALANCED else LESS
         DQ, DN = DQ + begin * dq_t, DN + begin * n_t
         NUMBERS += _padded_place(begin, T, sequence, padded)
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    row = b * (H // GROUP) + g
-    i, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    g = h // S.GROUP
+    row = b * (H // S.GROUP) + g
+    i, n, d, e = tl.arange(0, S.BM), tl.arange(0, S.BN), tl.arange(0, S.BD), tl.arange(0, S.BE)
     t0 = i0 + SHIFT
     t = t0 + i
     there_rows = (t >= 0) & (t < T)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     rows = (b * H + h) * total
-    q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, D, WINDOW > 0, True).to(OPERAND)
-    dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, E, WINDOW > 0, True).to(OPERAND)
+    q = _rows(Q + b * q_b + h * q_h, q_t, t0, i, d, T, S.D, S.WINDOW > 0, True).to(OPERAND)
+    dy = _rows(DY + b * o_b + h * o_h, o_t, t0, i, e, T, S.E, S.WINDOW > 0, True).to(OPERAND)
     delta = tl.zeros((BM,), tl.float32)
-    if BY_SUM:
-        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, E, WINDOW > 0, True).to(tl.float32)
-        if NARROW:
-            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, E, WINDOW > 0, True).to(tl.float32)
+    if S.BY_SUM:
+        y = _rows(Y + b * y_b + h * y_h, y_t, t0, i, e, T, S.E, S.WINDOW > 0, True).to(tl.float32)
+        if S.NARROW:
+            y += _rows(REST + b * y_b + h * y_h, y_t, t0, i, e, T, S.E, S.WINDOW > 0, True).to(tl.float32)
         delta = tl.sum(dy.to(tl.float32) * y, 1)
     less = tl.zeros((BM,), tl.float32)
-    if BALANCED:
-        delta = _mean_scores(dy, V, v_t, VALUES, COUNT, row, tiles, i0, i, n, e, T, 1.0, SINKS, E, BM, BN, STARTED,
+    if S.BALANCED:
+        delta = _mean_scores(dy, V, v_t, VALUES, COUNT, row, tiles, i0, i, n, e, T, 1.0, S.SINKS, S.E, S.BM, S.BN, S.STARTED,
                              OPERAND, PRECISION)  # fmt: skip
         less = _numbers(LESS, rows, t0, i, T, 0.0)
     log = _numbers(LOG, rows, t0, i, T, 0.0)
     inverse = tl.exp(-log)
     c = tl.zeros((BM,), tl.float32)
-    if ABOUT_MEAN:
+    if S.ABOUT_MEAN:
         c = _numbers(MEAN, rows, t0, i, T, 0.0)
     p0, dz = _point_of_mean(c, SQUARE), -delta * inverse
     dn = (dy.to(tl.float32) * inverse[:, None]).to(DN.dtype.element_ty)
     at = DN + b * n_b + h * n_h + (tl.zeros((), tl.int64) + t0) * n_t + i[:, None] * n_t + e[None, :]
-    tl.store(at, dn, mask=there_rows[:, None] & (e < E)[None, :])
-    numbers = NUMBERS + (b * H + h) * padded + i0 + AHEAD + i
+    tl.store(at, dn, mask=there_rows[:, None] & (e < S.E)[None, :])
+    numbers = NUMBERS + (b * H + h) * padded + i0 + S.AHEAD + i
     tl.store(numbers, dz)
-    if ABOUT_MEAN:
+    if S.ABOUT_MEAN:
         tl.store(numbers + all_padded, p0)
-    if BALANCED:
+    if S.BALANCED:
         tl.store(numbers + 3 * all_padded, less)
     log2 = (c + log) * _LOG2E
-    if WINDOW > 0:
+    if S.WINDOW > 0:
         tl.store(numbers + 3 * all_padded, log2)
-        tl.store(numbers + 4 * all_padded, delta * (1 / STEEPNESS))
+        tl.store(numbers + 4 * all_padded, delta * (1 / S.STEEPNESS))
     dq = tl.zeros((BM, BD), tl.float32)
     r = tl.zeros((BM,), tl.float32)
     begin = 0
-    if FAR:
-        chunk = tl.maximum(i0, 0) // CHUNK
-        begin = chunk * CHUNK
-        there = 1 if STARTED else (chunk > 0).to(tl.int32)
+    if S.FAR:
+        chunk = tl.maximum(i0, 0) // S.CHUNK
+        begin = chunk * S.CHUNK
+        there = 1 if S.STARTED else (chunk > 0).to(tl.int32)
         past = row * chunks + chunk
-        small = SMALL + past * (D * E + E + D * D + D + 1)
-        at = small + D * E + E
-        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, D)
-        share = inverse / (scale * STEEPNESS)
+        small = SMALL + past * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+        at = small + S.D * S.E + S.E
+        a0, a1, a2 = _about(q, c, OFFSET, row, d, scale, C, S.D)
+        share = inverse / (scale * S.STEEPNESS)
         second = tl.zeros((BM, BD), tl.float32)
         if len(C) > 2:
             q_at = Q + b * q_b + h * q_h + (tl.zeros((), tl.int64) + t0) * q_t
-            at2 = S2 + past * ROWS2 * E
+            at2 = S2 + past * S.ROWS2 * S.E
             if LOWER is not None:
                 LOWER = sums_at(LOWER, b * H + h, t, total)
             second = pairs_times(
-                dy, q_at + i * q_t, there_rows, at2, there, LOWER, total, e, D, E, BD, PRECISION
+                dy, q_at + i * q_t, there_rows, at2, there, LOWER, total, e, S.D, S.E, S.BD, PRECISION
             )
-            second -= delta[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+            second -= delta[:, None] * times_square(q, at, d, S.D, OPERAND, PRECISION)
         one = tl.dot(
-            dy, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION
+            dy,
+            tl.trans(block_of(small, 0, d, e, S.D, S.E, S.BD, 1)).to(OPERAND),
+            input_precision=PRECISION,
         )
-        one -= delta[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
-        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + D * D + D)
+        one -= delta[:, None] * tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)[None, :]
+        zero = tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)
+        sums = tl.sum(dy.to(tl.float32) * zero[None, :], 1) - delta * tl.load(at + S.D * S.D + S.D)
         # the slope of the series at x − c is (a₁ + 2 a₂ q·(k − offset)) / scale
         r = share * (a1 * sums + 2 * a2 * tl.sum(q.to(tl.float32) * one, 1))
         dq = share[:, None] * (a1[:, None] * one + (2 * a2)[:, None] * second)
-        offset = tl.load(OFFSET + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+        offset = tl.load(OFFSET + row * S.D + d, mask=d < S.D, other=0.0).to(tl.float32)
         dq += r[:, None] * offset[None, :]
         of_tail = there_rows & (i0 + i >= 0)
         at = (b * H + h) * tail_tokens + i0 + i
@@ -518,53 +595,49 @@ def _backward_queries(
         tl.store(WEIGHTS + all_rows + at, inverse * a1, mask=of_tail)
         tl.store(WEIGHTS + 2 * all_rows + at, inverse * a2, mask=of_tail)
         tl.store(OMEGA + at, -delta, mask=of_tail)
-    of_near = no_sums(BM, ONES)
-    if WINDOW > 0:
-        if SINKS > 0:
-            part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * SINKS
-            dq, of_near = _add_sinks(dq, of_near, q, dy, delta, log2, t, K, V, SINK_PARTS + part * (D + E), k_t, v_t, d, e, T, scale,
-                               D, E, SB, SINKS, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
-        for start in range(tl.maximum(i0, 0), i0 + BM + WINDOW, BN):
-            seen_in_window = _is_exact(i0 + i, start + n, WINDOW)
-            dq, of_near, _, _ = _add_exact_pairs(dq, of_near, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + SINKS,
-                                                 n, d, e, T, scale, D, E, STEEPNESS, ONES, OPERAND, PRECISION)  # fmt: skip
-    if CHUNK > BM or not FAR:
-        for start in range(begin, i0, BN):
-            dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
-                                     D, E, C, SQUARE, SINKS, False, ONES, OPERAND, PRECISION)  # fmt: skip
-    for start in tl.range(tl.maximum(i0, 0), i0 + BM, BN, num_stages=1):
-        dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale,
-                                 D, E, C, SQUARE, SINKS, True, ONES, OPERAND, PRECISION)  # fmt: skip
-    if ABOUT_MEAN:
-        edge = -(r + sums_of(of_near, ONES)) * _inverse_count(COUNT, row, i0 + i, STARTED)
+    of_near = no_sums(S.BM, S.ONES)
+    if S.WINDOW > 0:
+        if S.SINKS > 0:
+            part = ((b * H + h) * tl.num_programs(0) + tl.program_id(0)) * S.SINKS
+            dq, of_near = _add_sinks(dq, of_near, q, dy, delta, log2, t, K, V, SINK_PARTS + part * (S.D + S.E), k_t, v_t, d, e, T, scale, S)  # fmt: skip
+        for start in range(tl.maximum(i0, 0), i0 + S.BM + S.WINDOW, S.BN):
+            seen_in_window = _is_exact(i0 + i, start + n, S.WINDOW)
+            dq, of_near, _, _ = _add_exact_pairs(dq, of_near, q, dy, delta, log2, seen_in_window, K, V, k_t, v_t, start + S.SINKS, n, d, e, T, scale, S)  # fmt: skip
+    if S.CHUNK > S.BM or not S.FAR:
+        for start in range(begin, i0, S.BN):
+            dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, S, False)  # fmt: skip
+    for start in tl.range(tl.maximum(i0, 0), i0 + S.BM, S.BN, num_stages=1):
+        dq, of_near = _add_pairs(dq, of_near, q, dy, dz, inverse, p0, i0 + i, K, V, k_t, v_t, start, n, d, e, T, scale, S, True)  # fmt: skip
+    if S.ABOUT_MEAN:
+        edge = -(r + sums_of(of_near, S.ONES)) * _inverse_count(COUNT, row, i0 + i, S.STARTED)
         tl.store(numbers + 2 * all_padded, edge)
-        if FAR:
+        if S.FAR:
             at = (b * H + h) * tail_tokens + i0 + i
-            tl.store(EXTRA + at, edge * (scale * STEEPNESS), mask=there_rows & (i0 + i >= 0))
-        past_keys, base = _past_keys(PREFIX, row, tiles, i0, d, D)
+            tl.store(EXTRA + at, edge * (scale * S.STEEPNESS), mask=there_rows & (i0 + i >= 0))
+        past_keys, base = _past_keys(PREFIX, row, tiles, i0, d, S.D)
         dq += edge[:, None] * past_keys[None, :]
-        for start in tl.range(base, i0 + BM, BN, num_stages=1):
-            k = _rows(K, k_t, start + SINKS, n, d, T, D, False, True).to(OPERAND)
+        for start in tl.range(base, i0 + S.BM, S.BN, num_stages=1):
+            k = _rows(K, k_t, start + S.SINKS, n, d, T, S.D, False, True).to(OPERAND)
             below = tl.where((start + n)[None, :] <= (i0 + i)[:, None], 1.0, 0.0).to(OPERAND)
             dq += edge[:, None] * tl.dot(below, k, input_precision=PRECISION)
     at = DQ + b * dq_b + h * dq_h + (tl.zeros((), tl.int64) + t0) * dq_t + i[:, None] * dq_t + d[None, :]
-    dq *= scale * STEEPNESS
-    tl.store(at, dq.to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < D)[None, :])
+    dq *= scale * S.STEEPNESS
+    tl.store(at, dq.to(DQ.dtype.element_ty), mask=there_rows[:, None] & (d < S.D)[None, :])
 
 
 @triton.jit
-def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, D: tl.constexpr, E: tl.constexpr,
-               SB: tl.constexpr, SINKS: tl.constexpr, STEEPNESS: tl.constexpr, ONES: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scale, S: tl.constexpr):
     """Add the sinks to dq and Σ dx; store these rows' part of the sinks' gradients in PARTS."""
-    s = tl.arange(0, SB)
-    seen = (s < SINKS)[None, :] & (s[None, :] <= t[:, None])
-    dq, r, p, dx = _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, D, E, STEEPNESS,
-                                    ONES, OPERAND, PRECISION)  # fmt: skip
-    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * (scale * STEEPNESS)
+    PRECISION: tl.constexpr = S.PRECISION
+    OPERAND: tl.constexpr = S.OPERAND
+    s = tl.arange(0, S.SB)
+    seen = (s < S.SINKS)[None, :] & (s[None, :] <= t[:, None])
+    dq, r, p, dx = _add_exact_pairs(dq, r, q, dy, delta, log, seen, K, V, k_t, v_t, 0, s, d, e, T, scale, S)  # fmt: skip
+    dk = tl.dot(tl.trans(dx), q, input_precision=PRECISION) * (scale * S.STEEPNESS)
     dv = tl.dot(tl.trans(p.to(OPERAND)), dy, input_precision=PRECISION)
-    at = PARTS + s[:, None] * (D + E)
-    tl.store(at + d[None, :], dk, mask=(s < SINKS)[:, None] & (d < D)[None, :])
-    tl.store(at + D + e[None, :], dv, mask=(s < SINKS)[:, None] & (e < E)[None, :])
+    at = PARTS + s[:, None] * (S.D + S.E)
+    tl.store(at + d[None, :], dk, mask=(s < S.SINKS)[:, None] & (d < S.D)[None, :])
+    tl.store(at + S.D + e[None, :], dv, mask=(s < S.SINKS)[:, None] & (e < S.E)[None, :])
     return dq, r
 
 
@@ -572,23 +645,46 @@ def _add_sinks(dq, r, q, dy, delta, log, t, K, V, PARTS, k_t, v_t, d, e, T, scal
 
 
 @triton.jit
-def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                 D: tl.constexpr, E: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, SHIFT: tl.constexpr, AHEAD: tl.constexpr,
-                 ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(
+    dk,
+    dv,
+    k,
+    v,
+    j,
+    Q,
+    DN,
+    numbers,
+    all_padded,
+    q_t,
+    n_t,
+    start,
+    m,
+    d,
+    e,
+    T,
+    scale,
+    S: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Add a tile of queries to the gradients of a tile of keys in their tail; tiles are [keys, queries].
 
     Beyond the end of the text, dy and NUMBERS are zero.
     """
-    q = _rows(Q, q_t, start + SHIFT, m, d, T, D, False, True).to(OPERAND)
-    dn = _rows(DN, n_t, start + SHIFT, m, e, T, E, False, True).to(OPERAND)
-    numbers += start + AHEAD
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    SQUARE: tl.constexpr = S.SQUARE
+    OPERAND: tl.constexpr = S.OPERAND
+    SHIFT: tl.constexpr = S.WINDOW + S.SINKS
+    q = _rows(Q, q_t, start + SHIFT, m, d, T, S.D, False, True).to(OPERAND)
+    dn = _rows(DN, n_t, start + SHIFT, m, e, T, S.E, False, True).to(OPERAND)
+    numbers += start + S.AHEAD
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    if ABOUT_MEAN:
+    if S.ABOUT_MEAN:
         p = _point(s, tl.load(numbers + all_padded + m)[None, :], scale, SQUARE)
     else:
         p = _point(s, _point_of_mean(0.0, SQUARE), scale, SQUARE)
     w = _weight(p, C, SQUARE)
-    if BALANCED:
+    if S.BALANCED:
         w -= tl.load(numbers + 3 * all_padded + m)[None, :]
     seen = j[:, None] <= (start + m)[None, :]
     if MASKED:
@@ -596,7 +692,7 @@ def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m
     dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
     dw = tl.dot(v, tl.trans(dn), input_precision=PRECISION) + tl.load(numbers + m)[None, :]
     dx = _slope(p, C, SQUARE) * dw
-    if ABOUT_MEAN:
+    if S.ABOUT_MEAN:
         dx += tl.load(numbers + 2 * all_padded + m)[None, :]
     if MASKED:
         dx = tl.where(seen, dx, 0.0)
@@ -604,22 +700,25 @@ def _add_queries(dk, dv, k, v, j, Q, DN, numbers, all_padded, q_t, n_t, start, m
 
 
 @triton.jit
-def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, start, m, d, e, T, scale,
-                       D: tl.constexpr, E: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
-                       AHEAD: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_exact_queries(
+    dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, start, m, d, e, T, scale, S: tl.constexpr
+):
     """`_add_queries` for keys in the queries' window."""
-    q = _rows(Q, q_t, start + SHIFT, m, d, T, D, True, True).to(OPERAND)
-    dy = _rows(DY, o_t, start + SHIFT, m, e, T, E, True, True).to(OPERAND)
-    numbers += start + AHEAD
+    PRECISION: tl.constexpr = S.PRECISION
+    OPERAND: tl.constexpr = S.OPERAND
+    SHIFT: tl.constexpr = S.WINDOW + S.SINKS
+    q = _rows(Q, q_t, start + SHIFT, m, d, T, S.D, True, True).to(OPERAND)
+    dy = _rows(DY, o_t, start + SHIFT, m, e, T, S.E, True, True).to(OPERAND)
+    numbers += start + S.AHEAD
     i = start + m
-    seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + WINDOW)
+    seen = (j[:, None] > i[None, :]) & (j[:, None] <= i[None, :] + S.WINDOW)
     x = (
         tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
         - tl.load(numbers + 3 * all_padded + m)[None, :]
     )
     p = tl.exp2(tl.where(seen, x, float("-inf")))
     dv = tl.dot(p.to(OPERAND), dy, dv, input_precision=PRECISION)
-    grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) * (1 / STEEPNESS)
+    grad = tl.dot(v, tl.trans(dy), input_precision=PRECISION) * (1 / S.STEEPNESS)
     dx = p * (grad - tl.load(numbers + 4 * all_padded + m)[None, :])
     return tl.dot(dx.to(OPERAND), q, dk, input_precision=PRECISION), dv
 
@@ -629,13 +728,12 @@ def _add_exact_queries(dk, dv, k, v, j, Q, DY, numbers, all_padded, q_t, o_t, st
 def _backward_keys(
     Q, K, V, DY, DN, NUMBERS, CENTRED, SMALL, S2, LOWER, DK, DV, PLACES,
     q_strides, k_strides, v_strides, o_strides, n_strides, c_strides, dk_strides, dv_strides,
-    T, H, chunks, padded, all_padded, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, SQUARE: tl.constexpr, STEEPNESS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, AHEAD: tl.constexpr,
-    CHUNK: tl.constexpr, ROWS2: tl.constexpr, FAR: tl.constexpr, ABOUT_MEAN: tl.constexpr, BALANCED: tl.constexpr, STARTED: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, chunks, padded, all_padded, scale, S: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys after the sinks, for one key-value head."""
+    PRECISION: tl.constexpr = S.PRECISION
+    C: tl.constexpr = S.C
+    OPERAND: tl.constexpr = S.OPERAND
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -644,72 +742,72 @@ def _backward_keys(
     c_b, c_t, c_h = c_strides
     dk_b, dk_t, dk_h = dk_strides
     dv_b, dv_t, dv_h = dv_strides
-    SHIFT: tl.constexpr = WINDOW + SINKS
-    j0 = tl.program_id(0) * BN
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
+    BN: tl.constexpr = S.BN
+    SHIFT: tl.constexpr = S.WINDOW + S.SINKS
+    j0 = tl.program_id(0) * S.BN
     if PLACES is not None:
         begin, T, index, sequence = place_of(PLACES, tl.program_id(0), tl.num_programs(0))
-        j0 = index * BN
+        j0 = index * S.BN
         Q, K, V, DN = Q + begin * q_t, K + begin * k_t, V + begin * v_t, DN + begin * n_t
         DK, DV = DK + begin * dk_t, DV + begin * dv_t
         NUMBERS += _padded_place(begin, T, sequence, padded)
-    heads = H // GROUP
+    heads = H // S.GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    m, n, d, e = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    m, n, d, e = tl.arange(0, S.BM), tl.arange(0, S.BN), tl.arange(0, S.BD), tl.arange(0, S.BE)
     j = j0 + n
-    k = _rows(K + b * k_b + g * k_h, k_t, j0 + SINKS, n, d, T, D, False, True).to(OPERAND)
-    v = _rows(V + b * v_b + g * v_h, v_t, j0 + SINKS, n, e, T, E, False, True).to(OPERAND)
+    k = _rows(K + b * k_b + g * k_h, k_t, j0 + S.SINKS, n, d, T, S.D, False, True).to(OPERAND)
+    v = _rows(V + b * v_b + g * v_h, v_t, j0 + S.SINKS, n, e, T, S.E, False, True).to(OPERAND)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     end = T - SHIFT
-    if FAR:
-        chunk = j0 // CHUNK
-        end = tl.minimum(end, (chunk + 1) * CHUNK)
-        there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
+    if S.FAR:
+        chunk = j0 // S.CHUNK
+        end = tl.minimum(end, (chunk + 1) * S.CHUNK)
+        there = 1 if S.STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
         later = (b * heads + g) * chunks + tl.minimum(chunk, chunks - 1)
         known = tl.where(chunk < chunks, 1.0, 0.0)  # the last keys of the text are in no query's tail
-        small = SMALL + later * (D * E + E + D * D + D + 1)
-        at = small + D * E + E
+        small = SMALL + later * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+        at = small + S.D * S.E + S.E
         c_at = CENTRED + b * c_b + g * c_h + (tl.zeros((), tl.int64) + j0) * c_t
-        x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, D, False, True).to(OPERAND)
+        x = _rows(CENTRED + b * c_b + g * c_h, c_t, j0, n, d, T - SHIFT, S.D, False, True).to(OPERAND)
         if len(C) > 2:
-            at2 = S2 + later * ROWS2 * E
+            at2 = S2 + later * S.ROWS2 * S.E
             if LOWER is not None:
                 LOWER = sums_at(LOWER, b * heads + g, j, T)
             dv, of_k = read_both(
-                x, v, c_at + n * c_t, j < T - SHIFT, at2, there, LOWER, T, e, D, E, PRECISION
+                x, v, c_at + n * c_t, j < T - SHIFT, at2, there, LOWER, T, e, S.D, S.E, PRECISION
             )
-            dk = 2 * (of_k + times_square(x, at, d, D, OPERAND, PRECISION))
-        block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
+            dk = 2 * (of_k + times_square(x, at, d, S.D, OPERAND, PRECISION))
+        block = block_of(small, 0, d, e, S.D, S.E, S.BD, 1).to(OPERAND)
         dv += tl.dot(x, block, input_precision=PRECISION)
-        dv += tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+        dv += tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)[None, :]
         dk += tl.dot(v, tl.trans(block), input_precision=PRECISION)
-        dk += tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+        dk += tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)[None, :]
         inside = tl.where(j < T - SHIFT, known, 0.0)
-        dk, dv = dk * (inside / (scale * STEEPNESS))[:, None], dv * inside[:, None]
-    whole = tl.cdiv(j0 + BN, BM) * BM  # from here on, the whole tile is in the queries' tail
-    for member in range(GROUP):
-        h = g * GROUP + member
+        dk, dv = dk * (inside / (scale * S.STEEPNESS))[:, None], dv * inside[:, None]
+    whole = tl.cdiv(j0 + S.BN, S.BM) * S.BM  # from here on, the whole tile is in the queries' tail
+    for member in range(S.GROUP):
+        h = g * S.GROUP + member
         q_at, numbers = Q + b * q_b + h * q_h, NUMBERS + (b * H + h) * padded
-        if WINDOW > 0:
-            last = tl.minimum(j0 + BN, T - SHIFT)  # NUMBERS end with the text
-            for start in range(j0 // BM * BM - (WINDOW + BM - 1) // BM * BM, last, BM):
-                dk, dv = _add_exact_queries(dk, dv, k, v, j, q_at, DY + b * o_b + h * o_h, numbers, all_padded, q_t, o_t, start,
-                                            m, d, e, T, scale, D, E, STEEPNESS, WINDOW, SHIFT, AHEAD, OPERAND, PRECISION)  # fmt: skip
+        if S.WINDOW > 0:
+            last = tl.minimum(j0 + S.BN, T - SHIFT)  # NUMBERS end with the text
+            for start in range(j0 // S.BM * S.BM - (S.WINDOW + S.BM - 1) // S.BM * S.BM, last, S.BM):
+                dk, dv = _add_exact_queries(dk, dv, k, v, j, q_at, DY + b * o_b + h * o_h, numbers, all_padded, q_t, o_t, start, m, d, e, T, scale, S)  # fmt: skip
         dn_at = DN + b * n_b + h * n_h
-        for start in tl.range(j0 // BM * BM, tl.minimum(whole, end), BM, num_stages=1):
-            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                                  D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, BALANCED, True, OPERAND, PRECISION)  # fmt: skip
-        if CHUNK > BN or not FAR:
-            for start in range(whole, end, BM):
-                dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale,
-                                      D, E, C, SQUARE, SHIFT, AHEAD, ABOUT_MEAN, BALANCED, False, OPERAND, PRECISION)  # fmt: skip
-    inside = j + SINKS < T
-    first = tl.zeros((), tl.int64) + j0 + SINKS
-    dk *= scale * STEEPNESS
+        for start in tl.range(j0 // S.BM * S.BM, tl.minimum(whole, end), S.BM, num_stages=1):
+            dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale, S, True)  # fmt: skip
+        if S.CHUNK > S.BN or not S.FAR:
+            for start in range(whole, end, S.BM):
+                dk, dv = _add_queries(dk, dv, k, v, j, q_at, dn_at, numbers, all_padded, q_t, n_t, start, m, d, e, T, scale, S, False)  # fmt: skip
+    inside = j + S.SINKS < T
+    first = tl.zeros((), tl.int64) + j0 + S.SINKS
+    dk *= scale * S.STEEPNESS
     at = DK + b * dk_b + g * dk_h + first * dk_t + n[:, None] * dk_t + d[None, :]
-    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside[:, None] & (d < D)[None, :])
+    tl.store(at, dk.to(DK.dtype.element_ty), mask=inside[:, None] & (d < S.D)[None, :])
     at = DV + b * dv_b + g * dv_h + first * dv_t + n[:, None] * dv_t + e[None, :]
-    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside[:, None] & (e < E)[None, :])
+    tl.store(at, dv.to(DV.dtype.element_ty), mask=inside[:, None] & (e < S.E)[None, :])
 
 
 @launched
@@ -795,15 +893,18 @@ class Call(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """c, L and h of every row [B, H, T], sums of keys and values before tiles, moments of the keys before chunks."""
+    """c, L and h of every row [B, H, T], sums of keys and values before tiles, moments of the keys before chunks.
 
-    mean: Tensor
+    None where the call has no mean, no h or no chunks.
+    """
+
+    mean: Tensor | None
     log: Tensor
-    less: Tensor
-    prefix: Tensor
-    values: Tensor
-    small: Tensor
-    second: Tensor
+    less: Tensor | None
+    prefix: Tensor | None
+    values: Tensor | None
+    small: Tensor | None
+    second: Tensor | None
 
 
 class Start(NamedTuple):
@@ -831,35 +932,34 @@ def forward(
     *,
     totals: bool = False,
     cuts: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Rows, Tensor, Moments | None]:
+) -> tuple[Tensor, Tensor | None, Rows, Tensor | None, Moments | None]:
     """y [B, T, H, e], its rounding error, Rows for `backward`, the offset, and moments of the whole tail about it.
 
-    Tensors that the call does not use are empty. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
+    Tensors that the call does not use are None. A text with a `start` needs chunks. `cuts` [n + 1] are the cuts of
     sequences packed into one row; packed calls compute every pair, about the mean.
     """
     launch = _forward_launch(
-        Layout.of(q), Layout.of(k), Layout.of(v), call, start is not None, _sequences(cuts), _settings()
+        Layout.of(q), Layout.of(k), Layout.of(v), call, start is not None, _sequences(cuts)
     )
     tokens, d, e = q.shape[1], q.shape[3], v.shape[3]
     count, first = (None, None) if start is None else _counted(start, d, e)
     found = {} if cuts is None else {size: places(cuts, tokens, size) for size in {launch.queries, TILE}}
     keys = _tail(k, call)
-    prefix = _sums(keys, first, cuts, found) if call.about_mean else _nothing(q)
-    values = _sums(v, None, cuts, found) if call.balanced else _nothing(q)
-    offset, past, after = _nothing(q), Moments(_nothing(q), {}), None
+    prefix = _sums(keys, first, cuts, found) if call.about_mean else None
+    values = _sums(v, None, cuts, found) if call.balanced else None
+    offset = small = second = after = None
     if call.chunk:
         offset = _offset(prefix, start, call, keys.shape[1], k)
         past, after = moments(
             Side(_centred(keys, offset), _tail(v, call)), call.order, call.chunk, sums=True,
             initial=None if start is None else start.moments, totals=totals,
         )  # fmt: skip
-    y, log, mean, less = new_tensors(q, *launch.made)
-    rest = torch.empty_like(y) if launch.keeps_rest else None
-    second = past.high[2] if 2 in past.high else _nothing(q)
+        small, second = past.small, past.high.get(2)
+    y, rest, log, mean, less = new_tensors(q, *launch.made)
     launch.start(
-        q, k, v, prefix, values, count, offset, past.small, second, y, rest, mean, log, less, found.get(launch.queries)
+        q, k, v, prefix, values, count, offset, small, second, y, rest, mean, log, less, found.get(launch.queries)
     )  # fmt: skip
-    return y, rest, Rows(mean, log, less, prefix, values, past.small, second), offset, after
+    return y, rest, Rows(mean, log, less, prefix, values, small, second), offset, after
 
 
 class Gradients(NamedTuple):
@@ -880,7 +980,7 @@ def backward(
     y: Tensor,
     rest: Tensor | None,
     rows: Rows,
-    offset: Tensor,
+    offset: Tensor | None,
     call: Call,
     start: Start | None = None,
     *,
@@ -891,10 +991,10 @@ def backward(
     dy = dense(dy)
     tokens, heads, d = q.shape[1:]
     count = None if start is None else _counted(start, d, v.shape[3])[0]
-    centred = _centred(_tail(k, call), offset) if call.chunk else q
+    centred = q if offset is None else _centred(_tail(k, call), offset)
     launches = _backward_launches(
         _Given(Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(dy), Layout.of(y), Layout.of(centred)), call,
-        start is not None, d_totals is not None, rest is not None, _sequences(cuts), _settings(),
+        start is not None, d_totals is not None, rest is not None, _sequences(cuts),
     )  # fmt: skip
     dq, dk, dv, dn, weights, omega, extra, sink_parts, numbers = new_tensors(q, *launches.made)
     if launches.zeros:
@@ -906,13 +1006,14 @@ def backward(
         q, k, v, dy, y, rest, rows.mean, rows.log, rows.less, rows.prefix, rows.values, count, offset, rows.small, rows.second,
         lower_sums(q, call.order) if call.chunk else None, dq, dn, numbers, weights, omega, extra, sink_parts, found.get(launches.query_tile),
     )  # fmt: skip
-    later, before = Moments(_nothing(q), {}), None
+    later_small = later_second = before = None
     if call.chunk:
         side = Side(q[:, call.shift :], dy[:, call.shift :], weights, omega, group=heads // k.shape[2],
-                    extra=extra if call.about_mean else None)  # fmt: skip
+                    extra=extra)  # fmt: skip
         later, before = moments(
             side, call.order, call.chunk, sums=True, reverse=True, initial=d_totals, totals=start is not None
         )
+        later_small, later_second = later.small, later.high.get(2)
     launches.keys(
         q,
         k,
@@ -921,8 +1022,8 @@ def backward(
         dn,
         numbers,
         centred,
-        later.small,
-        later.high.get(2),
+        later_small,
+        later_second,
         lower_sums(k, call.order) if call.chunk else None,
         dk,
         dv,
@@ -938,16 +1039,12 @@ class _Forward(NamedTuple):
 
     start: Launch
     queries: int
-    #: y, L, c and h
-    made: tuple[New, ...]
-    #: whether the rounding error of y is kept; only the gradient of a row sum reads it
-    keeps_rest: bool
+    #: y, its rounding error, which only the gradient of a row sum reads, L, c and h
+    made: tuple[New | None, ...]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
-def _forward_launch(
-    q: Layout, k: Layout, v: Layout, call: Call, started: bool, sequences: int, settings: tuple[Any, ...]
-) -> _Forward:
+@by_shapes
+def _forward_launch(q: Layout, k: Layout, v: Layout, call: Call, started: bool, sequences: int) -> _Forward:
     batch, tokens, heads, _ = q.shape
     tile, per_row = _tile("forward", q, v, call), (batch, heads, tokens)
     y = New((*q.shape[:3], v.shape[3]), torch.bfloat16 if call.narrow else torch.float32)
@@ -961,16 +1058,16 @@ def _forward_launch(
             _forward,
             (_tiles_of_rows(tokens, call, tile["BM"], sequences), batch * heads),
             numbers,
-            {**_sizes(q, k, v, call, started), **tile, "NARROW": keeps_rest},
+            _options(_settings(q, k, v, call, tile)._replace(STARTED=started, NARROW=keeps_rest), tile),
         ),
         tile["BM"],
         (
             y,
+            y if keeps_rest else None,
             New(per_row, torch.float32),
-            New(per_row if call.about_mean else (0,), torch.float32),
-            New(per_row if call.balanced else (0,), torch.float32),
+            New(per_row, torch.float32) if call.about_mean else None,
+            New(per_row, torch.float32) if call.balanced else None,
         ),
-        keeps_rest,
     )
 
 
@@ -994,12 +1091,12 @@ class _Backward(NamedTuple):
     sinks: Launch | None
     query_tile: int
     key_tile: int
-    made: tuple[New, ...]
+    made: tuple[New | None, ...]
     #: whether NUMBERS must be zero where tiles of queries do not write them
     zeros: bool
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launches(
     given: _Given,
     call: Call,
@@ -1007,7 +1104,6 @@ def _backward_launches(
     ended: bool,
     narrow: bool,
     sequences: int,
-    settings: tuple[Any, ...],
 ) -> _Backward:
     q, k, v, dy, y, centred = given
     (batch, tokens, heads, d), kv_heads, e = q.shape, k.shape[2], v.shape[3]
@@ -1022,7 +1118,6 @@ def _backward_launches(
     else:
         padded = call.ahead + cdiv(tail, _LARGEST_TILE) * _LARGEST_TILE
         key_tiles = cdiv(max(tokens - call.sinks, 0), of_keys["BN"])
-    sizes = _sizes(q, k, v, call, started) | {"STEEPNESS": call.steepness, "AHEAD": call.ahead}
     strides = [u.strides[:3] for u in (q, k, v, dy)]
     dq, dk, dv = (New(u.shape, u.dtype) for u in (q, k, v))
     dn = New(y.shape, operand(q))
@@ -1034,7 +1129,9 @@ def _backward_launches(
             *strides, y.strides[:3], of_dq, of_dn, tokens, heads, _key_tiles(tokens, call, sequences), _chunks(tokens, call),
             tail, all_heads * tail, padded, all_heads * padded, call.scale,
         ),
-        {**sizes, **of_queries, "NARROW": narrow},
+        _options(
+            _settings(q, k, v, call, of_queries)._replace(STARTED=started, NARROW=narrow), of_queries
+        ),
     )  # fmt: skip
     keys = prepared(
         _backward_keys,
@@ -1043,7 +1140,7 @@ def _backward_launches(
             *strides, of_dn, centred.strides[:3], of_dk, of_dv, tokens, heads, _chunks(tokens, call), padded, all_heads * padded,
             call.scale,
         ),
-        {**{n: u for n, u in sizes.items() if n not in ("SB", "BY_SUM", "ONES")}, "STARTED": ended, **of_keys},
+        _options(_settings(q, k, v, call, of_keys)._replace(STARTED=ended), of_keys),
     )  # fmt: skip
     sinks = None
     if call.window and call.sinks:
@@ -1052,24 +1149,18 @@ def _backward_launches(
         }  # fmt: skip
         grid = batch * kv_heads, min(call.sinks, tokens)
         sinks = prepared(_sink_gradients, grid, (of_dk, of_dv, kv_heads, parts), options)
-    per_tail = (batch, heads, tail) if call.chunk else (0,)
-    wide = torch.float32
+    per_tail, wide = (batch, heads, tail), torch.float32
     made = (
         dq, dk, dv, dn,
-        New((3, *per_tail) if call.chunk else (0,), wide),
-        New(per_tail, wide),
-        New(per_tail if call.about_mean else (0,), wide),
-        New((all_heads, parts, call.sinks, d + e) if call.window else (0,), wide),
+        New((3, *per_tail), wide) if call.chunk else None,
+        New(per_tail, wide) if call.chunk else None,
+        New(per_tail, wide) if call.chunk and call.about_mean else None,
+        New((all_heads, parts, call.sinks, d + e), wide) if call.window else None,
         New((5 if call.window else 3 + call.balanced, all_heads, padded), wide),
     )  # fmt: skip
     # tiles of queries must write everything that tiles of keys read, or it must be zero
     zeros = of_keys["BM"] > of_queries["BM"]
     return _Backward(queries, keys, sinks, of_queries["BM"], of_keys["BN"], made, zeros)
-
-
-def _settings() -> tuple[Any, ...]:
-    """The settings of this file that launches depend on; a benchmark may change them."""
-    return tuple(TILES.values())
 
 
 def _tail(u: Tensor, call: Call) -> Tensor:
@@ -1079,11 +1170,11 @@ def _tail(u: Tensor, call: Call) -> Tensor:
     return u[:, call.sinks : call.sinks + max(0, u.shape[1] - call.shift)]
 
 
-def _offset(prefix: Tensor, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
+def _offset(prefix: Tensor | None, start: Start | None, call: Call, tail: int, k: Tensor) -> Tensor:
     """The offset [B·K, d] that keys are taken about, in their dtype; it is known before any row reads moments."""
     if start is not None:
         return start.offset
-    if call.about_mean and tail > call.chunk:
+    if prefix is not None and tail > call.chunk:
         return (prefix[:, call.chunk // TILE] / call.chunk).to(k.dtype)
     return torch.zeros(k.shape[0] * k.shape[2], k.shape[3], dtype=k.dtype, device=k.device)
 
@@ -1099,11 +1190,6 @@ def _counted(start: Start, d: int, e: int) -> tuple[Tensor, Tensor]:
     count = small[:, -1].contiguous()
     about = small[:, d * e + e + d * d : -1]
     return count, (about + count[:, None] * start.offset.float()).contiguous()
-
-
-def _nothing(like: Tensor) -> Tensor:
-    """An empty tensor for one that a call does not use; a new one each time, as operators may not return one twice."""
-    return torch.empty(0, dtype=torch.float32, device=like.device)
 
 
 def _sums(u: Tensor, first: Tensor | None, cuts: Tensor | None, found: dict[int, Tensor]) -> Tensor:
@@ -1136,32 +1222,42 @@ def _tiles_of_rows(tokens: int, call: Call, size: int, sequences: int) -> int:
     return ahead + cdiv(max(0, tokens - call.shift), size)
 
 
-def _sizes(q: Layout, k: Layout, v: Layout, call: Call, started: bool) -> dict[str, Any]:
+def _settings(q: Layout, k: Layout, v: Layout, call: Call, tile: dict[str, int]) -> Settings:
     d, e = q.shape[3], v.shape[3]
     # tiles of equal width have the same layout in shared memory. Where layouts differ and share one buffer, ptxas of
     # CUDA 12.8 computes an address from an unset register (compiled_code.unset_operands); order 2 has other buffers
     alike = call.chunk > 0 and call.order == 1
-    return {
-        "GROUP": q.shape[2] // k.shape[2],
-        "D": d,
-        "E": e,
-        "BD": width(max(d, e) if alike else d),
-        "BE": width(max(d, e) if alike else e),
-        "SB": width(call.sinks) if call.sinks else 16,
-        "C": tuple(float(c) for c in call.coefficients),
-        "SQUARE": call.square,
-        "WINDOW": call.window,
-        "SINKS": call.sinks,
-        "CHUNK": call.chunk or 1,
-        "ROWS2": block_rows(d, 2),
-        "FAR": call.chunk > 0,
-        "ABOUT_MEAN": call.about_mean,
-        "BY_SUM": call.by_sum,
-        "BALANCED": call.balanced,
-        "STARTED": started,
-        "ONES": q.dtype == torch.bfloat16,
+    return Settings(
+        GROUP=q.shape[2] // k.shape[2],
+        D=d,
+        E=e,
+        BD=width(max(d, e) if alike else d),
+        BE=width(max(d, e) if alike else e),
+        BM=tile["BM"],
+        BN=tile["BN"],
+        SB=width(call.sinks) if call.sinks else 16,
+        C=tuple(float(c) for c in call.coefficients),
+        SQUARE=call.square,
+        STEEPNESS=call.steepness,
+        WINDOW=call.window,
+        SINKS=call.sinks,
+        AHEAD=call.ahead,
+        CHUNK=call.chunk or 1,
+        ROWS2=block_rows(d, 2),
+        FAR=call.chunk > 0,
+        ABOUT_MEAN=call.about_mean,
+        BY_SUM=call.by_sum,
+        BALANCED=call.balanced,
+        STARTED=False,
+        NARROW=False,
+        ONES=q.dtype == torch.bfloat16,
         **operand_options(q),
-    }
+    )
+
+
+def _options(settings: Settings, tile: dict[str, int]) -> dict[str, Any]:
+    """The compile-time arguments of a launch: its settings, and the options of triton that a tile has."""
+    return {"S": settings, **{name: value for name, value in tile.items() if name not in ("BM", "BN")}}
 
 
 def _tile(kind: str, q: Layout, v: Layout, call: Call) -> dict[str, int]:

@@ -12,7 +12,6 @@ and for pairs within a tile log₂ of the decay since the start of each `PADDING
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton.fast_math import LOG2E, power_of_two
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, power_of_2
 
 #: as in forms/stream.py
@@ -141,7 +140,7 @@ def totals_of(log_decay: Tensor, keys: int, queries: int) -> Decay:
     return Decay(totals, since, of_keys, of_queries)
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _add_up_launch(logs: Layout, keys: int, queries: int) -> Launch:
     batch, heads, tokens = logs.shape
     options = {"KEYS": keys, "QUERIES": queries, **_block(tokens)}
@@ -156,7 +155,7 @@ def totals_backward(log_decay: Tensor, of_rows: Tensor, of_keys: Tensor) -> Tens
     return d_logs
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _add_up_backward_launch(logs: Layout, strides: tuple[int, ...], heads: int) -> Launch:
     batch, kv_heads, tokens = logs.shape
     options = {"GROUP": heads // kv_heads, **_block(tokens)}

@@ -21,7 +21,6 @@ exact keys, divides by the row sum, and writes the window shifted by one place.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -322,7 +321,7 @@ def _by_head(u: launch.Layout) -> tuple[int, int]:
     return u.strides[0], u.strides[-2]
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _pass_launch(
     state: tuple[int, ...],
     k: launch.Layout,
@@ -383,7 +382,7 @@ class _Sums(NamedTuple):
     BB: int
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _adding(blocks: Split, e: int, columns: int) -> dict[str, Any]:
     """For so many columns of the sums; E = e."""
     groups, most = blocks.blocks, max((b - a for a, b in pairwise(blocks.blocks)), default=1)
@@ -391,7 +390,7 @@ def _adding(blocks: Split, e: int, columns: int) -> dict[str, Any]:
     return _Sums(groups, len(groups) - 1, e, width(columns), _padded(e), height)._asdict()
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _coefficients_left(table: Table) -> dict[str, Any]:
     """What multiplies the sums when they are added up: nothing, if the coefficients are numbers."""
     centred = is_centred(table)
@@ -438,7 +437,7 @@ def rows(
     return y, out, after
 
 
-@lru_cache(maxsize=launch.MOST_SHAPES)
+@launch.by_shapes
 def _rows_launch(
     batch: int, heads: int, blocks: Split, e: int, values: int, table: Table, divisor: str, eps: float
 ) -> launch.Launch:
@@ -561,21 +560,47 @@ def window_rows(
     state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout. The layout is None
     without a tail.
     """
-    k, q, v = (launch.Layout.of(u) for u in (token.k, token.q, token.v))
-    batch, heads, d = q.shape[0], *q.shape[-2:]
-    size, sinks, e = exact.recent_k.shape[2], exact.sink_k.shape[2], token.v.shape[-1]
-    partial, blocks = None, Split((0,), (0,), BLOCK)
+    recent_k, recent_v = exact.recent_k, exact.recent_v
+    size, sinks, e = recent_k.shape[2], exact.sink_k.shape[2], token.v.shape[-1]
+    partial, blocks = None, _NO_BLOCKS
     if layout is not None:
-        leaving = Token(
-            exact.recent_k[:, :, 0], token.q, exact.recent_v[:, :, 0], count=count, late=size + sinks
-        )
+        leaving = Token(recent_k[:, :, 0], token.q, recent_v[:, :, 0], count=count, late=size + sinks)
         state, partial, blocks = pass_over(state, leaving, layout, scale, table)
-    y = torch.empty(batch, 1, heads, e, dtype=token.q.dtype, device=token.q.device)
-    after, following = torch.empty_like(count), Exact(*(torch.empty_like(u) for u in exact))
-    _window_rows[(batch * heads,)](
-        partial, count, token.q, token.k, token.v, *exact, y, after, *following,
-        _by_head(q), _by_head(k), _by_head(v), scale, heads, eps, size,
-        SINKS=sinks, GROUP=heads // k.shape[-2], D=d, BD=width(d), BW=min(KEYS, width(size)), BS=width(sinks),
-        **_adding(blocks, e + 1, e + 1), **_coefficients_left(table), num_warps=4,
-    )  # fmt: skip
+    q = launch.Layout.of(token.q)
+    y = torch.empty((q.shape[0], 1, q.shape[-2], e), dtype=q.dtype, device=token.q.device)
+    after = torch.empty_like(count)
+    following = Exact(
+        torch.empty_like(recent_k),
+        torch.empty_like(recent_v),
+        torch.empty_like(exact.sink_k),
+        torch.empty_like(exact.sink_v),
+    )
+    start = _window_launch(
+        q, launch.Layout.of(token.k), launch.Layout.of(token.v), size, sinks, blocks, scale, table, eps
+    )
+    start(partial, count, token.q, token.k, token.v, *exact, y, after, *following)
     return y, state, after, following
+
+
+_NO_BLOCKS = Split((0,), (0,), BLOCK)
+
+
+@launch.by_shapes
+def _window_launch(
+    q: launch.Layout,
+    k: launch.Layout,
+    v: launch.Layout,
+    size: int,
+    sinks: int,
+    blocks: Split,
+    scale: float,
+    table: Table,
+    eps: float,
+) -> launch.Launch:
+    batch, heads, d, e = q.shape[0], *q.shape[-2:], v.shape[-1]
+    options = {
+        "SINKS": sinks, "GROUP": heads // k.shape[-2], "D": d, "BD": width(d), "BW": min(KEYS, width(size)), "BS": width(sinks),
+        **_adding(blocks, e + 1, e + 1), **_coefficients_left(table), "num_warps": 4,
+    }  # fmt: skip
+    numbers = (_by_head(q), _by_head(k), _by_head(v), scale, heads, eps, size)
+    return launch.prepared(_window_rows, (batch * heads,), numbers, options)

@@ -18,7 +18,6 @@ that every spec runs the same compiled program, and heads with different memorie
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -27,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -64,7 +63,7 @@ class Exact(NamedTuple):
 ExactOfHeads = tuple[Exact, ...]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _table(exact: ExactOfHeads, device: torch.device) -> Tensor:
     """The same on the device, [K, 3]."""
     with torch.inference_mode(False):
@@ -445,7 +444,7 @@ class _ScoreLaunches(NamedTuple):
     lifetimes: Launch
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _score_launches(q: Layout, k: Layout, scale: float) -> _ScoreLaunches:
     batch, heads, tokens, d = q.shape
     kv_heads = k.shape[1]
@@ -481,7 +480,7 @@ def forward(
     return o, lse
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _forward_launch(q: Layout, k: Layout, v: Layout, o: Layout, scale: float, capacity: int) -> Launch:
     batch, heads, tokens, _ = q.shape
     tile = tile_options(TILES["forward"], q, v, tokens)
@@ -545,7 +544,7 @@ class _End(NamedTuple):
     made: tuple[New, ...]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _end(k: Layout, v: Layout, of_scores: torch.dtype, batch_stride: int, exact: Exact) -> _End:
     batch, kv_heads, tokens, d = k.shape
     e, rows = v.shape[3], batch * kv_heads
@@ -605,7 +604,7 @@ def _keys_of_tiles(until: Tensor, exact: ExactOfHeads, queries: int) -> tuple[Te
     return listed, count, capacity
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _lists_launch(tiles: int, rows: int, tokens: int, capacity: int, queries: int) -> Launch:
     options = {"BM": queries, "BLOCK": min(_LISTED, width(tokens)), "num_warps": 4}
     return prepared(_lists, (tiles, rows), (tokens, capacity), options)

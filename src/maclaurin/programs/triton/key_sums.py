@@ -10,7 +10,6 @@ zero in each sequence: none contains keys of another sequence.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.packed import place_of, tiles_of_packed
 from maclaurin.programs.triton.tiles import cdiv, width
 
@@ -114,7 +113,7 @@ class _Launches(NamedTuple):
     made: tuple[New, New]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _launches(k: Layout, started: bool, sequences: int) -> _Launches:
     """The launches for keys [B, T, K, d]; for packed ones (B = 1), if `sequences` is not 0."""
     batch, tokens, heads, d = k.shape

@@ -1,9 +1,9 @@
 """Launching a kernel that was compiled before, in a few microseconds of CPU time.
 
-triton looks up the compiled kernel at every launch, and asks the driver about every pointer. For a kernel with many
-arguments that takes 30 µs and more, longer than a short kernel runs. Here the compiled kernel is looked up by dtypes
-and alignment of its tensors and by the values of its other arguments. Only the first launch with new ones goes through
-triton.
+triton looks up the compiled kernel at every launch, asks the driver about every pointer, and calls the hooks of
+profilers even if there are none. For a kernel with many arguments that takes 30 µs and more, longer than a short kernel
+runs. Here the compiled kernel is looked up by dtypes and alignment of its tensors and by the values of its other
+arguments. Only the first launch with new ones goes through triton.
 
     @launched
     @triton.jit
@@ -13,7 +13,7 @@ triton.
 
 Grid, numbers and options depend only on shapes and strides. For short calls they are computed once and cached:
 
-    @lru_cache
+    @by_shapes
     def _launch(x: Layout, y: Layout) -> Launch:
         return prepared(_kernel, grid, (n,), BLOCK=64)
 
@@ -23,22 +23,40 @@ Grid, numbers and options depend only on shapes and strides. For short calls the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from maclaurin.programs.triton import current_gpu
 
 _run = JITFunction.run
+_hooks: Any = knobs.runtime
 #: sets of arguments remembered per kernel
 _MOST_CALLS = 2048
 #: sets of shapes that prepared launches are cached for
-MOST_SHAPES = 1024
+_MOST_SHAPES = 1024
 
 #: a kernel with all arguments but its tensors
 Launch = Callable[..., None]
+Function = TypeVar("Function", bound=Callable[..., Any])
+_caches: list[Any] = []
+
+
+def by_shapes(function: Function) -> Function:
+    """Cache what a call needs besides its tensors; it may depend on the arguments and on constants of its module."""
+    cached: Any = lru_cache(maxsize=_MOST_SHAPES)(function)
+    _caches.append(cached)
+    return cached
+
+
+def forget_launches() -> None:
+    """Clear these caches, after a test or benchmark has changed tile sizes or other constants."""
+    for cached in _caches:
+        cached.cache_clear()
 
 
 class Layout(NamedTuple):
@@ -75,10 +93,18 @@ class New(NamedTuple):
     dtype: torch.dtype
 
 
-def new_tensors(like: Tensor, *kinds: New) -> list[Tensor]:
-    """Uninitialised tensors on the device of `like`."""
+def new_tensors(like: Tensor, *kinds: New | None) -> list[Any]:
+    """Uninitialised tensors on the device of `like`, None where a call has none."""
     device = like.device
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
+    return [None if kind is None else torch.empty(kind[0], dtype=kind[1], device=device) for kind in kinds]
+
+
+def new_like(u: Tensor) -> Tensor:
+    """An uninitialised tensor with shape, strides and dtype of `u`."""
+    made = torch.empty_like(u)
+    if made.stride() == u.stride():
+        return made
+    return torch.empty_strided(u.shape, u.stride(), dtype=u.dtype, device=u.device)
 
 
 def launched(jit: Any) -> Any:
@@ -120,7 +146,7 @@ class Launched:
                 self._calls[key] = self.first_launch(grid, arguments, options)
                 return
             kernel, constants = known
-            kernel[(*grid, 1, 1)[:3]](*pointers, *numbers, *constants, stream=_stream(device))
+            _start(kernel, (*grid, 1, 1)[:3], device, (*pointers, *numbers, *constants))
 
         return launch
 
@@ -139,7 +165,8 @@ class _Prepared:
         self, kernel: Launched, grid: tuple[int, ...], numbers: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
         self._kernel, self._grid, self._numbers, self._options = kernel, grid, numbers, options
-        self._known: dict[Any, tuple[Launch, tuple[Any, ...]]] = {}
+        self._whole_grid = (*grid, 1, 1)[:3]
+        self._known: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(self, *tensors: Tensor | None) -> None:
         if JITFunction.run is not _run:
@@ -152,18 +179,29 @@ class _Prepared:
             kernel, constants = self._kernel.first_launch(
                 self._grid, (*tensors, *self._numbers), self._options
             )
-            self._known[device, kinds] = kernel[(*self._grid, 1, 1)[:3]], (*self._numbers, *constants)
+            self._known[device, kinds] = kernel, (*self._numbers, *constants)
             return
-        start, others = known
-        start(*pointers, *others, stream=_stream(device))
+        kernel, others = known
+        _start(kernel, self._whole_grid, device, (*pointers, *others))
+
+
+def _start(kernel: Any, grid: tuple[int, ...], device: int, arguments: tuple[Any, ...]) -> None:
+    """Launch a compiled kernel on the current stream, through triton's hooks only if a profiler has set some."""
+    stream = _stream(device)
+    if _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:
+        kernel[grid](*arguments, stream=stream)
+    else:
+        x, y, z = grid
+        kernel.run(x, y, z, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments)
 
 
 def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[list[int | None], tuple[Any, ...]]:
     """Addresses of tensors, and the properties a kernel is compiled for: dtypes, and whether 16 divides addresses."""
     pointers = [None if u is None else u.data_ptr() for u in tensors]
-    dtypes = [None if u is None else u.dtype for u in tensors]
-    aligned = [at is None or at & 15 == 0 for at in pointers]
-    return pointers, (*dtypes, *aligned)
+    kinds: list[Any] = [None if u is None else u.dtype for u in tensors]
+    if any([at & 15 for at in pointers if at]):  # noqa: C419 (a list is faster)
+        kinds += [at is None or at & 15 == 0 for at in pointers]
+    return pointers, tuple(kinds)
 
 
 def _stream(device: int) -> int:

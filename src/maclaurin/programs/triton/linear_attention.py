@@ -23,7 +23,6 @@ Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dt
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import dense, on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import cdiv, operand, operand_options, width
 
 #: a log forget gate below this forgets everything (forms/stream.py has the same limit)
@@ -349,14 +348,14 @@ def _rows(
             )  # of the rounded weights, so that those in the product sum to one
         acc = tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION)
     inside = (i < left)[:, None] & (e < E)[None, :]
-    stat_at = STAT + head * T + first + i
+    stat_at = head * T + first + i
     if NORM:
         y, gain = _normed(tl.where(inside, acc, 0.0), inside, factor, E, CENTRED)
-        tl.store(stat_at, gain, mask=i < left)
+        tl.store(STAT + stat_at, gain, mask=i < left)
     elif DIVISOR == "sum":
         divisor = z * scale + eps
         divisor = tl.where(divisor == 0, 1.0, divisor)
-        tl.store(stat_at, divisor, mask=i < left)
+        tl.store(STAT + stat_at, divisor, mask=i < left)
         y = acc * (scale / divisor)[:, None]
     else:
         y = acc * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
@@ -670,13 +669,16 @@ class Call(NamedTuple):
 
 
 class States(NamedTuple):
-    """What `forward` saves for `backward`: states before each chunk and segment, and the logs of their decay."""
+    """What `forward` saves for `backward`: states before each chunk and segment, and the logs of their decay.
 
-    chunks: Tensor
-    chunk_sums: Tensor
-    past: Tensor
-    past_sums: Tensor
-    log: Tensor
+    None where the call has no chunks, segments, row sums or decay.
+    """
+
+    chunks: Tensor | None
+    chunk_sums: Tensor | None
+    past: Tensor | None
+    past_sums: Tensor | None
+    log: Tensor | None
 
 
 class Gradients(NamedTuple):
@@ -702,14 +704,14 @@ def forward(
     *,
     initial: Tensor | None = None,
     return_state: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, States]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, States]:
     """y [B, T, H, e]; D or the norm's gain [B, H, T]; the rounding error of y; the state after the text; States.
 
     Gates are [B, T, K]; `before` [B] counts earlier keys; states are [B, K, d, e (+ 1)], row sums last. Tensors that
-    the call does not use are empty.
+    the call does not use are None.
     """
     launches = _forward_launches(
-        _Given.of(q, k, v, input_gate, log_forget), call, before is not None, initial is not None, return_state, _settings()
+        _Given.of(q, k, v, input_gate, log_forget), call, before is not None, initial is not None, return_state
     )  # fmt: skip
     y, stat, rest, final, states, sums, past, past_sums, logs = new_tensors(q, *launches.results)
     total, segment_logs = new_tensors(q, *launches.of_segments)
@@ -724,23 +726,23 @@ def forward(
 
 def results(
     q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout, decays: bool, call: Call, return_state: bool
-) -> tuple[New, ...]:
-    """Shapes and dtypes of everything that `forward` returns, in order."""
+) -> tuple[New | None, ...]:
+    """Shapes and dtypes of everything that `forward` returns, in order; None for what the call does not use."""
     plan = _Plan.of(q, k, v, call)
     batch, tokens, heads, _ = q.shape
-    rows, d, e, wide, nothing = plan.rows, plan.d, plan.e, torch.float32, (0,)
+    rows, d, e, wide = plan.rows, plan.d, plan.e, torch.float32
     y, of_y = (batch, tokens, heads, e), q.dtype if call.final else wide
     places = plan.segments if call.causal else 1
     return (
         New(y, of_y),
-        New((batch, heads, tokens) if call.sums or call.length else nothing, wide),
-        New(y if call.rests else nothing, of_y),
-        New((batch, k.shape[2], d, e + int(call.sums)) if return_state else nothing, wide),
-        New((rows, plan.chunks, d, e) if call.causal else nothing, operand(q)),
-        New((rows, plan.chunks, d) if call.causal and call.sums else nothing, wide),
-        New((rows, places, d, e) if plan.joined else nothing, operand(q)),
-        New((rows, places, d) if plan.joined and call.sums else nothing, wide),
-        New((rows, plan.chunks) if decays else nothing, wide),
+        New((batch, heads, tokens), wide) if call.sums or call.length else None,
+        New(y, of_y) if call.rests else None,
+        New((batch, k.shape[2], d, e + int(call.sums)), wide) if return_state else None,
+        New((rows, plan.chunks, d, e), operand(q)) if call.causal else None,
+        New((rows, plan.chunks, d), wide) if call.causal and call.sums else None,
+        New((rows, places, d, e), operand(q)) if plan.joined else None,
+        New((rows, places, d), wide) if plan.joined and call.sums else None,
+        New((rows, plan.chunks), wide) if decays else None,
     )
 
 
@@ -754,8 +756,8 @@ def backward(
     log_forget: Tensor | None,
     before: Tensor | None,
     y: Tensor,
-    stat: Tensor,
-    rest: Tensor,
+    stat: Tensor | None,
+    rest: Tensor | None,
     states: States,
     call: Call,
     *,
@@ -766,10 +768,9 @@ def backward(
     dy = dense(dy)
     launches = _backward_launches(
         _Given.of(q, k, v, input_gate, log_forget), Layout.of(y), Layout.of(dy), call, before is not None, d_state is not None, started,
-        _settings(),
     )  # fmt: skip
     dq, dk, dv, dz, d_initial = new_tensors(q, *launches.results)
-    later, later_sums, ahead, ahead_sums, logs = (torch.empty_like(u) for u in states)
+    later, later_sums, ahead, ahead_sums, logs = (None if u is None else torch.empty_like(u) for u in states)
     total, segment_logs = new_tensors(q, *launches.of_segments)
     if launches.join is None:
         total = d_initial
@@ -808,23 +809,18 @@ class _Launches(NamedTuple):
     #: None with one segment
     join: Launch | None
     rows: Launch
-    results: tuple[New, ...]
-    of_segments: tuple[New, New]
+    results: tuple[New | None, ...]
+    of_segments: tuple[New | None, New | None]
 
 
-def _settings() -> tuple[Any, ...]:
-    """The settings of this file that launches depend on; a benchmark or a test may change them."""
-    return WALKERS, LEAST_CHUNKS, *WARPS.values()
-
-
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _forward_launches(
-    given: _Given, call: Call, counted: bool, started: bool, return_state: bool, settings: tuple[Any, ...]
+    given: _Given, call: Call, counted: bool, started: bool, return_state: bool
 ) -> _Launches:
     q, k, v, gate, log = given
     plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
     made = results(q, k, v, log is not None, call, return_state)
-    y = Layout.contiguous(*made[0])
+    y = Layout.contiguous((*q.shape[:3], v.shape[3]), q.dtype)
     gates = _strides(gate), _strides(log)
     of_states = {
         **_without(sizes, "GROUP"),
@@ -863,7 +859,7 @@ def _forward_launches(
     )
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launches(
     given: _Given,
     y: Layout,
@@ -872,7 +868,6 @@ def _backward_launches(
     counted: bool,
     ended: bool,
     started: bool,
-    settings: tuple[Any, ...],
 ) -> _Launches:
     q, k, v, gate, log = given
     plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
@@ -887,8 +882,8 @@ def _backward_launches(
     of_all = {**sizes, **_of_rows(call, counted), "JOINED": plan.joined, **_warps("gradients", plan)}
     made = (
         *(New(u.shape, u.dtype) for u in (q, k, v)),
-        New((batch, heads, tokens) if call.sums else (0,), torch.float32),
-        New((batch, k.shape[2], plan.d, plan.e + int(call.sums)) if started else (0,), torch.float32),
+        New((batch, heads, tokens), torch.float32) if call.sums else None,
+        New((batch, k.shape[2], plan.d, plan.e + int(call.sums)), torch.float32) if started else None,
     )
     return _Launches(
         prepared(
@@ -936,11 +931,14 @@ def _join_launch(plan: _Plan, call: Call, decays: bool, *, ended: bool, reverse:
     return prepared(_join, grid, (plan.segments,), options)
 
 
-def _of_segments(plan: _Plan, call: Call, decays: bool) -> tuple[New, New]:
+def _of_segments(plan: _Plan, call: Call, decays: bool) -> tuple[New | None, New | None]:
     """Totals of segments, if there are several, and the logs of their decay."""
     logs = plan.rows, plan.segments
     total = (*logs, plan.d, plan.e + int(call.sums))
-    return New(total if plan.joined else (0,), torch.float32), New(logs if decays else (0,), torch.float32)
+    return (
+        New(total, torch.float32) if plan.joined else None,
+        New(logs, torch.float32) if decays else None,
+    )
 
 
 class _Plan(NamedTuple):

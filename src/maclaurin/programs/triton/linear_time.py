@@ -18,7 +18,6 @@ that belong to one entry (block_layout.py), so both directions are sums over ent
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -38,7 +37,7 @@ from maclaurin.programs.triton.block_layout import (
     times_counted,
     together,
 )
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.moments import Moments, Side, across, moments
 from maclaurin.programs.triton.pair_moments import (
     add_block,
@@ -145,7 +144,7 @@ def forward(
     return y, rest, divisor, past, after
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _forward_launch(
     q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], chunks: int, scaled: bool, decays: bool, started: bool
 ) -> Launch:  # fmt: skip

@@ -45,7 +45,7 @@ from maclaurin.programs.triton.block_layout import (
     times_counted,
     together,
 )
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
 #: head size from which small moments are summed over the tokens of a tile at the end; smaller ones have four warps, which
@@ -405,7 +405,7 @@ class _Small(NamedTuple):
     size: int
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _small_launches(x: Layout, g: Layout, kind: _Kind) -> _Small:
     batch, tokens, all_heads, d = x.shape
     e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
@@ -451,7 +451,7 @@ class _High(NamedTuple):
     padded: int
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _high_launch(
     x: Layout,
     g: Layout,

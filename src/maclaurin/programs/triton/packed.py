@@ -15,14 +15,12 @@ and s. For a number without a tile the sequence has 0 tokens: everything is mask
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.tiles import cdiv
 
 #: tiles, and cuts, that one program compares at a time
@@ -75,7 +73,7 @@ def places(cuts: Tensor, tokens: int, tile: int) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _places_launch(sequences: int, tokens: int, tile: int) -> tuple[Launch, New]:
     tiles = tiles_of_packed(tokens, sequences, tile)
     options = {"BLOCK": tile, "BJ": _TILES, "BS": _CUTS, "num_warps": 4}

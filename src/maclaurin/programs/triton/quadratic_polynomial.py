@@ -27,7 +27,6 @@ then count within the sequence. Without PLACES, the compiled program contains no
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ from maclaurin.programs.triton.fast_math import (
     power_of_two,
     rounded_to_bfloat16,
 )
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.rows import quotient_backward
 from maclaurin.programs.triton.tiles import (
@@ -96,7 +95,7 @@ class _Form(NamedTuple):
     of_slope: float
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _form(call: Call, size: int) -> _Form:
     """The form of weights for heads of this size."""
     c = call.coefficients
@@ -553,7 +552,7 @@ class _Forward(NamedTuple):
     keys: int
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _forward_launch(
     q: Layout, k: Layout, v: Layout, call: Call, tiles: tuple[Tile, Tile], decays: bool, sequences: int
 ) -> _Forward:
@@ -614,7 +613,7 @@ class _Backward(NamedTuple):
     query_tile: tuple[int, int]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launch(
     q: Layout,
     k: Layout,

@@ -30,7 +30,6 @@ dn·(v − y), which cancels if all values are nearly equal. For the same reason
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
@@ -38,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import LEAST_GATE, dense, on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, new_like, prepared
 from maclaurin.programs.triton.tiles import entries, operand, row_offsets, row_tiles
 
 # --------------------------------------------------------------------------------------------------- the norm
@@ -153,7 +152,7 @@ def normed(
     return out, gain
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _normed_launch(y: Layout, gate: int, factor: float, centred: bool, keep: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     out = Layout.contiguous(y.shape, y.dtype)
@@ -174,7 +173,7 @@ def normed_backward_from_answer(
     return dy, y
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_from_answer_launch(
     out: Layout, dout: Layout, of_gradient: tuple[int, ...], centred: bool
 ) -> Launch:
@@ -188,7 +187,7 @@ def normed_backward(
     dout: Tensor, y: Tensor, gate: Tensor | None, factor: float, centred: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dy in the layout of y, and dgate."""
-    dy = torch.empty_strided(y.shape, y.stride(), dtype=y.dtype, device=y.device)
+    dy = new_like(y)
     dgate = None if gate is None else torch.empty_like(gate)
     dout = dense(dout)
     launch = _normed_backward_launch(Layout.of(y), Layout.of(dout), _gate_kind(gate), factor, centred)
@@ -196,7 +195,7 @@ def normed_backward(
     return dy, dgate
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _normed_backward_launch(y: Layout, dout: Layout, gate: int, factor: float, centred: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     numbers = (y.strides[:3], dout.strides[:3], *rows, factor)
@@ -247,7 +246,7 @@ def quotient_backward(
     return dn, dz
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _quotient_launch(y: Layout, dy: Layout, by_sum: bool, narrow: bool) -> Launch:
     grid, rows, sizes = row_tiles(y)
     options = {**sizes, "BY_SUM": by_sum, "NARROW": narrow}
@@ -356,7 +355,7 @@ def delta(do: Tensor, o: Tensor, dlse: Tensor | None) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _delta_launch(do: Layout, o: Layout, less: bool) -> Launch:
     grid, rows, sizes = row_tiles(o)
     return prepared(_delta, grid, (do.strides[:3], o.strides[:3], *rows), {**sizes, "LESS": less})
@@ -365,14 +364,14 @@ def _delta_launch(do: Layout, o: Layout, less: bool) -> Launch:
 @on_its_device
 def scaled(o: Tensor, log_gain: Tensor, log_divisor: Tensor | None, gate: Tensor | None) -> Tensor:
     """y in the layout of o."""
-    y = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    y = new_like(o)
     divided, gated = log_divisor is not None, gate is not None
     strides = _strides_of_divisor(log_divisor), _strides_of_gate(gate)
     _scaled_launch(Layout.of(o), *strides, divided, gated)(o, log_gain, log_divisor, gate, y)
     return y
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _scaled_launch(
     o: Layout, of_divisor: tuple[int, ...], of_gate: tuple[int, ...], divided: bool, gated: bool
 ) -> Launch:
@@ -399,7 +398,7 @@ def scaled_backward(
     """
     read = sums or log_slope is not None
     dy = dense(dy)
-    do = torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=o.device)
+    do = new_like(o)
     kept = None if log_slope is None else torch.empty_like(do)
     total = torch.empty(o.shape[:3], dtype=torch.float32, device=o.device) if read else None
     divided, gated, keep = log_divisor is not None, gate is not None, log_slope is not None
@@ -410,7 +409,7 @@ def scaled_backward(
     return do, kept, total
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _scaled_backward_launch(
     dy: Layout,
     o: Layout,

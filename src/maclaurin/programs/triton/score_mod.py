@@ -16,7 +16,6 @@ contains none of this.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import empty_rows_of_heads, on_its_device
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, New, launched, new_tensors, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
@@ -383,7 +382,7 @@ def forward(
     `cuts` [n + 1] are the cuts of sequences packed into one row (B = 1), which have no totals.
     """
     given = Layout.of(q), Layout.of(k), Layout.of(v)
-    launch = _forward_launch(*given, call, totals is not None, _sequences(cuts), _settings())
+    launch = _forward_launch(*given, call, totals is not None, _sequences(cuts))
     o = empty_rows_of_heads(v, q.shape[1], packed=cuts is not None)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     totals = None if totals is None else totals.contiguous()
@@ -406,7 +405,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv and the gradient of the totals [B, K, T]."""
     given = Layout.of(q), Layout.of(k), Layout.of(v), Layout.of(do)
-    launches = _backward_launches(*given, call, totals is not None, _sequences(cuts), _settings())
+    launches = _backward_launches(*given, call, totals is not None, _sequences(cuts))
     of_queries, of_keys = launches.queries, launches.keys
     totals = None if totals is None else totals.contiguous()
     dq, dk, dv = (empty_rows_of_heads(u, u.shape[1], packed=cuts is not None) for u in (q, k, v))
@@ -435,10 +434,8 @@ class _Backward(NamedTuple):
     of_totals: tuple[New, New]
 
 
-@lru_cache(maxsize=MOST_SHAPES)
-def _forward_launch(
-    q: Layout, k: Layout, v: Layout, call: Call, decays: bool, sequences: int, settings: tuple[Any, ...]
-) -> _Pass:
+@by_shapes
+def _forward_launch(q: Layout, k: Layout, v: Layout, call: Call, decays: bool, sequences: int) -> _Pass:
     batch, heads, tokens, _ = q.shape
     tile = tile_options(TILES["forward"], q, v, tokens)
     o = _strides_of_rows(v, heads, sequences)
@@ -448,7 +445,7 @@ def _forward_launch(
     return _Pass(prepared(_forward, grid, numbers, options), tile["BM"])
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _backward_launches(
     q: Layout,
     k: Layout,
@@ -457,7 +454,6 @@ def _backward_launches(
     call: Call,
     decays: bool,
     sequences: int,
-    settings: tuple[Any, ...],
 ) -> _Backward:
     batch, heads, tokens, _ = q.shape
     kv_heads, sizes = k.shape[1], _sizes(q, k, v, decays, call)
@@ -479,11 +475,6 @@ def _backward_launches(
     wide = torch.float64 if q.dtype == torch.float32 else torch.float32
     of_rows, of_keys = (New((batch, count, tokens) if decays else (0,), wide) for count in (heads, kv_heads))
     return _Backward(_Pass(queries, by_query["BM"]), _Pass(keys, by_key["BN"]), (of_rows, of_keys))
-
-
-def _settings() -> tuple[Any, ...]:
-    """The settings of this file that launches depend on; a benchmark may change them."""
-    return tuple(TILES.values())
 
 
 def _sequences(cuts: Tensor | None) -> int:

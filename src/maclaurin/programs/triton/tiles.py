@@ -10,14 +10,13 @@ A program that needs one entry of every token then reads 64 tokens from one cont
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
 
-from maclaurin.programs.triton.launch import MOST_SHAPES, Launch, Layout, launched, prepared
+from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 
 
 @triton.jit
@@ -216,7 +215,7 @@ def lines(x: Tensor, count: int, padded: int, weight: Tensor | None = None) -> T
     return out
 
 
-@lru_cache(maxsize=MOST_SHAPES)
+@by_shapes
 def _lines_launch(x: Layout, count: int, padded: int, weighted: bool) -> Launch:
     batch, tokens, heads, d = x.shape
     grid = cdiv(padded, 64), batch * heads, cdiv(count, 64)
