@@ -517,10 +517,10 @@ class _NormedRows(NamedTuple):
 #: bytes of rows, and tokens per text, from which the backward pass runs on some sequences at a time. It does
 #: not pay for short texts: copying takes as long per token, and attention less
 SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
-#: how many slices: with answers alone kept, or rows beside them. For rows of R bytes, cuDNN's own backward
-#: takes 2 R besides its gradients. A slice takes its share of 7 R, for do, o, cuDNN's sums and three gradients.
-#: Gradients of earlier slices are part of the result, so n equal slices take 4 R/n beyond it, with the last
-#: slice, and R when they are joined
+#: how many slices: with only answers kept, or rows beside them. For rows of R bytes, cuDNN's own backward
+#: takes 2 R besides its gradients. A slice takes its share of 7 R, for do, o, cuDNN's sums and three
+#: gradients. Gradients of earlier slices are part of the result, so the last of n equal slices takes 4 R/n
+#: beyond it; joining them takes R
 _SLICES, _SLICES_WITH_ROWS = 2, 3
 
 
