@@ -5,7 +5,7 @@
 For n ≥ 2, they are stored in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or
 products of two entries of x. Features are never written to memory: a tile of gᵀ in registers is multiplied by one entry
 per token and then, as a matrix product, by a tile of X. A program accumulates its blocks along the text in fp32 and
-stores them before every chunk.
+stores them before every chunk; or once at the end, where every token reads the whole text (not causal).
 
 The small moments (orders 0 and 1, and those of the row sum, with a weight ω per token) are computed for each chunk and
 then added up along the text:
@@ -105,8 +105,8 @@ def _high(
     x_strides, T, heads, chunks, tokens,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
-    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, WHOLE: tl.constexpr,
+    FOUR: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Four blocks (or two) of one order for one key-value head, along the whole text; heads of its group are summed."""
     x_b, x_t, x_h = x_strides
@@ -134,12 +134,13 @@ def _high(
             m3 = _load_block(INITIAL, first3, place, e, there, E)
     for step in range(chunks):
         chunk = chunks - 1 - step if REVERSE else step
-        out = OUT + (row * chunks + chunk) * SIZE
-        _store_block(out, m0, first0, place, e, there, E)
-        _store_block(out, m1, first1, place, e, there, E)
-        if FOUR:
-            _store_block(out, m2, first2, place, e, there, E)
-            _store_block(out, m3, first3, place, e, there, E)
+        if not WHOLE:
+            out = OUT + (row * chunks + chunk) * SIZE
+            _store_block(out, m0, first0, place, e, there, E)
+            _store_block(out, m1, first1, place, e, there, E)
+            if FOUR:
+                _store_block(out, m2, first2, place, e, there, E)
+                _store_block(out, m3, first3, place, e, there, E)
         if CARRIED:
             carry = tl.load(CARRY + row * chunks + chunk)
             m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
@@ -160,13 +161,13 @@ def _high(
                         m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start + BN, d, e, T, tokens,
                         D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
                     )  # fmt: skip
-    if ENDED:
-        FINAL += row * SIZE
-        _store_block(FINAL, m0, first0, place, e, there, E)
-        _store_block(FINAL, m1, first1, place, e, there, E)
+    if ENDED or WHOLE:
+        final = (OUT if WHOLE else FINAL) + row * SIZE
+        _store_block(final, m0, first0, place, e, there, E)
+        _store_block(final, m1, first1, place, e, there, E)
         if FOUR:
-            _store_block(FINAL, m2, first2, place, e, there, E)
-            _store_block(FINAL, m3, first3, place, e, there, E)
+            _store_block(final, m2, first2, place, e, there, E)
+            _store_block(final, m3, first3, place, e, there, E)
 
 
 @launched
@@ -336,10 +337,17 @@ def moments(
     reverse: bool = False,
     initial: Moments | None = None,
     totals: bool = False,
+    whole: bool = False,
 ) -> tuple[Moments, Moments | None]:
-    """The moments before (after, if `reverse`) every chunk; with `totals`, also those of all the text and `initial`."""
-    kind = _Kind.of(side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals)
+    """The moments before (after, if `reverse`) every chunk; with `totals`, also those of all the text and `initial`.
+
+    `whole`: the moments of all the text instead, as if it were before a single chunk.
+    """
+    kind = _Kind.of(
+        side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals, whole=whole
+    )
     small, small_total = _small_moments(side, kind, initial)
+    small = small_total[:, None] if whole else small
     high, ends = {}, {}
     for n in range(2, order + 1):
         start = None if initial is None else initial.high[n]
@@ -384,14 +392,15 @@ class _Kind(NamedTuple):
     carried: bool
     started: bool
     ended: bool
+    whole: bool
 
     @staticmethod
     def of(
-        side: Side, order: int, chunk: int, *, reverse: bool, sums: bool, started: bool, ended: bool
-    ) -> _Kind:
+        side: Side, order: int, chunk: int, *, reverse: bool, sums: bool, started: bool, ended: bool, whole: bool
+    ) -> _Kind:  # fmt: skip
         return _Kind(
             order, chunk, side.group, reverse, sums, side.weights is not None, side.omega is not None,
-            side.extra is not None, side.carry is not None, started, ended,
+            side.extra is not None, side.carry is not None, started, ended, whole,
         )  # fmt: skip
 
 
@@ -473,12 +482,12 @@ def _high_launch(
     options = {
         "D": d, "E": e, "BD": min(COLUMNS, width(d)), "BE": height, "P": together(d, n), "ROWS": block_rows(d, n), "LINES": _filled(d),
         "ORDER": n, "GROUP": kind.group, "CHUNK": chunk, "BN": tile, "REVERSE": kind.reverse, "CARRIED": kind.carried,
-        "STARTED": kind.started, "ENDED": kind.ended, "FOUR": grouped == GROUPED, **operand_options(x),
+        "STARTED": kind.started, "ENDED": kind.ended, "WHOLE": kind.whole, "FOUR": grouped == GROUPED, **operand_options(x),
         "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
     numbers = (x.strides[:3], tokens, heads, chunks, padded)
     start = prepared(_high, (count // grouped, batch * heads, columns), numbers, options)
-    return _High(start, (batch * heads, chunks, block_rows(d, n), e), padded)
+    return _High(start, (batch * heads, 1 if kind.whole else chunks, block_rows(d, n), e), padded)
 
 
 def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
