@@ -2,16 +2,16 @@
 
     python benchmarks/gpu_training.py [275M mini converted] [--seconds 150] [--tiny]
 
-Every run is a process of its own, alone on the GPU, that trains with `maclaurin.training` on rows that are made as
-they are needed, and ends after --seconds. It needs torch, triton and transformers, nothing else.
+Every run is a process of its own, alone on the GPU, that trains with `maclaurin.training` on rows that are
+made as they are needed, and ends after --seconds. It needs torch, triton and transformers, nothing else.
 
     275M, mini    softmax: model FLOPs per second over the GPU's peak (targets 0.45 and 0.25)
-    converted     a model of SmolLM2-135M's shape with random weights: tokens per second relative to softmax, for a
-                  window with an order-2 tail, with kept keys, and a hybrid whose first key-value head of three
-                  keeps every key (target 0.6)
+    converted     a model of SmolLM2-135M's shape with random weights: tokens per second relative to softmax,
+                  for a window with an order-2 tail, with kept keys, and a hybrid whose first key-value head
+                  of three keeps every key (target 0.6)
 
-Results go to benchmarks/results/gpu_training_speed.json (--out) after every run. --tiny trains small models for a
-few steps, on a CPU too: a check that everything runs.
+Results go to benchmarks/results/gpu_training_speed.json (--out) after every run. --tiny trains small models
+for a few steps, on a CPU too: a check that everything runs.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def line_of(run: dict[str, Any]) -> str:
     shown = "" if value is None else f", {value:.3f}"
     target = "" if run["least"] is None else f" (target {run['least']:g})"
     how = "compiled" if run["compiled"] else "not compiled"
-    return f"{run['name']}: {run['tokens_per_second']:,.0f} tokens/s{shown}{target}, {how}, {run['seconds']:.0f} s"
+    speed = f"{run['tokens_per_second']:,.0f} tokens/s"
+    return f"{run['name']}: {speed}{shown}{target}, {how}, {run['seconds']:.0f} s"
 
 
 def alone(run: Run, seconds: float, *, compiled: bool) -> dict[str, Any]:
