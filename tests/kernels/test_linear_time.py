@@ -1,6 +1,9 @@
 """The linear-time program for polynomials of low order, against float64 written out here, every pair once."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -126,6 +129,22 @@ def _judge_linear_time(shape, order, divisor, rows, decays, narrow, dtype, devic
 
 def test_heads_of_more_than_64_entries(device, poisoned):
     _judge_linear_time((20, 70, 16, 2, 1, 16), 2, "sum", False, False, False, torch.float32, device)
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_heads_of_64_entries(decays, device, poisoned):
+    _judge_linear_time((40, 64, 16, 2, 1, 16), 2, "sum", False, decays, False, torch.float32, device)
+
+
+@pytest.mark.exhaustive  # half a minute
+def test_heads_of_64_entries_in_two_groups():
+    """The layout is chosen when the library is imported, so this takes another process."""
+    chosen = "heads_of_64_entries and not groups"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", __file__, "-k", chosen]
+    done = subprocess.run(
+        command, env={**os.environ, "MACLAURIN_HALVES": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 SPECS = [
