@@ -7,6 +7,12 @@ events), then compared with the plain form in float64: outputs and every gradien
 uninitialised memory filled with NaN. With a folder of unpacked wheels (--peers, or MACLAURIN_PEERS) fla's
 chunk_linear_attn is timed in the same run; its first call takes a minute or two. Each result is written
 at once; nothing is started after --seconds.
+
+`long` times order 2 in linear time with other chunks, and without a causal mask. MACLAURIN_HALVES=1 chooses
+another layout of the moments of heads of 64 for the whole process, so it takes two runs:
+
+    python benchmarks/kernel_lab.py long --out whole.json
+    MACLAURIN_HALVES=1 python benchmarks/kernel_lab.py long --out halves.json
 """
 
 from __future__ import annotations
@@ -32,12 +38,13 @@ from torch.profiler import ProfilerActivity, profile
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.stream import Inputs
+from maclaurin.programs import linear_time
 from maclaurin.programs.about_mean import PairsAboutMean, TailInChunks
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
-from maclaurin.programs.triton import about_mean, linear_attention
+from maclaurin.programs.triton import about_mean, linear_attention, moments
 from maclaurin.programs.triton.launch import forget_launches
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
@@ -122,6 +129,16 @@ OF_64_ROWS = tiles(forward=Tile(64, 64, 4, 3), queries=Tile(64, 64, 4, 2), keys=
 FAR_OF_64_KEYS = tiles(
     forward_far=Tile(64, 64, 4, 3), queries_far=Tile(64, 64, 4, 3), keys_far=Tile(64, 64, 4, 3)
 )
+TAYLOR, LONGEST = LinearTime(), ("B1 T65536 H8", "B1 T32768 d128")
+
+
+def in_chunks(tokens: int, *sizes: str) -> Subject:
+    """Order 2 in linear time with other chunks of long texts."""
+    chunks = lambda: settings(linear_time, CHUNK_OF_LONG=tokens)  # noqa: E731
+    return Subject(f"taylor(2), chunks of {tokens}", "taylor(2)/sum", TAYLOR, sizes or LONGEST, chunks, False)
+
+
+FOUR_BLOCKS = lambda: settings(moments, FEW_PROGRAMS=1)  # noqa: E731
 HALF_THE_WALKERS = lambda: settings(linear_attention, WALKERS=512)  # noqa: E731
 GROUPS: dict[str, list[Subject]] = {
     "base": [
@@ -150,6 +167,25 @@ GROUPS: dict[str, list[Subject]] = {
         Subject("mean, pairs, of 128", MEAN, PAIRS, SHORT, OF_128_ROWS, False),
         Subject("beside, pairs d128, of 64", BESIDE, PAIRS, WIDE[:1], OF_64_ROWS, False),
         Subject("beside, chunks, of 64 keys", BESIDE, CHUNKS, LONG[1:2], FAR_OF_64_KEYS, False),
+    ],
+    "long": [
+        Subject("taylor(2), chunks", "taylor(2)/sum", TAYLOR, (*TWO, *LONGEST[1:])),
+        Subject("taylor(2), four blocks", "taylor(2)/sum", TAYLOR, LONGEST[:1], FOUR_BLOCKS),
+        in_chunks(1152, *LONGEST[:1]),
+        in_chunks(1024),
+        in_chunks(768),
+        in_chunks(512, *LONGEST[1:]),
+        Subject("taylor(2), not causal", "taylor(2)/sum", TAYLOR, SMALL[1:3], causal=False),
+        Subject(
+            "taylor(2), not causal, pairs",
+            "taylor(2)/sum",
+            QuadraticPolynomial(),
+            TWO[:1],
+            None,
+            False,
+            False,
+        ),
+        Subject("taylor(2), causal pairs", "taylor(2)/sum", QuadraticPolynomial(), TWO[:1], None, False),
     ],
     "forget": [
         Subject("power(2)*forget, pairs", "power(2)*forget/sum", QuadraticPolynomial(), SHORT),

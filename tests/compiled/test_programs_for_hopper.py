@@ -252,6 +252,17 @@ def test_linear(batch, order, d, e, dtype):
     )
 
 
+@pytest.mark.parametrize(("batch", "d"), [(1, 64), more(64, 64), more(64, 128), more(1, 16)])
+def test_linear_without_a_causal_mask(batch, d):
+    q, k, v = tensors(d, max(d, 64), batch=batch)
+    call = linear_time.Call(SERIES[:3], "sum", 0.0, 1024, narrow=True, causal=False)
+    rows = linear_time.Rows()
+    with compiled_for(HOPPER) as found:
+        y, rest, divisor, past, _ = linear_time.forward(q, k, v, rows, call)
+        linear_time.backward(y, None, q, k, v, y, rest, divisor, rows, past, call)
+    assert_good(found)
+
+
 @pytest.mark.exhaustive
 def test_linear_with_everything_per_row():
     q, k, v = tensors(64, 64)

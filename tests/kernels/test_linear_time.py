@@ -1,6 +1,9 @@
 """The linear-time program for polynomials of low order, against float64 written out here, every pair once."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -128,6 +131,22 @@ def test_heads_of_more_than_64_entries(device, poisoned):
     _judge_linear_time((20, 70, 16, 2, 1, 16), 2, "sum", False, False, False, torch.float32, device)
 
 
+@pytest.mark.parametrize("decays", [False, True])
+def test_heads_of_64_entries(decays, device, poisoned):
+    _judge_linear_time((40, 64, 16, 2, 1, 16), 2, "sum", False, decays, False, torch.float32, device)
+
+
+@pytest.mark.exhaustive  # half a minute
+def test_heads_of_64_entries_in_two_groups():
+    """The layout is chosen when the library is imported, so this takes another process."""
+    chosen = "heads_of_64_entries and not groups"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", __file__, "-k", chosen]
+    done = subprocess.run(
+        command, env={**os.environ, "MACLAURIN_HALVES": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
 SPECS = [
     "taylor(2)/sum",
     "taylor(2)/l2",
@@ -156,6 +175,25 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
         e=12 if small else 40,
     )
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked", chunk_size=64)
+
+
+@pytest.mark.parametrize(
+    ("notation", "d"),
+    [
+        ("taylor(2)/sum", 24),
+        ("taylor(2)/l2", 24),
+        ("poly(1,0.5,0.25)", 24),
+        ("power(2)*in/len*out", 24),
+        ("taylor(2)/sum", 80),
+        ("taylor(3)/l2", 6),
+        ("taylor(1)/rms", 16),
+    ],
+)
+def test_every_query_reads_the_whole_text(notation, d, dtype, device, poisoned):
+    """Not causal: several chunks of moments are one state, and a text may end within a chunk."""
+    shape = Shape(batch=2 if d < 64 else 1, tokens=150, kv_heads=1, group=2, d=d, e=12)
+    options = {"form": "chunked", "chunk_size": 64, "causal": False}
+    assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", **options)
 
 
 @pytest.mark.parametrize("d", [2, 16, 17, *([32] if ON_GPU else [])])
@@ -206,10 +244,26 @@ def test_operator_is_registered_as_torch_wants_it(device):
     alpha = torch.rand(3, 1, 1, 20, device=device, requires_grad=True)
     log_forget = (-torch.rand(1, 1, 20, device=device)).requires_grad_()
     for rows in ((None, None), (alpha, log_forget)):
-        call = (q, k, v, *rows, None, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], False, rows[0] is None)
+        call = (
+            q,
+            k,
+            v,
+            *rows,
+            None,
+            [1.0, 0.25, 0.03],
+            "sum",
+            0.0,
+            16,
+            [0, 1, 2],
+            False,
+            rows[0] is None,
+            True,
+        )
         assert set(torch.library.opcheck(linear_polynomial.traced, call).values()) == {"SUCCESS"}
+    call = (q, k, v, None, None, None, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], False, True, False)
+    assert set(torch.library.opcheck(linear_polynomial.traced, call).values()) == {"SUCCESS"}
     state = torch.randn(1, 1, 153, 17, device=device, requires_grad=True)
-    call = (q, k, v, None, log_forget, state, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], True, False)
+    call = (q, k, v, None, log_forget, state, [1.0, 0.25, 0.03], "sum", 0.0, 16, [0, 1, 2], True, False, True)
     assert set(torch.library.opcheck(linear_polynomial.traced, call).values()) == {"SUCCESS"}
 
 

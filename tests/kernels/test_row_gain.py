@@ -70,7 +70,7 @@ def test_backward_in_slices_of_the_batch(notation, by_head, in_slices, stock_dty
     layout = (0, 2, 1, 3) if by_head else None
     assert_as_right_as_plain(parse(notation), shape, stock_dtype, device, "sdpa", layout=layout)
     own = not notation.endswith(("l2*out", "l2(scale=dim)*out"))  # there torch's softmax has its own gradient
-    assert set(in_slices) == ({3} if own else set()), "up to four slices"
+    assert set(in_slices) in (({4, 5}, {3}) if own else (set(),)), "two slices, or three beside kept rows"
 
 
 def test_small_rows_go_back_in_one_piece(device):

@@ -85,6 +85,8 @@ class Figures:
     #: the same per call of a loop of ten, after a pause and with cold CPU caches
     cold_issue_us: float | None = None
     note: str = ""
+    #: whether the first call ran beside those of other cases (`--prepare`): alone it takes at most as long
+    first_call_shared: bool = False
 
 
 @final

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -16,6 +16,7 @@ import torch
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Roofs, read_bench, write_bench
 from maclaurin.bench.clock import free_memory
 from maclaurin.bench.measure_case import blank_record, failed, judged, measure_call, measure_step, reason_of
+from maclaurin.bench.preparation import Preparation, Prepared
 from maclaurin.bench.setting import Setting, measure_roofs
 from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
@@ -38,8 +39,19 @@ class Ending:
 class BenchRun:
     """Runs the chosen cases in one setting and keeps their results in one file."""
 
-    def __init__(self, cases: Sequence[Case], setting: Setting, out: Path, *, resume: bool) -> None:
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        setting: Setting,
+        out: Path,
+        *,
+        resume: bool,
+        without: Collection[str] = (),
+        preparation: Preparation | None = None,
+    ) -> None:
         self._setting, self._out = setting, out
+        self._without, self._preparation = without, preparation
+        self._prepared = Prepared()
         self._record, self.notes = _beginning(setting, out)
         self._cases = [c for c in cases if not (resume and self._record.case_named(c.name) is not None)]
         if skipped := len(cases) - len(self._cases):
@@ -53,6 +65,9 @@ class BenchRun:
         waiting = list(self._cases)
         if not waiting:
             return Ending(self._record)
+        if self._preparation is not None:
+            self._prepared = self._preparation.run(waiting, self._setting, self._without)
+            print(self._prepared, file=sys.stderr, flush=True)
         roofs = self._measure_roofs()
         trouble = ""
         total, begun = len(waiting), time.perf_counter()
@@ -81,12 +96,18 @@ class BenchRun:
             if case.kind == "step":
                 found = measure_step(case, self._setting, roofs)
             else:
-                found = measure_call(case, self._setting)
+                found = measure_call(case, self._setting, self._left_out(case))
         except Exception as problem:  # any error of a case is recorded; the other cases still run
             found = failed(blank_record(case, self._setting), problem)
+        found = self._prepared.noted(found)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         found = dataclasses.replace(found, date=now, seconds=round(time.perf_counter() - begun, 4))
         return judged(found, case, self._setting)
+
+    def _left_out(self, case: Case) -> dict[str, str]:
+        """Peers that are not measured, and why."""
+        unwanted = {key: "left out" for key in case.peers if key in self._without}
+        return {**self._prepared.late_peers(case), **unwanted}
 
     def _keep(self, record: BenchRecord) -> None:
         self._record = record

@@ -42,6 +42,7 @@ from maclaurin.testing.cases import TensorCase, draw_direction, draw_inputs
 from maclaurin.testing.tolerances import relative_error
 
 OWN_NAME = "maclaurin"
+NONE_LEFT_OUT: Mapping[str, str] = {}
 #: lengths of the part whose gradients are checked: the first that runs on the same program as the full case
 PIECE_TOKENS = (512, 2048, 8192)
 
@@ -108,23 +109,47 @@ def failed(record: CaseRecord, problem: Exception) -> CaseRecord:
     return dataclasses.replace(record, status="failed", own=own)
 
 
-def measure_call(case: Case, setting: Setting) -> CaseRecord:
-    """Output and gradients of one call; the work of packed texts is counted as that of equal rows."""
-    spec = parse(case.spec)
-    shape = shape_of(case.size)
-    inputs = draw_inputs(spec, shape, setting.dtype, setting.device).map(torch.Tensor.requires_grad_)
-    kind = _PackedComparison if case.kind == "packed" else _Comparison
-    comparison = kind(case, inputs, draw_direction(shape, setting.dtype, setting.device), setting)
-    chosen = comparison.plan_of(inputs, case.form)
-    work = work_of_call(spec, chosen.form.value, case.size, setting.dtype.itemsize)
+def measure_call(case: Case, setting: Setting, left_out: Mapping[str, str] = NONE_LEFT_OUT) -> CaseRecord:
+    """Output and gradients of one call; the work of packed texts is counted as that of equal rows.
+
+    `left_out`: peers that are not measured, and why.
+    """
+    comparison, chosen = _comparison(case, setting)
+    work = work_of_call(comparison.inputs.spec, chosen.form.value, case.size, setting.dtype.itemsize)
     record = planned_record(case, setting, chosen, work)
     try:
-        return _compared(record, comparison, chosen)
+        return _compared(record, comparison, chosen, left_out)
     except Exception as problem:  # the plan is already known, so it is recorded
         return failed(record, problem)
 
 
-def _compared(record: CaseRecord, comparison: _Comparison, chosen: Plan) -> CaseRecord:
+def first_call(case: Case, setting: Setting, key: str) -> float | None:
+    """Call a case, or one of its peers, once, with all that is checked before it is timed.
+
+    Afterwards caches on disk have its programs. Returns the seconds of the first call; None for a peer that
+    is not available or not correct.
+    """
+    comparison, chosen = _comparison(case, setting)
+    if key != OWN_NAME:
+        return comparison.peer(key)[1].first_call_s
+    seconds, _ = comparison.examine(comparison.own())
+    comparison.errors_of_piece(chosen)
+    return seconds
+
+
+def _comparison(case: Case, setting: Setting) -> tuple[_Comparison, Plan]:
+    """A case with its tensors, and our plan for it."""
+    shape = shape_of(case.size)
+    inputs = draw_inputs(parse(case.spec), shape, setting.dtype, setting.device)
+    inputs = inputs.map(torch.Tensor.requires_grad_)
+    kind = _PackedComparison if case.kind == "packed" else _Comparison
+    comparison = kind(case, inputs, draw_direction(shape, setting.dtype, setting.device), setting)
+    return comparison, comparison.plan_of(inputs, case.form)
+
+
+def _compared(
+    record: CaseRecord, comparison: _Comparison, chosen: Plan, left_out: Mapping[str, str]
+) -> CaseRecord:
     own = comparison.own()
     seconds, errors = comparison.examine(own)
     errors = Errors({**errors.found, **comparison.errors_of_piece(chosen)})
@@ -133,6 +158,9 @@ def _compared(record: CaseRecord, comparison: _Comparison, chosen: Plan) -> Case
     examined = {OWN_NAME: (own, Figures(OWN_NAME, errors.largest, errors.worst, seconds))}
     peers = dict(record.peers)
     for key in comparison.case.peers:
+        if key in left_out:
+            peers[key] = dataclasses.replace(peers[key], note=left_out[key])
+            continue
         implementation, peers[key] = comparison.peer(key)
         if implementation is not None:
             examined[key] = (implementation, peers[key])

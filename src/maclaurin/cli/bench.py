@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -49,6 +49,19 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0.0, help="Begin no further case after this many minutes.")
     ] = None,
+    prepare: Annotated[
+        int,
+        typer.Option(
+            min=0, help="First call every case once in this many processes, which fills caches on disk."
+        ),
+    ] = 0,
+    prepare_seconds: Annotated[
+        float, typer.Option(min=0.0, help="Leave out peers that --prepare has not called after this time.")
+    ] = 180.0,
+    without_peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out this peer, such as power_retention; may be repeated."),
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Folder for figures (SVG) and table.md, made from the results.")
     ] = None,
@@ -80,6 +93,8 @@ def bench(
 
         maclaurin bench --resume
 
+        maclaurin bench --device cuda --prepare 16 --without-peer power_retention --minutes 8
+
         maclaurin bench --device cuda --case "order one" --peers ~/peers
 
         maclaurin bench --table benchmarks/results/gpu_bench.json --plots docs/figures/bench
@@ -93,7 +108,8 @@ def bench(
     elif show_list:
         _print_list(case or [], quick)
     else:
-        _measure(case or [], quick, device, out, resume, minutes, plots)
+        begins = _Beginning(resume, minutes, _known_peers(without_peer or []), prepare, prepare_seconds)
+        _measure(case or [], quick, device, out, begins, plots)
 
 
 def _add_peers(folder: Path) -> None:
@@ -127,16 +143,33 @@ def _print_list(wanted: list[str], small: bool) -> None:
     table_console(180).print(found)
 
 
+class _Beginning(NamedTuple):
+    """What is measured, and what happens before."""
+
+    resume: bool
+    minutes: float | None
+    without: list[str]
+    prepare: int
+    prepare_seconds: float
+
+
+def _known_peers(names: list[str]) -> list[str]:
+    """The names, or an error with those that exist."""
+    from maclaurin.bench.targets import PEER_TITLES
+
+    for name in names:
+        if name not in PEER_TITLES:
+            raise InputError(
+                f"--without-peer: there is no peer {name!r}; the peers are {', '.join(PEER_TITLES)}."
+            )
+    return names
+
+
 def _measure(
-    wanted: list[str],
-    quick: bool,
-    device: str,
-    out: Path | None,
-    resume: bool,
-    minutes: float | None,
-    plots: Path | None,
+    wanted: list[str], quick: bool, device: str, out: Path | None, begins: _Beginning, plots: Path | None
 ) -> None:
     from maclaurin.bench.bench_run import BenchRun
+    from maclaurin.bench.preparation import Preparation
     from maclaurin.bench.setting import make_setting
     from maclaurin.bench.workloads import all_cases, chosen_cases
     from maclaurin.device import usable_device
@@ -148,11 +181,12 @@ def _measure(
         raise InputError(f"--out: {file} is a folder; name a file, such as {file / 'bench.json'}.")
     require_writable_folder(file.parent)
     console = Console(stderr=True, highlight=False)
-    run = BenchRun(cases, setting, file, resume=resume)
+    ahead = Preparation(begins.prepare, begins.prepare_seconds) if begins.prepare else None
+    run = BenchRun(cases, setting, file, resume=begins.resume, without=begins.without, preparation=ahead)
     for line in run.notes:
         console.print(line, markup=False, soft_wrap=True)
     try:
-        ending = run.run(minutes)
+        ending = run.run(begins.minutes)
     except KeyboardInterrupt:
         again = shlex.join(["maclaurin", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
         console.print(

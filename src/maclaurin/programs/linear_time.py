@@ -6,6 +6,8 @@ Kernels that expand about the row's mean score use separate coefficients for eac
 
 After a state, keys and moments are shifted by the mean key of the state: small numbers lose less in low
 precision.
+
+Without a causal mask, all queries read one state of the whole text.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ LARGEST_HEAD = {0: 128, 1: 128, 2: 128, 3: 32}
 CHUNK = {0: 256, 1: 256, 2: 1024, 3: 1024}
 #: in texts this long, moments of order 2 are most of the memory, so fewer of them are written
 LONG, CHUNK_OF_LONG = 1 << 15, 1280
+#: how much faster products with moments are than the rate of all work of a call, from the times of kernels
+#: at 4 and 16 chunks (benchmarks/results/kernel_lab.json)
+_FASTER_WITHOUT_PAIRS = 1.2
 
 
 class LinearTime(Program):
@@ -59,7 +64,7 @@ class LinearTime(Program):
             return "it does not support a window"
         return first_reason(
             refuse_kernel(spec, spec.kernel.key_size(call.inputs.q.shape[3])),
-            ("it supports only causal attention" if not call.causal else None),
+            (_refuse_whole_text(call) if not call.causal else None),
             ("single tokens have their own programs" if call.is_step else None),
             refuse_denominator(spec),
             refuse_features(spec, call.inputs.q.dtype),
@@ -109,10 +114,11 @@ class _Linear(NamedTuple):
                 chunk=self.chunk,
                 keep=call.return_state,
                 final=self.is_final,
+                causal=call.causal,
             )
             y, running = sums.rows, None
             if not self.is_final:
-                y, running = over_denominator(spec, inputs, y, True, state)
+                y, running = over_denominator(spec, inputs, y, call.causal, state)
                 y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
             return y, _state_after(call, sums.moments, running) if call.return_state else None
 
@@ -127,8 +133,20 @@ def refuse_kernel(spec: AttentionSpec, d: int) -> str | None:
     return refuse_head(spec.highest_order, d)
 
 
+def _refuse_whole_text(call: Call) -> str | None:
+    """Why the operator cannot compute such a call without a causal mask; None if it can."""
+    if call.spec.decay_gates:
+        return "without a causal mask it supports no decay gate"
+    if call.spec.kernel.depends_on_row:
+        return "without a causal mask it supports only polynomials that are the same for every row"
+    return "without a causal mask it carries no state" if call.carries_state else None
+
+
 def linear_cost(call: Call, chunk: int) -> Cost:
-    """Moments written and read, half the pairs within a chunk, and the moments of every chunk in memory."""
+    """Moments written and read, half the pairs within a chunk, and the moments of every chunk in memory.
+
+    Without a causal mask there are no pairs, and there is one state.
+    """
     spec = call.spec
     batch, tokens, heads, d = call.inputs.q.shape
     kv_heads, e, order = call.inputs.k.shape[2], call.inputs.v.shape[3], spec.highest_order
@@ -136,8 +154,10 @@ def linear_cost(call: Call, chunk: int) -> Cost:
     features = d ** min(order, 2) * ((d + 1) / 2 if order > 2 else 1)
     rows, keys = float(batch * heads * tokens), float(batch * kv_heads * tokens)
     beside = chunk if spec.window is None else chunk + 2 * spec.window.size
-    flops = 2 * (rows + keys) * features * e + rows * beside * (d + e)
-    states = float(batch * kv_heads) * (tokens // chunk) * features * e * call.inputs.q.element_size()
+    flops = 2 * (rows + keys) * features * e
+    flops = flops + rows * beside * (d + e) if call.causal else flops / _FASTER_WITHOUT_PAIRS
+    chunks = tokens // chunk if call.causal else 1
+    states = float(batch * kv_heads) * chunks * features * e * call.inputs.q.element_size()
     size = call.inputs.q.element_size()
     moved = size * (rows * (d + e) + 2 * keys * (d + e)) + 2 * states
     return Cost(flops, moved, 8, states)
@@ -193,6 +213,7 @@ def linear_sums(
     chunk: int,
     keep: bool,
     final: bool,
+    causal: bool,
 ) -> LinearSums:
     """The operator on q, k, v, about the mean of the keys if the kernel needs it; `final` rounds rows."""
     q, k, v = tensors
@@ -214,6 +235,7 @@ def linear_sums(
         list(spec.orders),
         keep,
         final,
+        causal,
     )
     if keep and after is not None and centred is not None and centred.offset is not None:
         after = moments_about(after, -centred.offset[:, 0])
@@ -308,6 +330,7 @@ def linear_polynomial(
     orders: Sequence[int],
     return_state: bool,
     narrow: bool,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None]:
     """y [B, T, H, e] and D [B, H, T] in fp32; the state after the text [B, K, F, e (+ 1)], or None.
 
@@ -318,7 +341,7 @@ def linear_polynomial(
     from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
 
-    call = program.Call(tuple(coefficients), divisor, eps, chunk, narrow)
+    call = program.Call(tuple(coefficients), divisor, eps, chunk, narrow, causal)
     d, e = q.shape[3], v.shape[3]
     start = None
     if initial is not None:
@@ -352,12 +375,13 @@ def linear_polynomial_backward(
     divisor: str,
     chunk: int,
     orders: Sequence[int],
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """dq, dk, dv, dα, and the gradients of the log forget gate and of the state before, or None."""
     from maclaurin.programs.triton import linear_time as program
     from maclaurin.programs.triton import moments as layout
 
-    call = program.Call(tuple(coefficients), divisor, 0.0, chunk)
+    call = program.Call(tuple(coefficients), divisor, 0.0, chunk, causal=causal)
     d, e = q.shape[3], v.shape[3]
     small, *high = map(present, moments)
     assert small is not None
@@ -404,11 +428,12 @@ def _(
     orders: Sequence[int],
     return_state: bool,
     narrow: bool,
+    causal: bool,
 ) -> tuple[Tensor | None, ...]:
     from maclaurin.programs.triton import block_layout, moments, tiles
 
     batch, tokens, heads, d = q.shape
-    e, kv_heads, chunks = v.shape[3], k.shape[2], -(-tokens // chunk)
+    e, kv_heads, chunks = v.shape[3], k.shape[2], -(-tokens // chunk) if causal else 1
     rows, wide = batch * kv_heads, torch.float32
     features = sum(number_of_multisets(d, n) for n in orders)
     state = (batch, kv_heads, features, e + int(divisor == "sum"))
@@ -456,6 +481,7 @@ def _(
     divisor: str,
     chunk: int,
     orders: Sequence[int],
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     d_alpha, d_forget = (None if u is None else torch.empty_like(u) for u in (alpha, log_forget))
     features = sum(number_of_multisets(q.shape[3], n) for n in orders)
@@ -465,8 +491,10 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-    q, k, v, alpha, log_forget, initial, coefficients, divisor, _, *sizes, ctx.return_state, _ = inputs
-    ctx.call = (coefficients, divisor, *sizes)
+    q, k, v, alpha, log_forget, initial, coefficients, divisor, _, *sizes, ctx.return_state, _, causal = (
+        inputs
+    )
+    ctx.call = (coefficients, divisor, *sizes, causal)
     ctx.started = initial is not None
     y, z, rest, state, *moments = output
     ctx.save_for_backward(q, k, v, y, z, rest, state, alpha, log_forget, *moments)
@@ -478,7 +506,7 @@ def _backward(
 ) -> tuple[Any, ...]:
     q, k, v, y, z, rest, state, alpha, log_forget, *moments = ctx.saved_tensors
     if dy is None and dz is None and d_state is None:
-        return (None,) * 13
+        return (None,) * 14
     dy = torch.zeros_like(y) if dy is None else dy
     d_state = d_state if ctx.return_state else None  # when traced, an empty state has a gradient too
     dq, dk, dv, d_alpha, d_forget, d_initial = linear_polynomial_backward(
@@ -486,7 +514,7 @@ def _backward(
     )
     d_alpha = None if alpha is None else d_alpha
     d_forget = None if log_forget is None else d_forget
-    return dq, dk, dv, d_alpha, d_forget, d_initial if ctx.started else None, *(None,) * 7
+    return dq, dk, dv, d_alpha, d_forget, d_initial if ctx.started else None, *(None,) * 8
 
 
 linear_polynomial.register_autograd(_backward, setup_context=_save)

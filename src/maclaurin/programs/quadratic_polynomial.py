@@ -58,7 +58,7 @@ class QuadraticPolynomial(Program):
         )
 
     def cost(self, call: Call) -> Cost:
-        flops = dense_flops(call) / 2
+        flops = dense_flops(call) / (2 if call.causal else 1)
         return Cost(_GATED * flops if call.spec.decay_gates else flops, 0.0, 5, 0.0)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:

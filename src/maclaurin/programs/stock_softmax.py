@@ -21,7 +21,7 @@ Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row de
 kept. A mean that the norm subtracts is lost, but δ = Σ do∘o does not depend on it, as the mean of do is zero.
 
 torch's backward takes memory for do, o and its own sums besides the gradients. If rows are large, it runs on
-a few sequences at a time and copies their gradients into the whole (`_Backward`).
+one part of the batch after the other, and the gradients of the parts are joined at the end (`_Backward`).
 """
 
 from __future__ import annotations
@@ -406,6 +406,10 @@ class _DirectRows(NamedTuple):
     layout: tuple[int, ...]
     log_divisor: Tensor | None
 
+    @property
+    def keeps_rows(self) -> bool:
+        return False
+
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         dy, log = _some(self.dy, some), self.log_divisor
         if log is None:
@@ -427,6 +431,10 @@ class _GainedRows(NamedTuple):
     log_slope: Tensor | None
     want_sums: bool
     sums: list[Tensor]
+
+    @property
+    def keeps_rows(self) -> bool:
+        return not self.rows_are_output
 
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         dy, o, lse = (_some(u, some) for u in (self.dy, self.o, self.lse))
@@ -528,6 +536,10 @@ class _NormedRows(NamedTuple):
     lse: Tensor
     gain: Tensor
 
+    @property
+    def keeps_rows(self) -> bool:
+        return False
+
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         dy, y, gain, lse = (_some(u, some) for u in (self.dy, self.y, self.gain, self.lse))
         do, o = normed_rows_backward(dy, y, gain, self.centred, self.layout)
@@ -539,12 +551,19 @@ class _NormedRows(NamedTuple):
 #: bytes of rows, and tokens per text, from which the backward pass runs on some sequences at a time. It does
 #: not pay for short texts: copying takes as long per token, and attention less
 SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
-#: how many slices. For rows of R bytes, cuDNN's own backward takes 2 R besides its gradients; a slice takes
-#: its share of 7 R, for do, o, cuDNN's sums and three gradients
-_SLICES = 4
+#: how many slices: with only answers kept, or rows beside them. For rows of R bytes, cuDNN's own backward
+#: takes 2 R besides its gradients. A slice takes its share of 7 R, for do, o, cuDNN's sums and three
+#: gradients. Gradients of earlier slices are part of the result, so the last of n equal slices takes 4 R/n
+#: beyond it; joining them takes R
+_SLICES, _SLICES_WITH_ROWS = 2, 3
 
 
 class _RowsOfSome(Protocol):
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows besides the answer were kept for the backward pass."""
+        ...
+
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         """do and o [b, H, T, e], and the log-sum-exp [b, H, T], of some sequences, or of all (None)."""
         ...
@@ -562,20 +581,12 @@ class _Backward(NamedTuple):
         batch = q.shape[0]
         if batch == 1 or not _is_large(v):
             return self.of_part(q, k, v, rows, None)
-        found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        size = -(-batch // min(_SLICES, batch))
-        for start in range(0, batch, size):
-            some = slice(start, start + size)
-            self.write_part(q, k, v, rows, some, found)
-        return found
-
-    def write_part(
-        self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice, found: tuple[Tensor, ...]
-    ) -> None:
-        """Write the gradients of some sequences into the whole; other memory is freed on return."""
-        parts = self.of_part(q[some], k[some], v[some], rows, some)
-        copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-        copy([whole[some] for whole in found], list(parts))
+        parts: tuple[list[Tensor], ...] = ([], [], [])
+        for some in _slices(batch, _SLICES_WITH_ROWS if rows.keeps_rows else _SLICES):
+            for of_one, part in zip(parts, self.of_part(q[some], k[some], v[some], rows, some), strict=True):
+                of_one.append(part)
+        dq, dk, dv = map(_joined, parts)
+        return dq, dk, dv
 
     def of_part(
         self, q: Tensor, k: Tensor, v: Tensor, rows: _RowsOfSome, some: slice | None
@@ -584,6 +595,21 @@ class _Backward(NamedTuple):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         dq, dk, dv = self.stock.backward(do, q, k, v, o, lse, self.scale, self.causal)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _slices(batch: int, count: int) -> list[slice]:
+    """At most `count` slices of a batch, as equal as possible, larger ones first."""
+    count = min(count, batch)
+    sizes = [batch // count + (number < batch % count) for number in range(count)]
+    starts = [sum(sizes[:number]) for number in range(count)]
+    return [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """All parts in one tensor; the list is emptied, so that their memory is free for the next one."""
+    whole = torch.cat(parts)
+    parts.clear()
+    return whole
 
 
 def _is_large(v: Tensor) -> bool:

@@ -43,7 +43,7 @@ def test_every_case_is_in_the_file_with_what_it_was_measured_on(out):
 def test_a_case_that_fails_stops_no_other(out, monkeypatch):
     known = running.measure_call
 
-    def measure(case, setting):
+    def measure(case, setting, left_out):
         if case.spec == "exp/sum":
             raise RuntimeError("a kernel that does not compile\nwith many lines")
         return known(case, setting)
@@ -57,7 +57,7 @@ def test_a_case_that_fails_stops_no_other(out, monkeypatch):
 def test_interrupted_it_has_lost_nothing_and_goes_on(out, monkeypatch):
     known, measured = running.measure_call, []
 
-    def measure(case, setting):
+    def measure(case, setting, left_out):
         if len(measured) == 1:
             raise KeyboardInterrupt
         measured.append(case.name)
@@ -103,7 +103,7 @@ def test_a_gpu_that_does_not_answer_ends_the_run(out, monkeypatch):
     def wait(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(running, "measure_call", lambda case, setting: running.blank_record(case, setting))
+    monkeypatch.setattr(running, "measure_call", lambda case, setting, _: running.blank_record(case, setting))
     monkeypatch.setattr(type(SETTING), "wait", wait)
     ending = BenchRun(CASES, SETTING, out, resume=False).run(None)
     assert "illegal memory access" in ending.trouble

@@ -4,6 +4,9 @@ import weakref
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from maclaurin import parse
 from maclaurin.programs import stock_softmax
@@ -51,4 +54,77 @@ def test_what_a_slice_takes_is_free_before_the_next(monkeypatch):
         gradients(random_tensors(parse("exp/len*out"), Shape(batch=8, tokens=11), 0))
     finally:
         forget_plans()
-    assert most == [1] * 4
+    assert most == [1] * 2
+
+
+class Allocator(TorchDispatchMode):
+    """Bytes of all tensors alive that were made inside the block, and the most there were at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        given = {u.untyped_storage().data_ptr() for u in tree_leaves(args) if isinstance(u, torch.Tensor)}
+        for u in tree_leaves(made):
+            if isinstance(u, torch.Tensor) and u.untyped_storage().data_ptr() not in given:
+                storage = u.untyped_storage()
+                self.held[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        self.most = max(self.most, self.alive())
+        return made
+
+    def alive(self):
+        self.held = {at: (ref, size) for at, (ref, size) in self.held.items() if not ref.expired()}
+        return sum(size for _, size in self.held.values())
+
+
+class LikeCudnn(stock_softmax._Cpu):
+    """torch's backward for CPUs, with the memory that cuDNN's takes for its sums: twice that of q in bf16."""
+
+    def backward(self, do, q, *others):
+        sums = torch.empty(2 * q.numel(), dtype=q.dtype)
+        found = super().backward(do, q, *others)
+        del sums
+        return found
+
+
+#: of cuDNN's own backward, which makes nothing but its sums and the gradients
+LIMIT = 1.2 * 2
+
+
+@pytest.mark.parametrize("batch", [8, 6, 2])
+@pytest.mark.parametrize("notation", ["exp/len", "exp/len*out", "exp/running*out", "exp/sum(eps=1)"])
+def test_memory_beyond_inputs_and_gradients(notation, batch, monkeypatch):
+    """In units of the rows of all sequences, rows kept since the forward pass included."""
+    monkeypatch.setattr(stock_softmax, "torch_softmax", lambda *_: LikeCudnn())
+    for name in ("is_tracing", "are_traced"):  # the allocator is no tracer
+        monkeypatch.setattr(stock_softmax, name, lambda *_: False)
+    case = random_tensors(parse(notation), Shape(batch=batch, tokens=32, kv_heads=2, group=1, d=64, e=64), 0)
+    leaves = case.with_gradients()
+    unit = leaves.tensors["q"].numel() * leaves.tensors["q"].element_size()
+    direction = torch.ones_like(leaves.tensors["v"])
+
+    def most():
+        forget_plans()
+        with Allocator() as allocator:
+            y = leaves.output(form="parallel")
+            made = [y, *torch.autograd.grad(y, list(leaves.tensors.values()), direction)]
+        return (allocator.most - sum(u.numel() * u.element_size() for u in made)) / unit
+
+    whole = most()
+    monkeypatch.setattr(stock_softmax, "SLICED_BYTES", 0)
+    monkeypatch.setattr(stock_softmax, "SLICED_TOKENS", 0)
+    sliced = most()
+    forget_plans()
+    assert sliced < whole
+    if batch > 2 or "sum" not in notation:  # rows that are kept need a third slice
+        assert sliced < LIMIT < whole
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(8, [4, 4]), (5, [3, 2]), (3, [2, 1]), (2, [1, 1])])
+def test_slices_are_as_equal_as_possible(batch, sizes):
+    found = stock_softmax._slices(batch, 2)
+    assert [part.stop - part.start for part in found] == sizes
+    assert [part.start for part in found] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert len(stock_softmax._slices(batch, 3)) == min(batch, 3)

@@ -13,10 +13,14 @@ one of 128 leaves out a quarter of them:
     a ≥ 64    –           group 1
 
 One program computes GROUPED blocks of a group, so groups are padded to a multiple of that; padding is never read.
+
+With $MACLAURIN_HALVES=1 heads of exactly 64 have two groups of 32 columns in the same way (to be timed: docs/LOG.md). A
+program then computes blocks of all 64 columns for entries below 32, and of the upper 32 for as many entries above.
 """
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,6 +37,14 @@ _GROUPED = tl.constexpr(GROUPED)
 #: columns of a tile of products
 COLUMNS = 64
 _COLUMNS = tl.constexpr(COLUMNS)
+#: columns of a group for heads of exactly 64
+COLUMNS_OF_64 = 32 if os.environ.get("MACLAURIN_HALVES") == "1" else COLUMNS
+_COLUMNS_OF_64 = tl.constexpr(COLUMNS_OF_64)
+
+
+def group_columns(d: int) -> int:
+    """Columns of a group of order 2."""
+    return COLUMNS_OF_64 if d == COLUMNS else COLUMNS
 
 
 class Block(NamedTuple):
@@ -57,7 +69,7 @@ def together(d: int, order: int) -> int:
 def block_list(d: int, order: int) -> list[Block]:
     """Every block, with the padding of its group."""
     found: list[Block] = []
-    size = COLUMNS if order == 2 else together(d, order)
+    size = group_columns(d) if order == 2 else together(d, order)
     first_row = 0
     for group in range(-(-d // size)):
         members = min(d, (group + 1) * size)
@@ -100,7 +112,7 @@ def entries(d: int, order: int) -> list[tuple[int, ...] | None]:
     for block in block_list(d, order):
         for row in range(block.rows):
             b, j = block.group * p + row // d, row % d
-            known = (block.a, block.group * COLUMNS + row) if order == 2 else (block.a, b, j)
+            known = (block.a, block.group * group_columns(d) + row) if order == 2 else (block.a, b, j)
             found.append(known if block.times and max(known) < d else None)
     return found
 
@@ -165,18 +177,22 @@ def block_of(S, i, c, e, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, P: 
 
 @triton.jit
 def pairs_of(S, a, j, e, D: tl.constexpr, E: tl.constexpr):
-    """Σ x_a x_j gᵀ [j, e] of order 2, for columns j that have a block with a: all of them for a < 64, else j ≥ 64."""
-    return _rows_of(S, _row_of_pair(a, j, D), j, e, D, E)
+    """Σ x_a x_j gᵀ [j, e] of order 2, for columns j that have a block with a: all of them for a < 64, else j ≥ 64.
+
+    Of heads of 64 in two groups, all columns can be read for every a.
+    """
+    return _rows_of(S, row_of_pair(a, j, D), j, e, D, E)
 
 
 @triton.jit
-def _row_of_pair(a, j, D: tl.constexpr):
+def row_of_pair(a, j, D: tl.constexpr):
     """The row of x_a x_j among those of all blocks of order 2."""
-    if D > _COLUMNS:
-        BEFORE: tl.constexpr = (
-            _COLUMNS * _COLUMNS - _COLUMNS
-        )  # rows of group 0, less the columns before group 1
-        row = tl.where(j < _COLUMNS, a * _COLUMNS + j, a * (D - _COLUMNS) + j + BEFORE)
+    C: tl.constexpr = _COLUMNS_OF_64 if D == _COLUMNS else _COLUMNS
+    if D > C:
+        BEFORE: tl.constexpr = C * C - C  # rows of group 0, less the columns before group 1
+        row = tl.where(j < C, a * C + j, a * (D - C) + j + BEFORE)
+        if D == _COLUMNS:  # the pair (j, a) for a ≥ 32 > j
+            row = tl.where((a + j * 0 >= C) & (j < C), j * (D - C) + a + BEFORE, row)
     else:
         row = a * D + j
     return row

@@ -10,7 +10,8 @@ Backward, with dn = dy/D, dz = dD − Σ dy∘y/D and g_ts = e^{L_t − L_s}(dn_
 
     r⁽ⁿ⁾_t = Σ_s g_ts (q·k)ⁿ⁻¹ k_s,     dq = Σ_n n α_n r⁽ⁿ⁾,     dα_n = q·r⁽ⁿ⁾,   dα₀ = Σ_s g_ts
 
-and keys and values read the moments of (q, dn, dz) over all later chunks in the same way. Moments are stored in blocks
+and keys and values read the moments of (q, dn, dz) over all later chunks in the same way. Without a causal mask, every
+query reads the moments of all keys, every key those of all queries, and there are no pairs. Moments are stored in blocks
 that belong to one entry (block_layout.py), so both directions are sums over entries:
 
     φ(q)·S = Σ_a q_a Q S_a,             Σ_s g (q·k)ⁿ⁻¹ k from Σ_a q_a dn S_aᵀ,        Q = q, or products of two
@@ -74,6 +75,7 @@ class Call(NamedTuple):
     coefficients    α₀ … α_N of powers of s, the unscaled score; if rows have their own, only N is used
     divisor         "sum": D = row sum + eps; "count": the number of visible keys; "one"
     narrow          y in bf16, with its rounding error in a second tensor; else in fp32
+    causal          else all keys are seen; without a state, a forget gate or coefficients per row
     """
 
     coefficients: tuple[float, ...]
@@ -81,6 +83,7 @@ class Call(NamedTuple):
     eps: float
     chunk: int
     narrow: bool = False
+    causal: bool = True
 
     @property
     def order(self) -> int:
@@ -119,7 +122,7 @@ def forward(
     initial: Moments | None = None,
     totals: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Moments, Moments | None]:
-    """Causal y [B, T, H, e], its rounding error, D [B, H, T] in fp32, the moments of the keys for `backward`, and, with
+    """y [B, T, H, e], its rounding error, D [B, H, T] in fp32, the moments of the keys for `backward`, and, with
     `totals`, the moments after the text.
 
     `initial` are the totals of an earlier text.
@@ -133,12 +136,13 @@ def forward(
         sums=call.by_sum,
         initial=initial,
         totals=totals,
+        whole=not call.causal,
     )
     y, rest = empty_rows(q, v, call.narrow)
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     launch = _forward_launch(
         Layout.of(q), Layout.of(k), Layout.of(v), call, TILES["forward"], past.small.shape[1],
-        rows.alpha is not None, log is not None, initial is not None,
+        rows.alpha is not None, log is not None, initial is not None or not call.causal,
     )  # fmt: skip
     launch(q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor)
     return y, rest, divisor, past, after
@@ -202,7 +206,7 @@ def backward(
     tile = _tile(TILES["queries"], "queries", q, v, call, crowded=crowded)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), lower_sums(q, call.order), dq, d_alpha, of_rows,
-        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started,
+        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started or not call.causal,
     )  # fmt: skip
     later, before = moments(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
@@ -212,13 +216,14 @@ def backward(
         reverse=True,
         initial=None if d_totals is None else _by_coefficients(d_totals, q, v, call, scaled, inverse=True),
         totals=started,
+        whole=not call.causal,
     )
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
     tile = _tile(TILES["keys"], "keys", q, v, call, crowded=crowded)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), lower_sums(k, call.order), dk, dv, of_keys,
-        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None,
+        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None or not call.causal,
     )  # fmt: skip
     d_forget = None
     if of_keys is not None and of_rows is not None:
@@ -353,6 +358,7 @@ def _sizes(
         "ROWS": scaled,
         "DECAY": decays,
         "BY_SUM": call.by_sum,
+        "CAUSAL": call.causal,
         **operand_options(q),
     }
 
@@ -461,7 +467,8 @@ def forward_rows(
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
     q_b, q_t, q_h = q_strides
@@ -472,7 +479,7 @@ def forward_rows(
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
-    chunk = first // CHUNK
+    chunk = first // CHUNK if CAUSAL else 0
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
@@ -518,14 +525,15 @@ def forward_rows(
         acc *= past_left[:, None]
         z *= past_left
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    whole = first // BN * BN  # keys before this need no mask
-    for start in range(chunk * CHUNK, whole, BN):
-        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                           D, E, BN, ORDER, DECAY, False, OPERAND, PRECISION)  # fmt: skip
-    for start in range(whole, tl.minimum(first + BM, T), BN):
-        acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                           D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
-    divisor = divisor_of(z, m + 1, eps, BY_SUM, BY_COUNT)
+    if CAUSAL:
+        whole = first // BN * BN  # keys before this need no mask
+        for start in range(chunk * CHUNK, whole, BN):
+            acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                               D, E, BN, ORDER, DECAY, False, OPERAND, PRECISION)  # fmt: skip
+        for start in range(whole, tl.minimum(first + BM, T), BN):
+            acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                               D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
+    divisor = divisor_of(z, m + 1 if CAUSAL else m * 0 + T, eps, BY_SUM, BY_COUNT)
     inside = (m < T)[:, None] & (e < E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
     store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
@@ -574,7 +582,8 @@ def backward_queries(
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, dα if rows have their own, and Σ_s g w (the derivative of the loss by a common factor of a row's weights)."""
     q_b, q_t, q_h = q_strides
@@ -586,7 +595,7 @@ def backward_queries(
     first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
-    chunk = first // CHUNK
+    chunk = first // CHUNK if CAUSAL else 0
     m = first + tl.arange(0, BM)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
@@ -647,17 +656,18 @@ def backward_queries(
         da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
     of_weights = (a0 * da0 + a1 * da1 + a2 * da2 + a3 * da3).to(log.dtype)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    whole = first // BN * BN  # keys before this need no mask
-    for start in range(chunk * CHUNK, whole, BN):
-        dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
-            dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-            D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
-        )  # fmt: skip
-    for start in range(whole, tl.minimum(first + BM, T), BN):
-        dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
-            dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-            D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
-        )  # fmt: skip
+    if CAUSAL:
+        whole = first // BN * BN  # keys before this need no mask
+        for start in range(chunk * CHUNK, whole, BN):
+            dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
+                dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+            )  # fmt: skip
+        for start in range(whole, tl.minimum(first + BM, T), BN):
+            dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
+                dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
+                D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+            )  # fmt: skip
     inside = (m < T)[:, None] & (d < D)[None, :]
     at = DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :]
     tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside)
@@ -719,7 +729,8 @@ def backward_keys(
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
     ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    BY_SUM: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
+    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, and Σ_t g w (the derivative of the loss by a common factor of a key's weights), for one key-value head.
 
@@ -736,7 +747,7 @@ def backward_keys(
     first = tl.program_id(0) * BN
     heads = H // GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    chunk = first // CHUNK
+    chunk = first // CHUNK if CAUSAL else 0
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
@@ -793,21 +804,22 @@ def backward_keys(
         at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY).to(tl.float32))
         dk, dv = dk * at_end[:, None], dv * at_end[:, None]
         of_weights = of_weights * at_end + tl.sum(dv * v.to(tl.float32), 1)
-    whole = tl.cdiv(first + BN, BM) * BM  # from here on, queries see the whole tile
-    end = tl.minimum((chunk + 1) * CHUNK, T)
-    for member in range(GROUP):
-        h = g * GROUP + member
-        q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
-        for start in range(first // BM * BM, tl.minimum(whole, end), BM):
-            dk, dv, of_weights = _add_queries(
-                dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
-                d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
-            )  # fmt: skip
-        for start in range(whole, end, BM):
-            dk, dv, of_weights = _add_queries(
-                dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
-                d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
-            )  # fmt: skip
+    if CAUSAL:
+        whole = tl.cdiv(first + BN, BM) * BM  # from here on, queries see the whole tile
+        end = tl.minimum((chunk + 1) * CHUNK, T)
+        for member in range(GROUP):
+            h = g * GROUP + member
+            q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
+            for start in range(first // BM * BM, tl.minimum(whole, end), BM):
+                dk, dv, of_weights = _add_queries(
+                    dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+                    d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+                )  # fmt: skip
+            for start in range(whole, end, BM):
+                dk, dv, of_weights = _add_queries(
+                    dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
+                    d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+                )  # fmt: skip
     inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
     tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)

@@ -5,7 +5,7 @@
 For n ≥ 2, they are stored in blocks that belong to one entry a (block_layout.py), Σ_s x_a X g_sᵀ with X = x, or
 products of two entries of x. Features are never written to memory: a tile of gᵀ in registers is multiplied by one entry
 per token and then, as a matrix product, by a tile of X. A program accumulates its blocks along the text in fp32 and
-stores them before every chunk.
+stores them before every chunk; or once at the end, where every token reads the whole text (not causal).
 
 The small moments (orders 0 and 1, and those of the row sum, with a weight ω per token) are computed for each chunk and
 then added up along the text:
@@ -35,12 +35,14 @@ from torch import Tensor
 
 from maclaurin.programs.triton.block_layout import (
     COLUMNS,
+    COLUMNS_OF_64,
     GROUPED,
     block_rows,
     blocks,
     entries,
     products,
     row_of,
+    row_of_pair,
     table,
     times_counted,
     together,
@@ -98,6 +100,101 @@ def _add_tokens(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, a2, a3, group, start, d,
     return m0, m1, m2, m3
 
 
+@triton.jit
+def _add_tokens_in_halves(m0, m1, m2, m3, X, x_t, XT, GT, a0, a1, start, d, e, T, tokens,
+                          D: tl.constexpr, E: tl.constexpr, HALF: tl.constexpr, BN: tl.constexpr, FOUR: tl.constexpr,
+                          OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The same where m0 and m1 have all columns, and m2 and m3 those of the upper half for entries HALF further on."""
+    n = start + tl.arange(0, BN)
+    x = load_rows(X, x_t, n, d, T, D).to(OPERAND)
+    upper = load_rows(X, x_t, n, HALF + tl.arange(0, HALF), T, D).to(OPERAND)
+    gt = tl.load(GT + e[:, None] * tokens + n[None, :], mask=(e < E)[:, None], other=0.0).to(OPERAND)
+    c0 = tl.load(XT + a0 * tokens + n).to(OPERAND)
+    m0 = tl.dot(gt * c0[None, :], x, m0, input_precision=PRECISION)
+    c2 = tl.load(XT + (a0 + HALF) * tokens + n).to(OPERAND)
+    m2 = tl.dot(gt * c2[None, :], upper, m2, input_precision=PRECISION)
+    if FOUR:
+        c1 = tl.load(XT + a1 * tokens + n).to(OPERAND)
+        m1 = tl.dot(gt * c1[None, :], x, m1, input_precision=PRECISION)
+        c3 = tl.load(XT + (a1 + HALF) * tokens + n).to(OPERAND)
+        m3 = tl.dot(gt * c3[None, :], upper, m3, input_precision=PRECISION)
+    return m0, m1, m2, m3
+
+
+@triton.jit
+def _load_halves(S, a, c, e, D: tl.constexpr, E: tl.constexpr, HALF: tl.constexpr):
+    """The blocks of entry a and of the entry HALF further on."""
+    upper = HALF + tl.arange(0, HALF)
+    m0 = _load_block(S, 0, row_of_pair(a, c, D), e, c < D, E)
+    m2 = _load_block(S, 0, row_of_pair(a + HALF, upper, D), e, upper < D, E)
+    return m0, m2
+
+
+@triton.jit
+def _store_halves(OUT, m0, m2, a, c, e, D: tl.constexpr, E: tl.constexpr, HALF: tl.constexpr):
+    upper = HALF + tl.arange(0, HALF)
+    _store_block(OUT, m0, 0, row_of_pair(a, c, D), e, c < D, E)
+    _store_block(OUT, m2, 0, row_of_pair(a + HALF, upper, D), e, upper < D, E)
+
+
+@launched
+@triton.jit
+def _high_in_halves(
+    XT, X, GT, CARRY, INITIAL, OUT, FINAL,
+    x_strides, T, heads, chunks, tokens,
+    D: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr, LINES: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr, REVERSE: tl.constexpr, CARRIED: tl.constexpr,
+    STARTED: tl.constexpr, ENDED: tl.constexpr, WHOLE: tl.constexpr, FOUR: tl.constexpr, OPERAND: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`_high` of order 2 for heads in two groups: one or two blocks of all columns, as many of the upper half."""
+    x_b, x_t, x_h = x_strides
+    a0 = tl.program_id(0) * (2 if FOUR else 1)
+    a1 = a0 + 1
+    b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    row = b * heads + g
+    c = tl.arange(0, D)
+    e = tl.program_id(2) * BE + tl.arange(0, BE)
+    SIZE: tl.constexpr = ROWS * E
+    m0 = tl.zeros((BE, D), tl.float32)
+    m2 = tl.zeros((BE, HALF), tl.float32)
+    m1, m3 = m0, m2
+    if STARTED:
+        m0, m2 = _load_halves(INITIAL + row * SIZE, a0, c, e, D, E, HALF)
+        if FOUR:
+            m1, m3 = _load_halves(INITIAL + row * SIZE, a1, c, e, D, E, HALF)
+    for step in range(chunks):
+        chunk = chunks - 1 - step if REVERSE else step
+        if not WHOLE:
+            out = OUT + (row * chunks + chunk) * SIZE
+            _store_halves(out, m0, m2, a0, c, e, D, E, HALF)
+            if FOUR:
+                _store_halves(out, m1, m3, a1, c, e, D, E, HALF)
+        if CARRIED:
+            carry = tl.load(CARRY + row * chunks + chunk)
+            m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
+        for member in range(GROUP):
+            h = g * GROUP + member
+            x_at = X + b * x_b + h * x_h
+            xt_at = XT + (b * heads * GROUP + h) * LINES * tokens
+            gt_at = GT + (b * heads * GROUP + h) * E * tokens
+            for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BN if FOUR else 2 * BN):
+                m0, m1, m2, m3 = _add_tokens_in_halves(
+                    m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, start, c, e, T, tokens,
+                    D, E, HALF, BN, FOUR, OPERAND, PRECISION,
+                )  # fmt: skip
+                if not FOUR:  # as in `_high`
+                    m0, m1, m2, m3 = _add_tokens_in_halves(
+                        m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, start + BN, c, e, T, tokens,
+                        D, E, HALF, BN, FOUR, OPERAND, PRECISION,
+                    )  # fmt: skip
+    if ENDED or WHOLE:
+        final = (OUT if WHOLE else FINAL) + row * SIZE
+        _store_halves(final, m0, m2, a0, c, e, D, E, HALF)
+        if FOUR:
+            _store_halves(final, m1, m3, a1, c, e, D, E, HALF)
+
+
 @launched
 @triton.jit
 def _high(
@@ -105,8 +202,8 @@ def _high(
     x_strides, T, heads, chunks, tokens,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr,
     LINES: tl.constexpr, ORDER: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BN: tl.constexpr,
-    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, FOUR: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    REVERSE: tl.constexpr, CARRIED: tl.constexpr, STARTED: tl.constexpr, ENDED: tl.constexpr, WHOLE: tl.constexpr,
+    FOUR: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Four blocks (or two) of one order for one key-value head, along the whole text; heads of its group are summed."""
     x_b, x_t, x_h = x_strides
@@ -134,12 +231,13 @@ def _high(
             m3 = _load_block(INITIAL, first3, place, e, there, E)
     for step in range(chunks):
         chunk = chunks - 1 - step if REVERSE else step
-        out = OUT + (row * chunks + chunk) * SIZE
-        _store_block(out, m0, first0, place, e, there, E)
-        _store_block(out, m1, first1, place, e, there, E)
-        if FOUR:
-            _store_block(out, m2, first2, place, e, there, E)
-            _store_block(out, m3, first3, place, e, there, E)
+        if not WHOLE:
+            out = OUT + (row * chunks + chunk) * SIZE
+            _store_block(out, m0, first0, place, e, there, E)
+            _store_block(out, m1, first1, place, e, there, E)
+            if FOUR:
+                _store_block(out, m2, first2, place, e, there, E)
+                _store_block(out, m3, first3, place, e, there, E)
         if CARRIED:
             carry = tl.load(CARRY + row * chunks + chunk)
             m0, m1, m2, m3 = m0 * carry, m1 * carry, m2 * carry, m3 * carry
@@ -160,13 +258,13 @@ def _high(
                         m0, m1, m2, m3, x_at, x_t, xt_at, gt_at, a0, a1, a2, a3, group, start + BN, d, e, T, tokens,
                         D, E, BD, P, BN, ORDER, FOUR, OPERAND, PRECISION,
                     )  # fmt: skip
-    if ENDED:
-        FINAL += row * SIZE
-        _store_block(FINAL, m0, first0, place, e, there, E)
-        _store_block(FINAL, m1, first1, place, e, there, E)
+    if ENDED or WHOLE:
+        final = (OUT if WHOLE else FINAL) + row * SIZE
+        _store_block(final, m0, first0, place, e, there, E)
+        _store_block(final, m1, first1, place, e, there, E)
         if FOUR:
-            _store_block(FINAL, m2, first2, place, e, there, E)
-            _store_block(FINAL, m3, first3, place, e, there, E)
+            _store_block(final, m2, first2, place, e, there, E)
+            _store_block(final, m3, first3, place, e, there, E)
 
 
 @launched
@@ -336,10 +434,17 @@ def moments(
     reverse: bool = False,
     initial: Moments | None = None,
     totals: bool = False,
+    whole: bool = False,
 ) -> tuple[Moments, Moments | None]:
-    """The moments before (after, if `reverse`) every chunk; with `totals`, also those of all the text and `initial`."""
-    kind = _Kind.of(side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals)
+    """The moments before (after, if `reverse`) every chunk; with `totals`, also those of all the text and `initial`.
+
+    `whole`: the moments of all the text instead, as if it were before a single chunk.
+    """
+    kind = _Kind.of(
+        side, order, chunk, reverse=reverse, sums=sums, started=initial is not None, ended=totals, whole=whole
+    )
     small, small_total = _small_moments(side, kind, initial)
+    small = small_total[:, None] if whole else small
     high, ends = {}, {}
     for n in range(2, order + 1):
         start = None if initial is None else initial.high[n]
@@ -384,14 +489,15 @@ class _Kind(NamedTuple):
     carried: bool
     started: bool
     ended: bool
+    whole: bool
 
     @staticmethod
     def of(
-        side: Side, order: int, chunk: int, *, reverse: bool, sums: bool, started: bool, ended: bool
-    ) -> _Kind:
+        side: Side, order: int, chunk: int, *, reverse: bool, sums: bool, started: bool, ended: bool, whole: bool
+    ) -> _Kind:  # fmt: skip
         return _Kind(
             order, chunk, side.group, reverse, sums, side.weights is not None, side.omega is not None,
-            side.extra is not None, side.carry is not None, started, ended,
+            side.extra is not None, side.carry is not None, started, ended, whole,
         )  # fmt: skip
 
 
@@ -443,6 +549,11 @@ def _small_moments(side: Side, kind: _Kind, initial: Moments | None) -> tuple[Te
     return out, total
 
 
+def in_halves(d: int, n: int) -> bool:
+    """Whether moments have two groups of half the columns (block_layout.py)."""
+    return n == 2 and d == COLUMNS and COLUMNS_OF_64 < COLUMNS
+
+
 class _High(NamedTuple):
     """The launch that computes the blocks of one order; `padded` is the length of its lines (tiles.py)."""
 
@@ -473,12 +584,19 @@ def _high_launch(
     options = {
         "D": d, "E": e, "BD": min(COLUMNS, width(d)), "BE": height, "P": together(d, n), "ROWS": block_rows(d, n), "LINES": _filled(d),
         "ORDER": n, "GROUP": kind.group, "CHUNK": chunk, "BN": tile, "REVERSE": kind.reverse, "CARRIED": kind.carried,
-        "STARTED": kind.started, "ENDED": kind.ended, "FOUR": grouped == GROUPED, **operand_options(x),
+        "STARTED": kind.started, "ENDED": kind.ended, "WHOLE": kind.whole, "FOUR": grouped == GROUPED, **operand_options(x),
         "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
     numbers = (x.strides[:3], tokens, heads, chunks, padded)
-    start = prepared(_high, (count // grouped, batch * heads, columns), numbers, options)
-    return _High(start, (batch * heads, chunks, block_rows(d, n), e), padded)
+    if in_halves(d, n):
+        for name in ("BD", "P", "ORDER"):
+            del options[name]
+        options["HALF"] = COLUMNS_OF_64
+        grid = COLUMNS_OF_64 * 2 // grouped, batch * heads, columns
+        start = prepared(_high_in_halves, grid, numbers, options)
+    else:
+        start = prepared(_high, (count // grouped, batch * heads, columns), numbers, options)
+    return _High(start, (batch * heads, 1 if kind.whole else chunks, block_rows(d, n), e), padded)
 
 
 def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -490,7 +608,8 @@ def _high_moments(side: Side, n: int, kind: _Kind, initial: Tensor | None) -> tu
     final = torch.empty(shape[0], *shape[2:], dtype=torch.float32, device=x.device) if kind.ended else None
     weight = None if side.weights is None else side.weights[n]
     places, gains = lines(x, _filled(d), padded), lines(g, e, padded, weight)
-    start(places, x, gains, table(d, n, x.device), side.carry, initial, out, final)
+    known = () if in_halves(d, n) else (table(d, n, x.device),)
+    start(places, x, gains, *known, side.carry, initial, out, final)
     return out, final
 
 

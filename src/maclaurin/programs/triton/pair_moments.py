@@ -13,6 +13,9 @@ X has twice its upper columns there. In the second, the product P_a = g S_aᵀ i
 That last sum is taken over the columns of the product, which saves a quarter of the products. Sums for column a wait in
 memory (LOWER) for the end: to add them to one column of a tile in registers takes a comparison for each of its columns.
 
+Heads of 64 in two groups (block_layout.py) take the first sum in the same way. In the others they read every block whole:
+a row of a block is contiguous, wherever it is.
+
 Rows are given by pointers to their first entries and by a mask.
 """
 
@@ -23,9 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from maclaurin.programs.triton.block_layout import COLUMNS, pairs_of
+from maclaurin.programs.triton.block_layout import COLUMNS, COLUMNS_OF_64, pairs_of
 
 _COLUMNS = tl.constexpr(COLUMNS)
+_COLUMNS_OF_64 = tl.constexpr(COLUMNS_OF_64)
 
 
 def lower_sums(x: Tensor, order: int) -> Tensor | None:
@@ -52,12 +56,13 @@ def read_pairs(x, at, inside, S, there, e, D: tl.constexpr, E: tl.constexpr, PRE
     """Σ_a x_a X S_a [rows, e]; 0 unless `there`."""
     d = tl.arange(0, x.shape[1])
     total = tl.zeros((x.shape[0], e.shape[0]), tl.float32)
-    FIRST: tl.constexpr = D if D < _COLUMNS else _COLUMNS
-    counted = _twice_upper(x, d)
+    C: tl.constexpr = _COLUMNS_OF_64 if D == _COLUMNS else _COLUMNS
+    FIRST: tl.constexpr = D if D < C else C
+    counted = _twice_upper(x, d, C)
     for a in range(there * FIRST):
         total = add_block(total, counted, _entry(at, inside, a), pairs_of(S, a, d, e, D, E), PRECISION)
-    if D > _COLUMNS:
-        j = tl.arange(0, _COLUMNS) + _COLUMNS
+    if D > C:
+        j = tl.arange(0, C) + C
         upper = _columns(at, inside, j, D).to(x.dtype)
         for a in range(FIRST, there * (D - FIRST) + FIRST):
             total = add_block(total, upper, _entry(at, inside, a), pairs_of(S, a, j, e, D, E), PRECISION)
@@ -136,10 +141,10 @@ def _columns(at, inside, j, D: tl.constexpr):
 
 
 @triton.jit
-def _twice_upper(x, d):
-    """X with its columns from 64 on twice as large; exact in every dtype."""
-    if x.shape[1] > _COLUMNS:
-        x = tl.where(d >= _COLUMNS, x + x, x)
+def _twice_upper(x, d, C: tl.constexpr):
+    """X with its columns from C on twice as large; exact in every dtype."""
+    if x.shape[1] > C:
+        x = tl.where(d >= C, x + x, x)
     return x
 
 
