@@ -86,11 +86,24 @@ def convert(
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
     mix: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Recovery: share of recall and copying in the text.")
+        float,
+        typer.Option(
+            min=0, max=0.9, help="Recovery: share of rows with facts and questions, or copies, in their text."
+        ),
     ] = 0.0,
+    reach: Annotated[
+        int | None, typer.Option(help="With --mix: largest distance of facts; by default the length.")
+    ] = None,
+    answer_weight: Annotated[
+        float,
+        typer.Option(min=0, help="With --mix and --kl-steps: weight of the mean loss of answers."),
+    ] = 0.1,
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Recovery: parts a batch is computed in, to save memory.")
+    ] = 1,
     lr: Annotated[
         float, typer.Option(help="Recovery: learning rate of matching predictions and of text.")
     ] = 1e-4,
@@ -152,7 +165,8 @@ def convert(
                 recall_questions=questions,
                 recovery=Recovery(
                     match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
-                    precision=precision, kl_steps=kl_steps, mix=mix,
+                    precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
+                    answer_weight=answer_weight, accumulate=accumulate,
                 ),
                 device=device,
                 resume=resume,

@@ -43,6 +43,13 @@ class TrainConfig:
     length: int | None = _key(None, "Tokens per row. The default depends on the size.")
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
+    mix: float = _key(
+        0.0, "Share of training rows with facts and questions, or with repeated passages, in their text."
+    )
+    reach: int | None = _key(None, "With mix: largest distance of facts, in tokens. By default the length.")
+    answer_weight: float = _key(
+        0.1, "With mix, match-logits: weight of the mean loss of answers relative to that of all tokens."
+    )
     limit_documents: int | None = _key(None, "Use only this many documents. By default all.")
     validation_fraction: float | None = _key(
         None, "Share of the documents to evaluate on during training. By default 0.1 of stdlib, else 0.02."
@@ -248,6 +255,8 @@ def _check_numbers(config: TrainConfig) -> None:
         "checkpoint_every",
         "lora",
         "final_rows",
+        "mix",
+        "answer_weight",
     ):
         if (getattr(config, name) or 0) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
