@@ -862,7 +862,7 @@ def planned(
     fitting = [p for p in plans if "by their damage" in p.of_others and p.top]
     if goal.constant is not None:
         fitting = [p for p in fitting if f"window({goal.reach}," in p.of_top]
-    best = min(fitting, key=lambda plan: abs(plan.top - goal.top))
+    best = min(fitting or plans, key=lambda plan: abs(plan.top - goal.top))
     return {
         "attention": list(best.attention),
         "top": best.top,
