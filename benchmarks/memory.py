@@ -334,10 +334,11 @@ class Results:
     def open(path: Path, resume: Path | None) -> Results:
         """The content of the file; with `resume`, starting from another file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        for before in () if resume is None else resume.parent.glob(f"{resume.stem}*.json"):
-            mine = path.with_name(before.name.replace(resume.stem, path.stem, 1))
-            if before.is_file() and not mine.exists():
-                shutil.copy2(before, mine)
+        if resume is not None:
+            for before in resume.parent.glob(f"{resume.stem}*.json"):
+                mine = path.with_name(before.name.replace(resume.stem, path.stem, 1))
+                if not mine.exists():
+                    shutil.copy2(before, mine)
         found = json.loads(path.read_text()) if path.is_file() else {}
         if "settings" in found:  # of the last run only: earlier files did not say which arms it measured
             found["unattributed"] = {name: found.pop(name) for name in ("machine", "settings")}

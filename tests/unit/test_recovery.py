@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from maclaurin.conversion.recover import Recovery
-from maclaurin.errors import InputError
+from maclaurin.errors import DataError, InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
 from maclaurin.training.model import ADAPTED, with_adapters
@@ -257,3 +257,10 @@ def test_a_recovery_without_answers_in_its_data_is_as_before(tmp_path):
     stages = recovery.stages(tmp_path, "teacher")
     assert [name for name, _ in stages] == ["match-logits", "next-token"]
     assert {(config.data, config.mix) for _, config in stages} == {("somewhere", 0.0)}
+
+
+def test_rows_that_cannot_be_mixed_are_errors_before_any_work(tmp_path):
+    for change in ({"length": 64}, {"mix": 1.5}, {"reach": 10}):
+        recovery = Recovery(**{"kl_steps": 2, "mix": 0.2, "length": 1024, **change})
+        with pytest.raises(DataError, match=r"mix|reach"):
+            recovery.stages(tmp_path, "teacher")

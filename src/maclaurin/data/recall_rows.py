@@ -75,6 +75,26 @@ class Facts:
         return [*begin, *answer, *self.stop, *self.newline], places
 
 
+def require_mixable(
+    mix: float, reach: int | None, length: int | None, layout: str, cross_documents: bool
+) -> None:
+    """Raise unless such rows can hold facts and repeated passages; a length of None is not known yet."""
+    if not 0 < mix < 1:
+        raise DataError(f"mix={mix:g} is not a share of the rows: use 0.2, or 0 for plain text.")
+    if layout != "packed" or not cross_documents:
+        raise DataError(
+            "mix puts facts and repeated passages into rows, which needs packed rows whose attention "
+            "crosses documents: use rows=packed and cross_documents=true, or mix=0."
+        )
+    if length is not None and length < SHORTEST_ROW:
+        raise DataError(
+            f"rows of {length} tokens are too short for facts with questions far from them: "
+            f"use length={SHORTEST_ROW} or more, or mix=0."
+        )
+    if reach is not None and reach <= 2 * NEAREST:
+        raise DataError(f"reach={reach} is too near for questions: use more than {2 * NEAREST} tokens.")
+
+
 @final
 @dataclass(frozen=True)
 class MixedRows(Source):
@@ -89,22 +109,8 @@ class MixedRows(Source):
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.mix < 1:
-            raise DataError(f"mix={self.mix:g} is not a share of the rows: use 0.2, or 0 for plain text.")
-        if self.text.layout != "packed" or not self.text.cross_documents:
-            raise DataError(
-                "mix puts facts and repeated passages into rows, which needs packed rows whose attention "
-                "crosses documents: use rows=packed and cross_documents=true, or mix=0."
-            )
-        if self.text.length < SHORTEST_ROW:
-            raise DataError(
-                f"rows of {self.text.length} tokens are too short for facts with questions far from them: "
-                f"use length={SHORTEST_ROW} or more, or mix=0."
-            )
-        if self.reach <= 2 * NEAREST:
-            raise DataError(
-                f"reach={self.reach} is too near for questions: use more than {2 * NEAREST} tokens."
-            )
+        text = self.text
+        require_mixable(self.mix, self.reach, text.length, text.layout, text.cross_documents)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.data.recall_rows import require_mixable
 from maclaurin.data.splits import usual_fraction
 from maclaurin.errors import InputError
 from maclaurin.plain_data import to_plain
@@ -260,6 +261,8 @@ def _check_numbers(config: TrainConfig) -> None:
     ):
         if (getattr(config, name) or 0) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
+    if config.mix:
+        require_mixable(config.mix, config.reach, config.length, config.rows, config.cross_documents)
     if config.batch_size % config.accumulate:
         raise InputError(
             f"a batch of {config.batch_size} rows cannot be computed in {config.accumulate} equal parts: use "
