@@ -151,7 +151,7 @@ def _received(
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
-    """until_s of each key. Of equal scores the later key is better."""
+    """until_s of each key. Of equal scores the later key is better; heads that keep no keys need no scores."""
     window, sinks, kept = _exact_of(EXACT, tl.program_id(1) % kv_heads)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SCORE += tl.program_id(1).to(tl.int64) * T
@@ -452,8 +452,6 @@ def read(
     if its.keeps:
         its.scores.near(q, k, lse, its.table)
         its.scores.received(q, k, lse, its.table, score)
-    else:
-        score.zero_()
     its.scores.lifetimes(score, its.table, until)
     its.lists(until, listed, count)
     its.forward(q, k, v, until, listed, count, y, lse)
