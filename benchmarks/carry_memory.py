@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--prose", type=Path, required=True, help="what benchmarks/corpus.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/carry"))
-    parser.add_argument("--part-bytes", type=int, default=36_000_000, help="most bytes of a part")
+    parser.add_argument("--part-bytes", type=int, default=22_000_000, help="most bytes of a part")
     options = parser.parse_args()
     folder = options.out / "data"
     folder.mkdir(parents=True, exist_ok=True)
