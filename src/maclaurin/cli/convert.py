@@ -197,7 +197,7 @@ def _print(found: ChosenMemory | Conversion, out: Path | None) -> None:
 
 def _print_plans(chosen: ChosenMemory) -> None:
     """Every plan with its cost; the chosen one first."""
-    console, decision = Console(highlight=False), chosen.decision
+    console, decision = _wide_console(), chosen.decision
     console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
     table = _table_of_plans("plans, measured on calibration text and questions", "")
     original = decision.original
@@ -221,7 +221,7 @@ def _print_frontier(chosen: ChosenMemory) -> None:
     for budget, found in chosen.frontier:
         share = f"{budget.bytes / budget.original:.1%}"
         table.add_row(f"{share} *" if budget == chosen.budget else share, *_cells(found))
-    console = Console(highlight=False)
+    console = _wide_console()
     console.print(table)
     console.print("* the requested budget", markup=False)
 
@@ -230,8 +230,18 @@ def _table_of_plans(title: str, first: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in (first, "MB", "perplexity", "recall", "log-odds", "cost", "asked"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("keys of heads", overflow="fold")
+    table.add_column("keys of heads", overflow="fold", min_width=16)
     return table
+
+
+#: columns of a table of plans that is written to a file or a pipe
+_WIDE = 120
+
+
+def _wide_console() -> Console:
+    """A console for tables of plans: without a terminal, rich assumes 80 columns, too few for them."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=max(_WIDE, console.width))
 
 
 def _cells(found: Measured) -> tuple[str, ...]:
