@@ -69,6 +69,7 @@ def main() -> None:
         if name == "ours":
             step.add_argument("--attention", type=Path, nargs="+", default=[], help="conversion.json files")
             step.add_argument("--plans", type=Path, help="memory.json of memory.py, for its plans at 1,280")
+            step.add_argument("--rivals", action="store_true", help="with --plans: others of the same bytes")
         else:
             step.add_argument("--share", type=float, nargs="+", default=[0.25, 0.125], help="of the keys")
             step.add_argument("--piece", type=int, default=0, help="also compress after every so many tokens")
@@ -172,22 +173,26 @@ def ask_ours(options: argparse.Namespace) -> None:
         _write(options.out, found)
 
     measure("original")
-    for attention, name in _plans(options):
-        with maclaurin.press(model, attention):
-            measure(f"{name}, pressed after reading")
+    for attention, name, is_rival in _plans(options):
+        if not is_rival:
+            with maclaurin.press(model, attention):
+                measure(f"{name}, pressed after reading")
         with with_attention(model, attention):
             measure(f"{name}, limited while reading")
 
 
-def _plans(options: argparse.Namespace) -> Iterator[tuple[list[str], str]]:
-    """The attention and the name of every given plan."""
+def _plans(options: argparse.Namespace) -> Iterator[tuple[list[str], str, bool]]:
+    """The attention and the name of every given plan, the rivals last, and whether it is one of those."""
     for file in options.attention:
         written = json.loads(file.read_text())
-        yield written["attention"], _name_of(written["chosen"])
+        yield written["attention"], _name_of(written["chosen"]), False
     chosen = {} if options.plans is None else json.loads(options.plans.read_text())["chosen"]
-    for plan in chosen.values():
-        if plan["budget"]["at"] == CONTEXT:
-            yield plan["attention"], _name_of(plan)
+    plans = [plan for plan in chosen.values() if plan["budget"]["at"] == CONTEXT]
+    for plan in plans:
+        yield plan["attention"], _name_of(plan), False
+    for plan in plans if options.rivals else ():
+        for name, attention in plan.get("rivals", {}).items():
+            yield attention, _name_of({**plan, "plan": {"name": name}}), True
 
 
 # ----------------------------------------------------------------------------------------- kvpress

@@ -156,7 +156,8 @@ def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
     from memory_pages import page_of_bench, page_of_presses
 
     options.draw.mkdir(parents=True, exist_ok=True)
-    for goal in (name for name, chosen in found.get("chosen", {}).items() if "measured" in chosen):
+    chosen = found.get("chosen", {})
+    for goal in (name for name in chosen if "measured" in chosen[name] and name in found["arms"]):
         page = page_of_bench(found, goal, source=options.out.name)
         (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
     if options.kvpress is not None:
@@ -580,6 +581,8 @@ class Bench:
                     progress=False,
                 )
                 found = _chosen(chosen)
+                if goal.stage == "pressed":  # kvpress_comparison.py measures them
+                    found["rivals"] = dict(_rivals(self.model.config, found, goal))
             found = {**found, "key": key, "run": self.run}
             self.results.keep("chosen", {**known, goal.name: found})
             print(goal.name, found["plan"]["name"], flush=True)
