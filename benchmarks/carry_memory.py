@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
+from maclaurin.conversion.choose_memory import distances_for
 from maclaurin.conversion.fact_questions import Question, fact_questions, without_facts
-from maclaurin.evaluation import needles
-from maclaurin.evaluation.prose import Prose
 from maclaurin.models.model_folder import load_model
 
 EVALUATION = ("r-cran-janeaustenr",)
@@ -43,10 +42,11 @@ LENGTH = 8192
 ROWS = {"evaluation": 24, "calibration": 16, "training": 400}
 #: least number of sources
 LEAST_SOURCES = {"evaluation": 1, "calibration": 2, "training": 12}
-#: seeds of the questions for choosing memories, for training, and for evaluation
-CHOOSING, TRAINING, JUDGING = 1018, 77, 0
-DISTANCES = {"choosing": (256, 1024, 3072), "judging": (256, 1024, 4096), "training": (256, 1024, 3072)}
-NUMBER = {"choosing": 32, "judging": 200, "training": 300}
+#: seeds of the questions for choosing memories and for evaluation
+CHOOSING, JUDGING = 1018, 0
+#: those for choosing are for memories that are judged at 4,096 and at 1,280 tokens
+DISTANCES = {"choosing": (*distances_for(4096), *distances_for(1280)), "judging": (256, 1024, 4096)}
+NUMBER = {"choosing": 32, "judging": 200}
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--prose", type=Path, required=True, help="what benchmarks/corpus.py wrote")
     parser.add_argument("--out", type=Path, default=Path("runs/carry"))
-    parser.add_argument("--part-bytes", type=int, default=36_000_000, help="most bytes of a part")
+    parser.add_argument("--part-bytes", type=int, default=22_000_000, help="most bytes of a part")
     options = parser.parse_args()
     folder = options.out / "data"
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,13 +69,11 @@ def main() -> None:
     arrays = {kind: rows(tokenizer, options.prose, kind) for kind in ROWS}
     questions = {
         "choosing": fact_questions(tokenizer, DISTANCES["choosing"], NUMBER["choosing"], CHOOSING),
-        "training": fact_questions(tokenizer, DISTANCES["training"], NUMBER["training"], TRAINING),
         "judging": fact_questions(tokenizer, DISTANCES["judging"], NUMBER["judging"], JUDGING),
         "prior": without_facts(tokenizer, NUMBER["judging"], JUDGING),
     }
     for name, asked in questions.items():
         arrays |= packed(name, asked)
-    arrays |= facts_in_parts(tokenizer)
     with lzma.open(folder / "tokens.npz.xz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     carry_package("gguf", folder)
@@ -143,29 +141,6 @@ def packed(name: str, questions: Sequence[Question]) -> dict[str, np.ndarray]:
     return {
         f"{name}_tokens": line.numpy().astype(np.uint16),
         f"{name}_facts": np.array(facts, dtype=np.int64),
-    }
-
-
-def facts_in_parts(tokenizer: Any) -> dict[str, np.ndarray]:
-    """Beginnings of facts and questions for each name, and things, as tokens padded with −1; two marks.
-
-    Training combines them in a new way in every row.
-    """
-    prose = Prose.embedded()
-
-    def tokens(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def table(texts: Sequence[str]) -> np.ndarray:
-        rows = [tokens(text) for text in texts]
-        longest = max(map(len, rows))
-        return np.array([row + [-1] * (longest - len(row)) for row in rows], dtype=np.int32)
-
-    return {
-        "facts_told": table([f" {needles.question(name)}" for name in prose.names]),
-        "facts_asked": table([f"\n{needles.question(name)}" for name in prose.names]),
-        "facts_things": table([f" {thing}" for thing in prose.things]),
-        "facts_marks": np.array([*tokens("."), *tokens("\n")], dtype=np.int32),
     }
 
 

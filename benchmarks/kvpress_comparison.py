@@ -3,22 +3,24 @@
     # in our environment: an ordinary Llama folder, questions as tokens, and our results on them
     python benchmarks/kvpress_comparison.py folder MODEL HF_FOLDER
     python benchmarks/kvpress_comparison.py questions MODEL questions.json --number 200 --tokens tokens.npz.xz
-    python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --attention plan.json
+    python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --plans memory.json
     # in a separate environment with kvpress and transformers: the results of its methods
     python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25 0.125
     # both together, for benchmarks/results and for the page (benchmarks/memory.py --draw)
     python benchmarks/kvpress_comparison.py together questions.json kvpress.json ours.json --out together.json
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is measured both ways: pressed
-like that, and with the memory limited while reading, which is the harder task. plan.json is the
-conversion.json of `maclaurin convert --memory`, whose attention is used.
+like that, and with the memory limited while reading, which is the harder task. memory.json is the result of
+memory.py, whose stage "pressed" chooses plans for 25 % and 12.5 % of the bytes at 1,280 tokens; --attention
+takes conversion.json files of `maclaurin convert --memory` instead.
 
 With --piece 32, methods that score keys by themselves (STREAMED) are also limited while reading: kvpress's
 DecodingPress compresses to the same number of keys after every 32 tokens, so that at most 32 more are kept.
 SnapKV, ExpectedAttention and TOVA are left out: they score by hidden states, of which DecodingPress has only
 those of the last steps.
 
-The part for kvpress does not import maclaurin.
+The part for kvpress does not import maclaurin. kvpress 0.5.5 asks for transformers < 5.3; with 5.22 these methods
+gave the same log-odds to four digits (two questions, a CPU).
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ METHODS = (
 )  # fmt: skip
 #: methods whose scores depend on keys and places alone
 STREAMED = ("StreamingLLMPress", "KnormPress", "KeyDiffPress")
+#: questions between two writings of the results so far
+WRITTEN_EVERY = 20
 #: number of tokens to read, and of tokens to predict from the compressed cache
 CONTEXT, CONTINUATION = 1280, 128
 
@@ -64,10 +68,13 @@ def main() -> None:
         step.add_argument("out", type=Path)
         step.add_argument("--device", default="cpu")
         if name == "ours":
-            step.add_argument("--attention", type=Path, nargs="+", required=True)
+            step.add_argument("--attention", type=Path, nargs="+", default=[], help="conversion.json files")
+            step.add_argument("--plans", type=Path, help="memory.json of memory.py, for its plans at 1,280")
+            step.add_argument("--rivals", action="store_true", help="with --plans: others of the same bytes")
         else:
             step.add_argument("--share", type=float, nargs="+", default=[0.25, 0.125], help="of the keys")
             step.add_argument("--piece", type=int, default=0, help="also compress after every so many tokens")
+        step.add_argument("--limit", type=int, help="ask only this many questions")
     both = steps.add_parser("together")
     both.add_argument("questions", type=Path)
     both.add_argument("results", type=Path, nargs="+")
@@ -146,7 +153,7 @@ def ask_ours(options: argparse.Namespace) -> None:
     from maclaurin.models.modeling import with_attention
 
     model, _ = load_for_conversion(options.model, options.device)
-    given = json.loads(options.questions.read_text())
+    given = _given(options)
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
 
     @torch.no_grad()
@@ -167,13 +174,26 @@ def ask_ours(options: argparse.Namespace) -> None:
         _write(options.out, found)
 
     measure("original")
-    for file in options.attention:
-        written = json.loads(file.read_text())
-        attention, name = written["attention"], _name_of(written["chosen"])
-        with maclaurin.press(model, attention):
-            measure(f"{name}, pressed after reading")
+    for attention, name, is_rival in _plans(options):
+        if not is_rival:
+            with maclaurin.press(model, attention):
+                measure(f"{name}, pressed after reading")
         with with_attention(model, attention):
             measure(f"{name}, limited while reading")
+
+
+def _plans(options: argparse.Namespace) -> Iterator[tuple[list[str], str, bool]]:
+    """The attention and the name of every given plan, the rivals last, and whether it is one of those."""
+    for file in options.attention:
+        written = json.loads(file.read_text())
+        yield written["attention"], _name_of(written["chosen"]), False
+    chosen = {} if options.plans is None else json.loads(options.plans.read_text())["chosen"]
+    plans = [plan for plan in chosen.values() if plan["budget"]["at"] == CONTEXT]
+    for plan in plans:
+        yield plan["attention"], _name_of(plan), False
+    for plan in plans if options.rivals else ():
+        for name, attention in plan.get("rivals", {}).items():
+            yield attention, _name_of({**plan, "plan": {"name": name}}), True
 
 
 # ----------------------------------------------------------------------------------------- kvpress
@@ -192,7 +212,7 @@ def ask_kvpress(options: argparse.Namespace) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(options.model).to(options.device).eval()
     for layer in model.model.layers:
         layer.self_attn.rotary_emb = model.model.rotary_emb  # as a press does it
-    given = json.loads(options.questions.read_text())
+    given = _given(options)
     presses = {
         f"{method} {share:g}": getattr(kvpress, method)(compression_ratio=1 - share)
         for share in options.share
@@ -243,6 +263,9 @@ def ask_kvpress(options: argparse.Namespace) -> None:
                 out = model(ids, past_key_values=cache, position_ids=positions)
                 found[name].append(_kept_of(row, out.logits[0]))
             print(f"{part} {number + 1} of {len(rows)}", flush=True)
+            if part == "prompt" and (number + 1) % WRITTEN_EVERY == 0:
+                some = rows[: number + 1]
+                _write(options.out, {name: _summary(some, found[name], []) for name in found})
         return found
 
     with torch.no_grad():
@@ -319,6 +342,12 @@ def _name_of(chosen: dict[str, Any]) -> str:
     """Maclaurin 25%: 15 heads exp/sum, others …"""
     budget = chosen["budget"]
     return f"Maclaurin {100 * budget['bytes'] / budget['original']:.3g}%: {chosen['plan']['name']}"
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """Questions and texts, or the first `limit` questions and all texts."""
+    given = json.loads(options.questions.read_text())
+    return {**given, "questions": given["questions"][: options.limit]}
 
 
 def _machine(device: str) -> str:

@@ -1,27 +1,32 @@
 """What a small memory costs SmolLM2-135M: recall and perplexity under each budget, untrained and trained.
 
     python benchmarks/carry_memory.py --model model.gguf --prose prose.jsonl.xz      # once, where both are
-    PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --seconds 300
+    PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --stages untrained trained pressed rivals
+    PYTHONPATH=src:runs/carry/data python benchmarks/memory.py --stages speed        # alone on the GPU
 
-For each goal, a memory is chosen on calibration text and questions (conversion/choose_memory.py). It
-is then evaluated on 200 other questions at each distance and on novels that were not used for calibration or
-training (carry_memory.py lists the texts). Goals with training have a memory by rule (`Goal.top`), since the
-cheapest memory before training need not be the cheapest after it. All weights are trained for
---train-seconds to match the original's predictions (KL) on text, on text with facts and questions, and on
-repeated text, and to answer the questions. The original is trained for as many steps on the same rows.
-Afterwards, other memories of the same size are measured.
+Stages, in this order (all unless --stages names some):
 
-Every measurement is written at once. With the same --out (or --resume FILE of an earlier run) nothing is
-measured twice, and nothing is started that is not expected to end within --seconds. On a GPU the model is
-bf16.
+    untrained   a memory for each goal, chosen on calibration text and questions as `maclaurin convert` does,
+                and measured on 200 other questions at each distance and on novels that were not used for
+                calibration or training (carry_memory.py lists the texts)
+    trained     goals with training have a memory by rule (`Goal.top`), since the cheapest memory before
+                training need not be the cheapest after it. They are trained by the library's recovery
+                (`maclaurin convert --kl-steps --mix`): KL to the original's predictions on text, on text
+                with facts and questions and on repeated text, and the loss of the answers. The original is
+                trained for as many steps on the same rows.
+    pressed     memories for the comparison with kvpress are chosen (kvpress_comparison.py measures them)
+    rivals      other memories of the same size, and trained goals before their training
+    speed       time to read prompts, and tokens per second after long ones, all in one run
+
+Every measurement is written at once. With the same --out (or --resume FILE of an earlier run) nothing but
+speed is measured twice, and nothing is started that is not expected to end within --seconds. On a GPU the
+model is bf16. --model FOLDER measures another model with the carried tokens, which must have its vocabulary.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import bisect
-import copy
 import hashlib
 import inspect
 import io
@@ -32,7 +37,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,35 +62,37 @@ from maclaurin.conversion.allocate import (
     memories_to_try,
     plans_for,
 )
-from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, measures_identity
+from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, distances_for, measures_identity
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity, beyond_windows, without_tails
 from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
+from maclaurin.conversion.recover import Recovery
+from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinCache
-from maclaurin.models.model_folder import load_model
-from maclaurin.models.modeling import with_attention
+from maclaurin.models.cache import weights_fingerprint
+from maclaurin.models.model_folder import load_model, save_quietly
+from maclaurin.models.modeling import set_attention, with_attention
 from maclaurin.plain_data import to_plain, write_json
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS
-from maclaurin.training.losses import summed_cross_entropy, summed_divergence
+from maclaurin.progress_bar import Display
+from maclaurin.training.run_folder import read_records
+from maclaurin.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 #: the code that a choice depends on
 CHOICE_MODULES = (allocate, choose_memory, fact_questions, head_measures)
 #: chance of a right answer among four
 CHANCE = 0.25
-#: rows of a training step: text, recall, copying
-STEP = (3, 2, 1)
+#: rows of a training step, half of them text, a third with facts and questions, a sixth with copies
+ROWS_OF_A_STEP, MIX = 6, 0.5
 LEARNING_RATE = 2e-4
-#: weight of the mean loss of answers relative to the mean divergence from the original
-ANSWER_WEIGHT = 0.1
-#: tokens between groups of facts in a recall row, facts in a group, and tokens from one to the next
-GROUPS_APART, FACTS_TOGETHER, FACTS_APART = 1024, 4, 25
-#: smallest distance of a fact to its question
-NEAREST = 64
+#: parts that a training step is computed in: the next number if memory does not suffice
+PARTS = (1, 2, 3, 6)
+STAGES = ("untrained", "trained", "pressed", "rivals", "speed")
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,9 @@ class Goal:
     reach: int = 0
 
     @property
-    def trained(self) -> bool:
-        """Whether its weights are trained."""
-        return self.top > 0
+    def stage(self) -> str:
+        """The stage that chooses it: those for texts of 1,280 tokens are compared with kvpress."""
+        return "trained" if self.top else "pressed" if self.at == 1280 else "untrained"
 
 
 GOALS = (
@@ -112,6 +119,8 @@ GOALS = (
     Goal("constant 53 MB", None, "53MB", 4096),
     Goal("10% at 8k", "10%", None, 8192, top=6, reach=4600),
     Goal("constant 8 MB", None, "8MB", 8192, top=7, reach=1200),
+    Goal("25% at 1280", "25%", None, 1280),
+    Goal("12.5% at 1280", "12.5%", None, 1280),
 )
 
 
@@ -129,22 +138,17 @@ def main() -> None:
         model = _model(options)
         tokens = _tokens(options.carry)
     settings = {n: v for n, v in vars(options).items() if v is not None and not isinstance(v, Path)}
-    run = {"machine": stamp(), "settings": settings}
-    bench = Bench(options, clock, results, model, tokens, run)
+    bench = Bench(options, clock, results, model, tokens, {"machine": stamp(), "settings": settings})
     with clock.step("check program", 25) as go:
         if go:
             results.keep("program", checked_program(model.device))
-    bench.measure("original", None)
     goals = [goal for goal in GOALS if goal.name in options.goals]
-    if not options.skip_training:
-        bench.trained([g for g in goals if g.trained])
-    for goal in (g for g in goals if not g.trained):
-        bench.untrained(goal)
+    for stage in (stage for stage in STAGES if stage in options.stages):
+        began = time.monotonic()
+        bench.do(stage, goals)
+        print(f"stage {stage}: {time.monotonic() - began:.1f} s", flush=True)
     bench.summary()
-    bench.speed(goals)
-    for goal in (g for g in goals if not g.trained):
-        bench.rivals(goal)
-    bench.summary()
+    clock.table()
 
 
 def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
@@ -152,7 +156,8 @@ def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
     from memory_pages import page_of_bench, page_of_presses
 
     options.draw.mkdir(parents=True, exist_ok=True)
-    for goal in (name for name, chosen in found.get("chosen", {}).items() if "measured" in chosen):
+    chosen = found.get("chosen", {})
+    for goal in (name for name in chosen if "measured" in chosen[name] and name in found["arms"]):
         page = page_of_bench(found, goal, source=options.out.name)
         (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
     if options.kvpress is not None:
@@ -169,9 +174,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--draw", type=Path, help="only write the pages of known results into this folder")
     parser.add_argument("--kvpress", type=Path, help="with --draw: benchmarks/results/kvpress.json")
     parser.add_argument("--seconds", type=float, default=math.inf)
-    parser.add_argument("--train-seconds", type=float, default=90.0, help="of the first trained goal")
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES, help="do only these")
+    parser.add_argument("--train-steps", type=int, default=120, help="of 6 rows")
     parser.add_argument("--train-length", type=int, default=8192, help="tokens of a training row")
-    parser.add_argument("--skip-training", action="store_true", help="measure only what needs no training")
+    parser.add_argument("--work", type=Path, default=Path("runs/memory"), help="training runs; they resume")
     parser.add_argument("--controls", action="store_true", help="measure trained arms without kept keys too")
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 65536], help="tokens to read, timed")
     parser.add_argument("--goals", nargs="+", default=[goal.name for goal in GOALS])
@@ -179,10 +185,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--distances", type=int, nargs="+", default=[1024, 4096, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 1024, 4096])
     parser.add_argument("--text-tokens", type=int, default=65536, help="of evaluation text at each length")
-    parser.add_argument("--choose-questions", type=int, default=16, help="at each distance of choosing")
-    parser.add_argument("--choose-distances", type=int, nargs="+", default=[256, 1024, 3072])
+    parser.add_argument("--choose-questions", type=int, default=12, help="at each distance of choosing")
+    parser.add_argument("--final-questions", type=int, default=FINAL_QUESTIONS, help="for the best plans")
     parser.add_argument("--choose-rows", type=int, default=4)
-    parser.add_argument("--choose-length", type=int, default=4096)
+    parser.add_argument("--choose-length", type=int, default=4096, help="most tokens of a calibration text")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -191,14 +197,21 @@ def _options() -> argparse.Namespace:
 
 
 def _model(options: argparse.Namespace) -> Any:
-    name = options.model
-    if name is None:
-        name = options.carry / "model"
-        if not (name / "config.json").is_file():
-            _unpack(options.carry, name)
-    model, _ = load_model(name)
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    return model.to(options.device, dtype).eval()  # type: ignore[arg-type]
+    folder = _folder(options)
+    if options.model is None and not (folder / "config.json").is_file():
+        _unpack(options.carry, folder)
+    return _loaded(folder, options.device)
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    """The folder of the original."""
+    return options.carry / "model" if options.model is None else Path(options.model)
+
+
+def _loaded(folder: Path, device: str) -> Any:
+    model, _ = load_model(folder)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return model.to(device, dtype).eval()  # type: ignore[arg-type]
 
 
 #: names of Llama's weights in GGUF files
@@ -269,6 +282,13 @@ class Clock:
     seconds: float
     begin: float = field(default_factory=time.monotonic)
     known: dict[str, float] = field(default_factory=dict)
+    #: seconds of all steps by name
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def table(self) -> None:
+        """Print how long each kind of step took, the longest first."""
+        for name, seconds in sorted(self.spent.items(), key=lambda item: -item[1]):
+            print(f"{seconds:7.1f} s  {name}", flush=True)
 
     @property
     def left(self) -> float:
@@ -299,6 +319,7 @@ class _Step:
         if self.name and problem[0] is None:
             took = time.monotonic() - self.start
             self.clock.known[self.name] = max(took, self.clock.known.get(self.name, 0.0))
+            self.clock.spent[self.name] = self.clock.spent.get(self.name, 0.0) + took
             elapsed = time.monotonic() - self.clock.begin
             print(f"{elapsed:6.1f} s  {self.name} {took:.1f} s", flush=True)
 
@@ -314,10 +335,11 @@ class Results:
     def open(path: Path, resume: Path | None) -> Results:
         """The content of the file; with `resume`, starting from another file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (".json", ".measured.json"):
-            before = None if resume is None else resume.with_suffix(suffix)
-            if before is not None and before.is_file() and not path.with_suffix(suffix).exists():
-                shutil.copy2(before, path.with_suffix(suffix))
+        if resume is not None:
+            for before in resume.parent.glob(f"{resume.stem}*.json"):
+                mine = path.with_name(before.name.replace(resume.stem, path.stem, 1))
+                if not mine.exists():
+                    shutil.copy2(before, mine)
         found = json.loads(path.read_text()) if path.is_file() else {}
         if "settings" in found:  # of the last run only: earlier files did not say which arms it measured
             found["unattributed"] = {name: found.pop(name) for name in ("machine", "settings")}
@@ -381,6 +403,46 @@ def _is_of(name: str, goal: str) -> bool:
     return not name.endswith("]") and (is_arm or name.endswith(f", {goal}"))
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Questions that heads and plans are measured by, and texts [B, T], all for one length."""
+
+    of_heads: list[Question]
+    of_plans: list[Question]
+    rows: Tensor
+
+    @staticmethod
+    def of(tokens: dict[str, np.ndarray], length: int, options: argparse.Namespace) -> Calibration:
+        """The distances are those of `maclaurin convert --at length`."""
+        distances = distances_for(length)
+        asked = [q for q in _questions(tokens, "choosing") if q.distance in distances]
+        assert {q.distance for q in asked} == set(distances), "carry_memory.py packed other distances"
+        of_heads = [q for q in asked if q.number < options.choose_questions]
+        # the two sources alternate
+        order = [n for pair in zip(range(8), range(8, 16), strict=True) for n in pair]
+        rows = torch.from_numpy(tokens["calibration"].astype(np.int64))[order]
+        rows = rows[: options.choose_rows, :length].contiguous()
+        return Calibration(of_heads, asked[: max(options.final_questions, len(of_heads))], rows)
+
+    def identity(self, model: Any) -> dict[str, Any]:
+        """Everything that measures of heads and plans depend on."""
+        return measures_identity(model, self.rows, self.of_heads)
+
+
+class _Printed(Display):
+    """Prints the progress of a training run: its first 30 steps, then every fiftieth."""
+
+    def __init__(self) -> None:
+        self._begin, self._readings = time.monotonic(), 0
+
+    def step(self, done: int, loss: float, tokens_per_second: float) -> None:
+        """Loss and speed."""
+        self._readings += 1
+        if self._readings < 4 or self._readings % 5 == 0:
+            took = time.monotonic() - self._begin
+            print(f"  step {done}, {took:.1f} s: {loss:.4f}, {tokens_per_second:,.0f} tokens/s", flush=True)
+
+
 # ----------------------------------------------------------------------------------------- the bench
 
 
@@ -401,16 +463,29 @@ class Bench:
         judging = _questions(self.tokens, "judging")
         self.judging = {d: [q for q in judging if q.distance == d][:limit] for d in self.options.distances}
         self.prior = _questions(self.tokens, "prior")[:limit]
-        distances = self.options.choose_distances
-        #: questions that plans are measured by, and the first of them, that heads are measured by
-        self.deciding = [q for q in _questions(self.tokens, "choosing") if q.distance in distances]
-        self.choosing = [q for q in self.deciding if q.number < self.options.choose_questions]
-        self.deciding = self.deciding[: max(FINAL_QUESTIONS, len(self.choosing))]
-        rows = torch.from_numpy(self.tokens["calibration"].astype(np.int64))
-        # the two sources alternate
-        order = [n for pair in zip(range(8), range(8, 16), strict=True) for n in pair]
-        self.calibration = rows[order][: self.options.choose_rows, : self.options.choose_length].contiguous()
+        self.calibrations: dict[int, Calibration] = {}
         self.own = ["exp/sum"] * self.model.config.num_hidden_layers
+
+    def do(self, stage: str, goals: Sequence[Goal]) -> None:
+        """One stage, as far as the time suffices."""
+        own = [goal for goal in goals if goal.stage == stage]
+        if stage == "speed":
+            self.speed([goal for goal in goals if goal.stage != "pressed"])
+            return
+        if stage != "pressed":
+            self.measure("original", None)
+        if stage == "untrained":
+            for goal in own:
+                self.untrained(goal)
+        elif stage == "trained":
+            self.trained(own)
+        elif stage == "pressed":
+            for goal in own:
+                self.chosen(goal)
+        else:
+            for goal in goals:
+                if goal.stage != "pressed":
+                    self.rivals(goal)
 
     # ------------------------------------------------------------------------------------- measures
 
@@ -479,26 +554,35 @@ class Bench:
         key = self._choice_key(goal)
         if retire_unless(self.results.found, goal.name, key):
             return known[goal.name]["attention"]
-        budget = MemoryBudget.read(self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at)
-        path = self.results.path.with_suffix(".measured.json")
-        identity = measures_identity(self.model, self.calibration, self.choosing)
-        file = MeasureFile.open(path, identity, resume=False)
-        with self.clock.step("choose" if known else "choose first", 30 if known else 60) as go:
+        try:
+            budget = MemoryBudget.read(
+                self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at
+            )
+        except InputError as problem:  # the other goals go on
+            print(f"{goal.name}: {problem}", flush=True)
+            return None
+        given = self.calibration(goal)
+        path = self.results.path.with_suffix(f".measured-{given.rows.shape[1]}.json")
+        file = MeasureFile.open(path, given.identity(self.model), resume=False)
+        is_first = not file.found
+        with self.clock.step("choose first" if is_first else "choose", 80 if is_first else 15) as go:
             if not go:
                 return None
-            if goal.trained:
+            if goal.stage == "trained":
                 found = self._by_rule(goal, budget, file)
             else:
                 chosen = choose_by(
                     self.model,
                     budget,
-                    self.choosing,
-                    self.calibration,
+                    given.of_heads,
+                    given.rows,
                     file,
-                    plan_questions=self.deciding,
+                    plan_questions=given.of_plans,
                     progress=False,
                 )
                 found = _chosen(chosen)
+                if goal.stage == "pressed":  # kvpress_comparison.py measures them
+                    found["rivals"] = dict(_rivals(self.model.config, found, goal))
             found = {**found, "key": key, "run": self.run}
             self.results.keep("chosen", {**known, goal.name: found})
             print(goal.name, found["plan"]["name"], flush=True)
@@ -506,68 +590,123 @@ class Bench:
 
     def _choice_key(self, goal: Goal) -> str:
         """A digest of everything that the choice for a goal depends on."""
-        asked = [(q.distance, q.number, q.context.tolist(), q.prompt.tolist()) for q in self.deciding]
-        identity = measures_identity(self.model, self.calibration, self.choosing)
-        return digest(asdict(goal), identity, asked, code_of_the_choice())
+        given = self.calibration(goal)
+        asked = [(q.distance, q.number, q.context.tolist(), q.prompt.tolist()) for q in given.of_plans]
+        return digest(asdict(goal), given.identity(self.model), asked, code_of_the_choice())
+
+    def calibration(self, goal: Goal) -> Calibration:
+        """Questions and texts of the length that a goal is for."""
+        length = min(goal.at, self.options.choose_length)
+        if length not in self.calibrations:
+            self.calibrations[length] = Calibration.of(self.tokens, length, self.options)
+        return self.calibrations[length]
 
     def _by_rule(self, goal: Goal, budget: MemoryBudget, file: MeasureFile) -> dict[str, Any]:
         """A plan: the best retrieval heads keep every key or a long window; the others share by damage."""
-        heads = measure_heads(self.model, self.choosing, file)
-        memories = memories_to_try(self.calibration.shape[1])
-        damage = measure_damage(self.model, self.calibration, memories, file)
+        given = self.calibration(goal)
+        heads = measure_heads(self.model, given.of_heads, file)
+        damage = measure_damage(self.model, given.rows, memories_to_try(given.rows.shape[1]), file)
         return planned(self.model.config, goal, budget, heads.ranking, damage)
 
     # --------------------------------------------------------------------------------------- trained
 
     def trained(self, goals: Sequence[Goal]) -> None:
         """Each goal trained, then the original for as many steps on the rows of the first."""
-        teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
-        steps = self.results.found.get("training", {}).get("steps")
         for goal in goals:
             attention = self.chosen(goal)
-            if attention is None:
-                continue
-            self.measure(f"{goal.name}, untrained", attention)
-            arm = f"{goal.name}, trained"
-            steps = self._trained_arm(arm, attention, teacher, goal.reach, steps) or steps
-            self.summary()
-        if steps:
-            self._trained_arm("original, trained", self.own, teacher, goals[0].reach, steps)
+            if attention is not None:
+                self._trained_arm(f"{goal.name}, trained", attention, goal.reach)
+        if goals:
+            self._trained_arm("original, trained", self.own, goals[0].reach)
 
-    def _trained_arm(
-        self, arm: str, attention: list[str], teacher: Any, reach: int, steps: int | None
-    ) -> int | None:
-        """Train from the original weights, measure, restore the weights; returns the number of steps."""
+    def _trained_arm(self, arm: str, attention: list[str], reach: int) -> None:
+        """Train from the original weights and measure."""
         if self._is_complete(arm):
-            return steps
-        is_own = attention == self.own
-        guess = float(self.options.train_seconds)
-        if steps:
-            of_step: float = self.clock.known.get("step of training", guess / steps)
-            guess = of_step * steps * (0.7 if is_own else 1.0)
-        after = 8 if is_own else 12  # a trained model that is not measured is lost
-        with self.clock.step(f"train {arm}", guess + 5 + after) as go:
+            return
+        is_own, original = attention == self.own, self.model
+        recovery = self._recovery(reach)
+        of_step = self.clock.known.get("step of training", 0.7)
+        # a trained model that is not measured is lost
+        with self.clock.step(f"train {arm}", 15 + of_step * recovery.kl_steps + 15) as go:
             if not go:
-                return None
+                return
             begin = time.monotonic()
             try:
-                with with_attention(self.model, attention):
-                    done, losses = self._train(teacher, reach, steps)
+                trained, losses = self._train(arm, attention, recovery)
             except Exception:  # whatever it is, the other arms go on
                 traceback.print_exc()
-                self.model.load_state_dict(teacher.state_dict())
-                return None
+                return
             took = time.monotonic() - begin
-        self.clock.known.setdefault("step of training", took / done)
-        self.results.of(arm)["training"] = {"steps": done, "seconds": round(took, 1), "losses": losses}
-        about = {"steps": done, "rows_of_a_step": STEP, "length": self.options.train_length}
-        self.results.keep("training", {**about, "learning_rate": LEARNING_RATE, "answers": ANSWER_WEIGHT})
-        self.measure(arm, None if is_own else attention)
-        alone = None if is_own else without_tails(attention)
-        if self.options.controls and alone is not None:
-            self.measure(f"{arm}, {beyond_windows(attention)} off", alone)
-        self.model.load_state_dict(teacher.state_dict())
-        return done
+        self.clock.known["step of training"] = took / recovery.kl_steps
+        settings = {n: v for n, v in asdict(recovery).items() if n not in ("data", "device")}
+        self.results.of(arm)["training"] = {"seconds": round(took, 1), "losses": losses, **settings}
+        self.model = trained
+        try:
+            self.measure(arm, None if is_own else attention)
+            alone = None if is_own else without_tails(attention)
+            if self.options.controls and alone is not None:
+                self.measure(f"{arm}, {beyond_windows(attention)} off", alone)
+        finally:
+            self.model = original
+        self.summary()
+
+    def _recovery(self, reach: int) -> Recovery:
+        """The settings of `maclaurin convert` that a goal is trained with."""
+        on_gpu = self.options.device == "cuda"
+        return Recovery(
+            kl_steps=self.options.train_steps,
+            data=str(self._training_text()),
+            length=self.options.train_length,
+            batch_size=ROWS_OF_A_STEP,
+            text_lr=LEARNING_RATE,
+            precision="bf16" if on_gpu else "fp32",
+            device=self.options.device,
+            mix=MIX,
+            reach=min(reach, self.options.train_length),
+        )
+
+    def _training_text(self) -> Path:
+        """The carried training rows as text, one JSON line per row."""
+        file = self.options.work / "training.jsonl"
+        if not file.is_file():
+            from transformers import AutoTokenizer
+
+            tokenizer: Any = AutoTokenizer.from_pretrained(self.options.carry / "data" / "tokenizer")
+            texts = tokenizer.batch_decode(self.tokens["training"].astype(np.int64).tolist())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return file
+
+    def _train(self, arm: str, attention: list[str], recovery: Recovery) -> tuple[Any, list[float]]:
+        """The trained model, and the loss of about every twentieth step.
+
+        It is the recovery of a converted folder (conversion/recover.py), with a checkpoint at its end only.
+        """
+        original = _folder(self.options)
+        name = f"{arm.replace(' ', '-')}-{digest(attention, asdict(recovery), self._weights())}"
+        folder = self.options.work / name
+        if not (folder / "config.json").is_file():
+            start, _ = load_model(original)
+            set_attention(start, attention)
+            save_quietly(start, folder)
+            shutil.copytree(self.options.carry / "data" / "tokenizer", folder, dirs_exist_ok=True)
+        for parts in PARTS:
+            ((stage, config),) = replace(recovery, accumulate=parts).stages(folder, str(original))
+            config = config.replace(checkpoint_every=0, test=False, compile=False)
+            run = folder / "recovery" / f"{stage}-{parts}"
+            try:
+                train(config, run, resume=(run / "config.json").is_file(), display=_Printed())
+            except torch.OutOfMemoryError:
+                print(f"out of memory with {ROWS_OF_A_STEP // parts} rows at a time", flush=True)
+                torch.cuda.empty_cache()
+                continue
+            losses = [line["loss"] for line in read_records(run / "records.jsonl") if line["kind"] == "train"]
+            found = [round(loss, 4) for loss in losses[:: max(1, len(losses) // 20)]]
+            return _loaded(run / "model", self.options.device), found
+        raise RuntimeError("not even one row at a time fits into memory")
+
+    def _weights(self) -> str:
+        return weights_fingerprint(self.model.base_model)
 
     def _is_complete(self, arm: str) -> bool:
         found = self.results.of(arm)
@@ -575,50 +714,14 @@ class Bench:
         wanted += [f"perplexity {n}" for n in self.options.lengths]
         return all(name in found for name in wanted)
 
-    def _train(self, teacher: Any, reach: int, steps: int | None) -> tuple[int, list[list[float]]]:
-        """AdamW on fp32 copies of the weights; for a fixed time if the number of steps is not given.
-
-        Of every twentieth step: the mean divergence, the mean loss of answers, the norm of the gradient.
-        """
-        model = self.model
-        own = list(model.parameters())
-        masters = [p.detach().float().clone().requires_grad_() for p in own]
-        on_gpu = model.device.type == "cuda"
-        optimizer = torch.optim.AdamW(
-            masters, lr=LEARNING_RATE, weight_decay=0.0, betas=(0.9, 0.95), fused=on_gpu
-        )
-        begin, losses, done = time.monotonic(), [], 0
-        at_once = 1 << 20  # all rows together, unless memory says otherwise
-        facts = Facts(self.tokens)
-        model.train()
-        for batch in _batches(self.tokens, facts, self.options.train_length, reach):
-            elapsed = (time.monotonic() - begin) / self.options.train_seconds
-            share = done / steps if steps else elapsed
-            for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * min(1.0, (done + 1) / 20) * max(0.02, 1 - share)
-            found, at_once = _backward(model, teacher, batch, at_once)
-            with torch.no_grad():
-                for master, parameter in zip(masters, own, strict=True):
-                    master.grad = (
-                        torch.zeros_like(master) if parameter.grad is None else parameter.grad.float()
-                    )
-                norm = float(torch.nn.utils.clip_grad_norm_(masters, 1.0))
-                optimizer.step()
-                torch._foreach_copy_(own, masters)  # pyright: ignore[reportPrivateImportUsage]
-            model.zero_grad(set_to_none=True)
-            losses.append([round(x, 4) for x in (*found, norm)])
-            done += 1
-            if done in (1, 5, 20) or done % 50 == 0:
-                print(f"  step {done}, {time.monotonic() - begin:.1f} s: {losses[-1]}", flush=True)
-            if done == steps or (not steps and time.monotonic() - begin > self.options.train_seconds):
-                break
-        model.eval()
-        return done, losses[:: max(1, len(losses) // 20)]
-
     # ------------------------------------------------------------------------------------------ speed
 
     def speed(self, goals: Sequence[Goal]) -> None:
-        """Time and memory to read texts, and tokens per second after a long one, with the original."""
+        """Time and memory to read texts, and tokens per second after a long one, with the original.
+
+        All of it anew: ratios count within one run only.
+        """
+        self.results.found["speed"] = {}
         attention = {goal.name: self.chosen(goal) for goal in goals}
         plans = {"original": self.own, **{name: its for name, its in attention.items() if its}}
         texts = [(batch, tokens) for tokens in self.options.prefill for batch in (1, 8)]
@@ -629,7 +732,7 @@ class Bench:
         if not self.options.prefill:
             return
         longest = max(self.options.prefill)
-        folder = self.options.model or self.options.carry / "model"
+        folder = _folder(self.options)
         self._timed(
             f"tokens/s after {longest}, transformers, static cache, recorded",
             self.own,
@@ -659,7 +762,11 @@ class Bench:
 
     def rivals(self, goal: Goal) -> None:
         """Measure other memories of the same size, without training."""
-        if self.chosen(goal) is None:
+        attention = self.chosen(goal)
+        if attention is None:
+            return
+        if goal.stage == "trained":
+            self.measure(f"{goal.name}, untrained", attention)
             return
         known = self.results.found["chosen"][goal.name]
         for name, attention in _rivals(self.model.config, known, goal):
@@ -759,7 +866,7 @@ def planned(
     fitting = [p for p in plans if "by their damage" in p.of_others and p.top]
     if goal.constant is not None:
         fitting = [p for p in fitting if f"window({goal.reach}," in p.of_top]
-    best = min(fitting, key=lambda plan: abs(plan.top - goal.top))
+    best = min(fitting or plans, key=lambda plan: abs(plan.top - goal.top))
     return {
         "attention": list(best.attention),
         "top": best.top,
@@ -864,165 +971,6 @@ def _now(model: Any) -> float:
     if model.device.type == "cuda":
         torch.cuda.synchronize()
     return time.monotonic()
-
-
-# ------------------------------------------------------------------------------------- training rows
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Tokens [B, T] to predict, and which of them are answers to questions."""
-
-    tokens: Tensor
-    answers: Tensor
-
-    def parts(self, tokens_at_once: int) -> Iterator[Rows]:
-        """Parts of at most this many tokens."""
-        rows = max(1, tokens_at_once // self.tokens.shape[1])
-        for tokens, answers in zip(self.tokens.split(rows), self.answers.split(rows), strict=True):
-            yield Rows(tokens, answers)
-
-    def losses(self, model: Any, teacher: Any, of: Rows) -> tuple[Tensor, Tensor]:
-        """The share of these rows in the mean divergence and in the mean loss of answers of `of`."""
-        ids = self.tokens.to(model.device)
-        with torch.no_grad():
-            known = teacher.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-        is_answer = self.answers[:, 1:].flatten()
-        weight, other = model.lm_head.weight, teacher.lm_head.weight
-        all_but = (~is_answer).to(ids.device)
-        divergence = summed_divergence(hidden, weight, known, other, all_but)
-        at = is_answer.nonzero()[:, 0].to(ids.device)
-        answers = summed_cross_entropy(hidden[at], weight, ids[:, 1:].flatten()[at])
-        number = max(1, int(of.answers.sum()))
-        return divergence / (of.tokens.numel() - number), answers / number
-
-
-def _backward(model: Any, teacher: Any, batch: Rows, at_once: int) -> tuple[tuple[float, float], int]:
-    """Compute gradients; returns both losses of a batch, and how many tokens fit into memory at once."""
-    while True:
-        total = [0.0, 0.0]
-        try:
-            for some in batch.parts(at_once):
-                divergence, answers = some.losses(model, teacher, batch)
-                (divergence + ANSWER_WEIGHT * answers).backward()
-                total = [total[0] + float(divergence.detach()), total[1] + float(answers.detach())]
-        except torch.OutOfMemoryError:
-            at_once = min(at_once, batch.tokens.numel())
-            if at_once <= batch.tokens.shape[1]:
-                raise
-            at_once = max(batch.tokens.shape[1], at_once // 2)
-        else:
-            return (total[0], total[1]), at_once
-        model.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        print(f"out of memory: {at_once:,} tokens at once from here on", flush=True)
-
-
-class Facts:
-    """Facts as tokens, to be put into text: names and things in parts, as carry_memory.py packed them."""
-
-    def __init__(self, tokens: dict[str, np.ndarray]) -> None:
-        self.told, self.asked, self.things = (
-            [[t for t in row if t >= 0] for row in tokens[f"facts_{kind}"].tolist()]
-            for kind in ("told", "asked", "things")
-        )
-        self.stop, self.newline = tokens["facts_marks"].tolist()
-
-    def fact(self, name: int, thing: int) -> list[int]:
-        """The password of Anna is river."""
-        return [*self.told[name], *self.things[thing], self.stop]
-
-    def question(self, name: int, thing: int) -> tuple[list[int], int]:
-        """A line with the answer in it, and the place where the answer begins."""
-        begin = self.asked[name]
-        return [*begin, *self.things[thing], self.stop, self.newline], len(begin)
-
-
-def _batches(tokens: dict[str, np.ndarray], facts: Facts, length: int, reach: int) -> Iterator[Rows]:
-    """Text, text with facts and questions up to `reach` tokens later, repeated text; deterministic."""
-    generator = torch.Generator().manual_seed(0)
-    text = torch.from_numpy(tokens["training"].astype(np.int64)).reshape(-1, length)
-
-    def row() -> list[int]:
-        return text[int(torch.randint(0, len(text), (1,), generator=generator))].tolist()
-
-    texts, recalls, copies = STEP
-    while True:
-        made = [(row(), []) for _ in range(texts)]
-        made += [with_questions(row(), facts, reach, generator) for _ in range(recalls)]
-        made += [(with_copies(row(), reach, generator), []) for _ in range(copies)]
-        answers = torch.zeros(len(made), length, dtype=torch.bool)
-        for n, (_, places) in enumerate(made):
-            answers[n, places] = True
-        yield Rows(torch.tensor([tokens for tokens, _ in made]), answers)
-
-
-def with_questions(
-    text: list[int], facts: Facts, reach: int, generator: torch.Generator
-) -> tuple[list[int], list[int]]:
-    """The text with groups of facts and questions, of the same length; and the places of the answers."""
-    length = len(text)
-    names = torch.randperm(len(facts.told), generator=generator).tolist()
-    things = torch.randperm(len(facts.things), generator=generator).tolist()
-    stops = [0, *(n + 1 for n, token in enumerate(text) if token == facts.stop)]
-    put: list[tuple[int, int, list[int], int | None]] = []  # (where, which, what, where the answer begins)
-    for first in range(0, length - 2 * NEAREST, GROUPS_APART):
-        group = first + _below(GROUPS_APART // 2, generator)
-        for n in range(FACTS_TOGETHER):
-            if not names or not things:
-                break
-            name, thing = names.pop(), things.pop()
-            told = _next_of(stops, group + n * FACTS_APART)
-            most = min(reach, length - told) - FACTS_APART * FACTS_TOGETHER
-            if most <= NEAREST:
-                continue
-            asked = _next_of(stops, told + _distance(most, generator))
-            put.append((told, len(put), facts.fact(name, thing), None))
-            put.append((max(asked, told + 1), len(put), *facts.question(name, thing)))
-    made: list[int] = []
-    answers, at = [], 0
-    for where, _, what, answer in sorted(put, key=lambda item: item[:2]):
-        made += text[at:where]
-        at = max(at, where)
-        if answer is not None and len(made) + answer < length:
-            answers.append(len(made) + answer)
-        made += what
-    return (made + text[at:])[:length], answers
-
-
-def with_copies(text: list[int], reach: int, generator: torch.Generator) -> list[int]:
-    """Passages of the text, each twice, up to `reach` tokens long."""
-    made: list[int] = []
-    at, length = 0, len(text)
-    while len(made) < length:
-        most = min(reach, length // 2)
-        size = max(1, min(most, round(NEAREST * (most / NEAREST) ** _share(generator))))
-        made += 2 * text[at : at + size]
-        at = (at + size) % (length - most)
-    return made[:length]
-
-
-def _distance(most: int, generator: torch.Generator) -> int:
-    """A random distance: half of the time uniform, half of the time log-uniform."""
-    share = _share(generator)
-    if _share(generator) < 0.5:
-        return round(NEAREST + (most - NEAREST) * share)
-    return round(NEAREST * (most / NEAREST) ** share)
-
-
-def _next_of(places: list[int], at: int) -> int:
-    """The first of the places from `at` on, if it is near."""
-    found = bisect.bisect_left(places, at)
-    return places[found] if found < len(places) and places[found] < at + 2 * FACTS_APART else at
-
-
-def _below(most: int, generator: torch.Generator) -> int:
-    return int(torch.randint(0, max(1, most), (1,), generator=generator))
-
-
-def _share(generator: torch.Generator) -> float:
-    return float(torch.rand(1, generator=generator))
 
 
 if __name__ == "__main__":

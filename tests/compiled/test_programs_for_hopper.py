@@ -192,8 +192,9 @@ def test_kept_keys(d, dtype):
     exact = (kept_keys.Exact(32, 4, 96),) * 3
     with compiled_for(HOPPER) as found:
         until, score = kept_keys.lifetimes(q, k, 0.125, exact)
-        kept_keys.exact_keys(k, v, until, score, exact[0])
-        kept_keys.exact_keys(k, v, until, score, kept_keys.Exact(32, 4, 0))
+        windows = kept_keys.GroupOfHeads(2, kept_keys.Exact(32, 4, 0))
+        kept_keys.exact_keys(k, v, until, score, (kept_keys.GroupOfHeads(1, exact[0]), windows))
+        kept_keys.exact_keys(k, v, until, score, (windows._replace(heads=3),))
         o, lse = kept_keys.forward(q, k, v, until, 0.125, exact)
         kept_keys.backward(o, q, k, v, until, lse, lse, 0.125, exact)
     assert_good(found)

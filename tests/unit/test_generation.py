@@ -315,6 +315,7 @@ def test_caches_of_other_kinds_and_wrong_masks_are_refused():
 
 def test_states_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr("maclaurin.models.cache._free_bytes", lambda device: 1000)
+    monkeypatch.setattr("maclaurin.models.cache._LARGE_STATES", 0)
     with pytest.raises(StateBudgetError, match="1,000 are free"):
         model_of("taylor(2)/sum")(input_ids=tokens(), use_cache=True)
 

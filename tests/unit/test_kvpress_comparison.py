@@ -115,3 +115,23 @@ def test_a_text_is_read_in_pieces_with_few_keys():
     cache = script.read_in_pieces(model, LastKeys(8), context, 4)
     assert [layer.keys.shape[2] for layer in cache.layers] == [8, 8]
     assert not torch.allclose(after(cache), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_plans_and_their_rivals_come_from_the_results_of_memory(tmp_path):
+    budget = {"bytes": 250, "original": 1000, "at": 1280}
+    plan = {
+        "attention": ["a"],
+        "budget": budget,
+        "plan": {"name": "5 heads exp/sum"},
+        "rivals": {"window": ["w"]},
+    }
+    other = {**plan, "budget": {**budget, "at": 4096}}
+    file = tmp_path / "memory.json"
+    file.write_text(json.dumps({"chosen": {"25% at 1280": plan, "30% at 4k": other}}))
+    options = Namespace(attention=[], plans=file, rivals=True)
+    assert list(script._plans(options)) == [
+        (["a"], "Maclaurin 25%: 5 heads exp/sum", False),
+        (["w"], "Maclaurin 25%: window", True),
+    ]
+    assert script._kind("Maclaurin 25%: window, limited while reading") == "window"
+    assert script._kind("Maclaurin 25%: whole layers, limited while reading") == "every key in some layers"

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from maclaurin.conversion.recover import Recovery
-from maclaurin.conversion.sample_text import write_mixed
-from maclaurin.errors import InputError
+from maclaurin.errors import DataError, InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
 from maclaurin.training.model import ADAPTED, with_adapters
@@ -183,32 +182,85 @@ def test_equal_predictions_do_not_diverge(teacher):
     assert float(found) == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
 
 
-def test_recall_and_copying_are_mixed_into_text(tmp_path):
-    text = tmp_path / "text.jsonl"
-    plain = [f"Document {n} says much about many things. " * 40 for n in range(30)]
-    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in plain))
-    write_mixed(str(text), tmp_path / "mixed.jsonl", 0.4, 10**6, 512)
-    found = [json.loads(line)["text"] for line in (tmp_path / "mixed.jsonl").read_text().splitlines()]
-    assert [each for each in found if each in plain] == plain
-    facts = [each for each in found if "The password of" in each]
-    copies = [each for each in found if each not in plain and each not in facts]
-    assert len(facts) == len(copies) > 3
-    others = sum(map(len, facts + copies))
-    assert 0.3 < others / (others + sum(map(len, plain))) < 0.5
-    for each in facts:
-        *_, first, second, third, fourth = each.splitlines()
-        assert all(line in each.replace(line, "", 1) for line in (first, second, third, fourth))  # as told
-    for each in copies:
-        one, two = each.split("\n")
-        assert one == two
-    for wrong, why in ((("mqar", 0.4), "is a task"), ((str(text), 1.0), "below 1")):
-        with pytest.raises(InputError, match=why):
-            write_mixed(wrong[0], tmp_path / "x", wrong[1], 100, 64)
+def test_answers_have_their_own_loss(teacher):
+    """The divergence at other targets, and the weighted cross-entropy of answers."""
+    from maclaurin.training.losses import MatchLogits
+
+    model = MaclaurinForCausalLM.from_pretrained(teacher)
+    other = MaclaurinForCausalLM(model.config)
+    tokens, targets = torch.randint(0, 32, (2, 9)), torch.randint(0, 32, (2, 9))
+    targets[0, :2] = -100
+    answers = torch.zeros(2, 9)
+    answers[0, 4] = answers[1, 7] = 2.5
+    objective = MatchLogits(other, model)
+    found = objective(tokens, targets, None, answers)
+    p, q = (m(input_ids=tokens).logits.double().log_softmax(-1) for m in (model, other))
+    divergence = (p.exp() * (p - q)).sum(-1)
+    wanted = divergence[(targets != -100) & (answers == 0)].sum()
+    wanted = wanted - 2.5 * (q[0, 4, targets[0, 4]] + q[1, 7, targets[1, 7]])
+    assert float(found) == pytest.approx(float(wanted), rel=1e-4)
+    none = objective(tokens, targets, None, torch.zeros(2, 9))
+    assert float(none) == pytest.approx(float(objective(tokens, targets, None)), rel=1e-6)
 
 
-def test_a_recovery_with_recall_in_its_text_reads_that(tmp_path):
-    recovery = Recovery(0, 3, "somewhere", mix=0.2, length=64, kl_steps=2, batch_size=2)
+def test_the_mean_loss_of_answers_counts_by_its_weight(tmp_path):
+    from maclaurin.training.batches import StepBatch, open_data
+    from maclaurin.training.processes import Processes
+
+    config = config_from({**SETTINGS, **mixed_data(tmp_path), "answer_weight": 0.3, "accumulate": 2})
+    processes = Processes(0, 1, torch.device("cpu"))
+    batch = StepBatch.of(open_data(config, processes), 0, config, processes)
+    weights = torch.cat([part.answers for part in batch.parts])
+    assert len(batch.parts) == 2
+    assert weights.amax() > 1
+    assert float(weights.sum()) == pytest.approx(0.3 * batch.scored, rel=1e-5)
+
+
+def mixed_data(folder):
+    text = folder / "text.jsonl"
+    documents = [f"Document {n} says much about many things, and then some more. " * 100 for n in range(60)]
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in documents))
+    return {"data": str(text), "tokenizer": "bytes", "length": 512, "mix": 0.5, "batch_size": 6}
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_a_hybrid_learns_answers_and_goes_on_where_it_was_cut_off(tmp_path, lora):
+    """KL, recall rows and copies, through a recovery with checkpoints."""
+    if lora:
+        pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 257)
+    save_quietly(MaclaurinForCausalLM(config), tmp_path / "teacher", None)
+    config.attention = "0: exp/sum; *: poly(0)+window(16,sinks=1,kept=8)/sum"
+    start = MaclaurinForCausalLM.from_pretrained(tmp_path / "teacher", config=config)
+    save_quietly(start, tmp_path / "student", None)
+    recovery = Recovery(
+        kl_steps=4, lora=lora, mix=0.5, reach=400, answer_weight=0.2, length=512, batch_size=6, text_lr=3e-3,
+        device="cpu",
+    )  # fmt: skip
+    ((name, config),) = recovery.stages(tmp_path / "student", str(tmp_path / "teacher"))
+    assert name == "match-logits"
+    assert (config.mix, config.reach, config.answer_weight) == (0.5, 400, 0.2)
+    config = config.replace(**mixed_data(tmp_path), checkpoint_every=2, keep=5, eval_rows=4)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "cut")
+    for folder in sorted((tmp_path / "cut" / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    train(config, tmp_path / "cut", resume=True)
+    found = losses(tmp_path / "whole")
+    assert losses(tmp_path / "cut") == found
+    assert found[-1] < found[0]
+
+
+def test_a_recovery_without_answers_in_its_data_is_as_before(tmp_path):
+    recovery = Recovery(0, 3, "somewhere", length=64, kl_steps=2, batch_size=2)
     stages = recovery.stages(tmp_path, "teacher")
     assert [name for name, _ in stages] == ["match-logits", "next-token"]
-    assert {config.data for _, config in stages} == {str(tmp_path / "recovery" / "mixed.jsonl")}
-    assert recovery.tokens > 3 * 2 * 64
+    assert {(config.data, config.mix) for _, config in stages} == {("somewhere", 0.0)}
+
+
+def test_rows_that_cannot_be_mixed_are_errors_before_any_work(tmp_path):
+    for change in ({"length": 64}, {"mix": 1.5}, {"reach": 10}):
+        recovery = Recovery(**{"kl_steps": 2, "mix": 0.2, "length": 1024, **change})
+        with pytest.raises(DataError, match=r"mix|reach"):
+            recovery.stages(tmp_path, "teacher")

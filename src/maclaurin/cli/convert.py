@@ -86,11 +86,24 @@ def convert(
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
     mix: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Recovery: share of recall and copying in the text.")
+        float,
+        typer.Option(
+            min=0, max=0.9, help="Recovery: share of rows with facts and questions, or copies, in their text."
+        ),
     ] = 0.0,
+    reach: Annotated[
+        int | None, typer.Option(help="With --mix: largest distance of facts; by default the length.")
+    ] = None,
+    answer_weight: Annotated[
+        float,
+        typer.Option(min=0, help="With --mix and --kl-steps: weight of the mean loss of answers."),
+    ] = 0.1,
     lora: Annotated[int, typer.Option(min=0, help="Recovery: rank of adapters; 0 trains all weights.")] = 0,
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Recovery: parts a batch is computed in, to save memory.")
+    ] = 1,
     lr: Annotated[
         float, typer.Option(help="Recovery: learning rate of matching predictions and of text.")
     ] = 1e-4,
@@ -152,7 +165,8 @@ def convert(
                 recall_questions=questions,
                 recovery=Recovery(
                     match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
-                    precision=precision, kl_steps=kl_steps, mix=mix,
+                    precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
+                    answer_weight=answer_weight, accumulate=accumulate,
                 ),
                 device=device,
                 resume=resume,
@@ -183,7 +197,7 @@ def _print(found: ChosenMemory | Conversion, out: Path | None) -> None:
 
 def _print_plans(chosen: ChosenMemory) -> None:
     """Every plan with its cost; the chosen one first."""
-    console, decision = Console(highlight=False), chosen.decision
+    console, decision = _wide_console(), chosen.decision
     console.print(f"budget {chosen.budget}", markup=False, soft_wrap=True)
     table = _table_of_plans("plans, measured on calibration text and questions", "")
     original = decision.original
@@ -207,7 +221,7 @@ def _print_frontier(chosen: ChosenMemory) -> None:
     for budget, found in chosen.frontier:
         share = f"{budget.bytes / budget.original:.1%}"
         table.add_row(f"{share} *" if budget == chosen.budget else share, *_cells(found))
-    console = Console(highlight=False)
+    console = _wide_console()
     console.print(table)
     console.print("* the requested budget", markup=False)
 
@@ -216,8 +230,18 @@ def _table_of_plans(title: str, first: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in (first, "MB", "perplexity", "recall", "log-odds", "cost", "asked"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("keys of heads", overflow="fold")
+    table.add_column("keys of heads", overflow="fold", min_width=16)
     return table
+
+
+#: columns of a table of plans that is written to a file or a pipe
+_WIDE = 120
+
+
+def _wide_console() -> Console:
+    """A console for tables of plans: without a terminal, rich assumes 80 columns, too few for them."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=max(_WIDE, console.width))
 
 
 def _cells(found: Measured) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from maclaurin.conversion.measure import OnTokens
+from maclaurin.data.recall_rows import fact_beginning
 from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import Item
-from maclaurin.evaluation.needles import Recall, question
+from maclaurin.evaluation.needles import Recall
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.scoring import Scorer
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
@@ -155,9 +156,9 @@ def _question(item: Item, tokenizer: Any, distance: int, number: int, *, facts: 
     spelled = [tokens(f"{item.context}{query.prompt} {choice}") for choice in query.choices]
     shortest = min(map(len, spelled))
     stem = next((n for n in range(shortest) if len({s[n] for s in spelled}) > 1), shortest - 1)
-    first, last = question("").split("  ")
+    first, last = fact_beginning("").split("  ")
     name = query.prompt.removeprefix(first).removesuffix(last).strip()
-    fact = f"{question(name)} {query.choices[query.right[0]]}."
+    fact = f"{fact_beginning(name)} {query.choices[query.right[0]]}."
     until = query.known_until
     assert until is not None
     begin = len(tokens(item.context[: max(0, until - len(fact))])) if facts else 0

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.conversion.sample_text import write_mixed
 from maclaurin.files import new_file
 from maclaurin.progress_bar import Display
 from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.trainer import Outcome, train
-
-MIXED = "mixed.jsonl"
-#: most tokens that a stage may hold out
-MOST_HELD_OUT = 100_000
 
 
 @final
@@ -38,28 +33,29 @@ class Recovery:
     device: str = "auto"
     seed: int = 0
     kl_steps: int = 0
-    #: share of recall and copying in the text (sample_text.py)
+    #: share of rows with facts and questions, or with copies (data/recall_rows.py); largest distance of facts
     mix: float = 0.0
+    reach: int | None = None
+    #: of the mean loss of answers, relative to the mean divergence from the original's predictions
+    answer_weight: float = 0.1
+    #: rows that are computed together are the batch divided by this
+    accumulate: int = 1
 
     @property
     def has_steps(self) -> bool:
         """Whether there is anything to train."""
         return bool(self.match_steps or self.kl_steps or self.text_steps)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens for the longest stage, including those held out of the text."""
-        steps = max(self.match_steps, self.kl_steps, self.text_steps)
-        return round(1.1 * steps * self.batch_size * self.length) + MOST_HELD_OUT
-
     def stages(self, model: Path, teacher: str) -> list[tuple[str, TrainConfig]]:
         """The runs, in order; each starts from the model of the one before."""
-        mixed = model / "recovery" / MIXED
         common: dict[str, Any] = {
-            "data": str(mixed) if self.mix else self.data,
+            "data": self.data,
+            "mix": self.mix,
+            "reach": self.reach,
             "tokenizer": f"hf:{model}",
             "length": self.length,
             "batch_size": self.batch_size,
+            "accumulate": self.accumulate,
             "lora": self.lora,
             "precision": self.precision,
             "device": self.device,
@@ -76,7 +72,12 @@ class Recovery:
             stages.append((first.name, self._stage(common, match, self.match_steps, self.match_lr)))
             start = first
         if self.kl_steps:
-            logits = {"objective": "match-logits", "teacher": teacher, "start": str(start)}
+            logits = {
+                "objective": "match-logits",
+                "teacher": teacher,
+                "start": str(start),
+                "answer_weight": self.answer_weight,
+            }
             stages.append(("match-logits", self._stage(common, logits, self.kl_steps, self.text_lr)))
             start = model / "recovery" / "match-logits"
         if self.text_steps:
@@ -96,9 +97,6 @@ class Recovery:
 
 def recover(model: Path, teacher: str, recovery: Recovery, *, progress: bool = True) -> list[Outcome]:
     """Run the stages that are not done yet, then replace the model's weights by the last ones."""
-    mixed = model / "recovery" / MIXED
-    if recovery.mix and not mixed.is_file():
-        write_mixed(recovery.data, mixed, recovery.mix, recovery.tokens, recovery.length)
     outcomes = []
     last = None
     for name, config in recovery.stages(model, teacher):

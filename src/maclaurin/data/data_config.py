@@ -16,6 +16,7 @@ from typing import Any, TypeVar, final, get_type_hints
 from maclaurin.data.cache_folder import Cache
 from maclaurin.data.corpus import Corpus, FirstDocuments, StandardLibrary
 from maclaurin.data.hub_dataset import HubDataset
+from maclaurin.data.recall_rows import MixedRows
 from maclaurin.data.source import Source
 from maclaurin.data.splits import (
     TEST,
@@ -51,6 +52,8 @@ class DataConfig:
                          None: 0.1 of stdlib, which has few documents, and 0.02 of anything else
     test_fraction        share of documents, by their hash, for the final evaluation only; None: the same
     seed                 order of the training rows, content of tasks
+    mix                  share of training rows with facts and questions, or repeated passages, in their text
+    reach                with mix: largest distance of facts to their questions; None: the length
     limit_documents      use only this many first documents of the corpus
     cache                folder for tokens and tokenizers; None: $MACLAURIN_CACHE or ~/.cache/maclaurin
     """
@@ -63,6 +66,8 @@ class DataConfig:
     validation_fraction: float | None = None
     test_fraction: float | None = None
     seed: int = 0
+    mix: float = 0.0
+    reach: int | None = None
     limit_documents: int | None = None
     cache: str | None = None
 
@@ -98,8 +103,15 @@ class DataConfig:
 def open_source(config: DataConfig, *, progress: bool = True) -> Source:
     """Open the source; text that is not in the cache is tokenized first."""
     if is_task(config.data):
+        if config.mix:
+            raise DataError(
+                f"{config.data} is a task, but mix puts facts into text: name a text, or use mix=0."
+            )
         return TaskSource(config.data, open_task(config.data, config.length), config.seed)
-    return _open_text(config, progress)
+    text = _open_text(config, progress)
+    if not config.mix:
+        return text
+    return MixedRows(text, config.mix, config.reach or config.length, config.seed)
 
 
 def _open_text(config: DataConfig, progress: bool) -> TextSource:

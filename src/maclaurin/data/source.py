@@ -25,6 +25,7 @@ class Row(NamedTuple):
     tokens: np.ndarray  # [T]
     targets: np.ndarray  # [T], NOT_SCORED where there is no target
     documents: np.ndarray | None = None  # [T], counting from 0
+    answers: np.ndarray | None = None  # [T], 1 where the target is the answer to a question, else 0
 
     def unscored(self) -> Row:
         """The same row as padding: nothing in it is scored."""
@@ -38,6 +39,7 @@ class Batch:
     tokens: Tensor  # [B, T] int64
     targets: Tensor  # [B, T] int64, the next token or the answer; NOT_SCORED where not scored
     documents: Tensor | None = None  # [B, T] int32, from 0 in each row; None: attention may cross them
+    answers: Tensor | None = None  # [B, T] fp32, weight of the loss of an answer; 0 at other targets
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> Batch:
@@ -45,10 +47,14 @@ class Batch:
         import torch
 
         documents = [row.documents for row in rows if row.documents is not None]
+        none = np.zeros_like(rows[0].tokens)
+        answers = [none if row.answers is None else row.answers for row in rows]
+        any_answers = any(row.answers is not None for row in rows)
         return cls(
             torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64)),
             torch.from_numpy(np.stack([row.targets for row in rows]).astype(np.int64)),
             torch.from_numpy(np.stack(documents).astype(np.int32)) if documents else None,
+            torch.from_numpy(np.stack(answers).astype(np.float32)) if any_answers else None,
         )
 
     @property
@@ -60,7 +66,7 @@ class Batch:
         """The same batch on another device."""
         moved = [
             None if part is None else part.to(device, non_blocking=non_blocking)  # pyright: ignore
-            for part in (self.tokens, self.targets, self.documents)
+            for part in (self.tokens, self.targets, self.documents, self.answers)
         ]
         return Batch(*moved)  # pyright: ignore[reportArgumentType]
 

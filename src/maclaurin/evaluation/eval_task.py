@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar, final
 
+from maclaurin.data.recall_rows import WORDS
 from maclaurin.errors import InputError
-from maclaurin.evaluation.prose import THINGS, Prose
+from maclaurin.evaluation.prose import Prose
 from maclaurin.plain_data import to_plain
 from maclaurin.wording import did_you_mean
 
@@ -150,7 +151,7 @@ class AskedTask:
         """Score of a guess; None if guessing is not defined."""
         if self.mode == "text":
             return None
-        return 1 / len(THINGS) if self.mode == "written" else self.task.guess
+        return 1 / len(WORDS) if self.mode == "written" else self.task.guess
 
 
 def asked_task(name: str) -> AskedTask | None:

@@ -18,6 +18,7 @@ from itertools import count
 from typing import ClassVar, final
 
 from maclaurin.data.random_order import Draws
+from maclaurin.data.recall_rows import fact_beginning
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
 
@@ -25,11 +26,6 @@ from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, t
 FACTS = 4
 #: characters of running text before a query that is asked without the facts
 WITHOUT = 400
-
-
-def question(name: str) -> str:
-    """The beginning of a fact."""
-    return f"The password of {name} is"
 
 
 def placed(sentences: Sequence[str], facts: Sequence[str], places: Sequence[int]) -> tuple[str, list[int]]:
@@ -94,9 +90,9 @@ class Recall(TextTask):
             text = prose.from_random_place(draws)
             before = take(text, round(max(64, self.size / 4) * CHARACTERS_PER_TOKEN))
             between = [next(text) for _ in range(FACTS - 1)]
-            prompt = question(names[asked])
+            prompt = fact_beginning(names[asked])
             after = take(text, round(self.size * CHARACTERS_PER_TOKEN) - len(prompt))
-            facts = [f"{question(name)} {value}." for name, value in zip(names, values, strict=True)]
+            facts = [f"{fact_beginning(name)} {value}." for name, value in zip(names, values, strict=True)]
             sentences = [*before, *between, *after]
             context, ends = placed(sentences, facts, range(len(before), len(before) + FACTS))
             query = Query(prompt, values, (asked,), known_until=ends[asked])
@@ -141,9 +137,9 @@ class SingleNeedle(NeedleTask):
             name = prose.names[int(draws.below(len(prose.names), 1)[0])]
             words = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), FACTS))
             right = index % FACTS
-            fact = f"{question(name)} {words[right]}."
+            fact = f"{fact_beginning(name)} {words[right]}."
             context, (end,), without = self._text(prose, draws, [fact])
-            yield Item(context, (Query(question(name), words, (right,), known_until=end),), without)
+            yield Item(context, (Query(fact_beginning(name), words, (right,), known_until=end),), without)
 
 
 @dataclass(frozen=True)
@@ -163,10 +159,10 @@ class _SeveralKeys(NeedleTask):
             draws = draws_for(self.kind, seed, index)
             names = [prose.names[i] for i in draws.distinct_below(len(prose.names), FACTS)]
             values = tuple(prose.things[i] for i in draws.distinct_below(len(prose.things), FACTS))
-            facts = [f"{question(name)} {value}." for name, value in zip(names, values, strict=True)]
+            facts = [f"{fact_beginning(name)} {value}." for name, value in zip(names, values, strict=True)]
             context, ends, without = self._text(prose, draws, facts)
             chosen = [(index + shift) % FACTS for shift in range(self.asked)]
-            queries = (Query(question(names[i]), values, (i,), known_until=ends[i]) for i in chosen)
+            queries = (Query(fact_beginning(names[i]), values, (i,), known_until=ends[i]) for i in chosen)
             yield Item(context, tuple(queries), without)
 
 

@@ -13,6 +13,7 @@ from typing import final
 
 from maclaurin.data.data_config import stdlib_test_documents
 from maclaurin.data.random_order import Draws
+from maclaurin.data.recall_rows import NAMES, WORDS
 from maclaurin.errors import InputError
 from maclaurin.files import read_text
 
@@ -77,7 +78,7 @@ class Prose:
     @cached_property
     def things(self) -> tuple[str, ...]:
         """Words for values that do not occur in the text."""
-        return self._unused(THINGS)
+        return self._unused(WORDS)
 
     def _unused(self, words: tuple[str, ...]) -> tuple[str, ...]:
         """The words that are not in the text, or all words if too few are left."""
@@ -115,26 +116,3 @@ def held_out_sources() -> list[str]:
 def draws_for(task: str, seed: int, index: int) -> Draws:
     """The random numbers of one item."""
     return Draws(f"evaluation {task} {seed}", 1, index)
-
-
-_NAMES = """
-Adam Alice Anna Arthur Barbara Ben Carl Charles Clara Daniel David Diana Edward Ellen Emma Eric Frank George
-Grace Hannah Harry Helen Henry Jack James Jane John Julia Karen Kate Laura Leo Linda Louis Lucy Maria Mark
-Martin Mary Max Michael Nina Oliver Oscar Paul Peter Rachel Richard Robert Rose Ruth Sam Sarah Simon Sophie
-Susan Thomas Victor Walter William
-"""
-_THINGS = """
-apple arm army baby ball bank bear bed bell bird boat body bone book box bread bridge brother butter camp
-car card cat chain chair cheese church circle city clock cloud coat coffee corn cotton cup daughter desert
-dog door dream dress drum ear egg engine eye face farm father field finger fire fish flag floor flower foot
-forest fruit garden gate glass gold grass hair hammer hand hat heart hill horse hotel house ice iron island
-jacket key king kitchen knife lake lamp leaf leg lemon letter lion lip market milk mirror money moon mother
-mountain mouse mouth music neck needle night nose oil orange page paint paper park pen phone piano picture
-pipe plane plant plate pocket pool potato prince queen rain ring river road rock roof room root rope sail
-salt sand school seed shadow sheep ship shirt shoe silver sister skin sky smoke snake snow soap soldier son
-song spoon spring square stamp star station stone storm street sugar summer sun table tail teacher tent
-tiger tongue tooth tower town train tree truck valley village voice wall watch water wave wheel wind window
-wine wing winter wolf wood wool yard
-"""
-#: names for keys, and words for values; one token each in most vocabularies
-NAMES, THINGS = tuple(_NAMES.split()), tuple(_THINGS.split())

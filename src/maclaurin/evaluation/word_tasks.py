@@ -12,9 +12,10 @@ from itertools import count, islice
 from typing import ClassVar, NamedTuple, final
 
 from maclaurin.data.random_order import Draws
+from maclaurin.data.recall_rows import WORDS
 from maclaurin.evaluation.eval_task import Item, Query, ScoringMode, TextTask, register
 from maclaurin.evaluation.needles import NeedleTask
-from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, THINGS, Prose, draws_for, held_out_sources
+from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, held_out_sources
 
 _LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
@@ -101,13 +102,13 @@ class CommonWords(TextTask):
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
         """Every rare word is listed equally often."""
-        length = 2 + sum(map(len, THINGS)) / len(THINGS)  # including comma and space
+        length = 2 + sum(map(len, WORDS)) / len(WORDS)  # including comma and space
         total = round(self.size * CHARACTERS_PER_TOKEN / length)
         times = max(1, total // 150)
-        rare = min(total // times - self.common * self.often, len(THINGS) - self.common)
+        rare = min(total // times - self.common * self.often, len(WORDS) - self.common)
         for index in count():
             draws = draws_for("words", seed, index)
-            words = tuple(THINGS[i] for i in draws.distinct_below(len(THINGS), self.common + rare))
+            words = tuple(WORDS[i] for i in draws.distinct_below(len(WORDS), self.common + rare))
             listed = [word for word in words[: self.common] for _ in range(times * self.often)]
             listed += [word for word in words[self.common :] for _ in range(times)]
             order = draws.distinct_below(len(listed), len(listed))
@@ -147,7 +148,7 @@ class Induction(TextTask):
         """No prose is needed: the order of the words is random."""
         for index in count():
             draws = draws_for("induction", seed, index)
-            words = [THINGS[i] for i in draws.distinct_below(len(THINGS), self.size)]
+            words = [WORDS[i] for i in draws.distinct_below(len(WORDS), self.size)]
             again = 1 + int(draws.below(self.size - 1, 1)[0])
             others = [word for word in words if word != words[again]]
             wrong = [others[i] for i in draws.distinct_below(len(others), self.options - 1)]

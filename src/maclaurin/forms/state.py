@@ -29,6 +29,8 @@ from maclaurin.forms.stream import Inputs, Stream, gated_values, values_with_cou
 from maclaurin.spec import AttentionSpec, parse
 
 FILE_VERSION = 1
+#: bytes between tensors that share a storage, for their alignment
+_MOST_PADDING = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +141,20 @@ class State:
         return self.map(torch.clone)
 
     def compact(self) -> State:
-        """The same numbers; tensors that are views of larger ones are copied."""
-        return self.map(lambda t: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t)
+        """The same numbers; tensors are copied if they are views of more than the state's own tensors."""
+        tensors = self.tensors().values()
+        if all(t.untyped_storage().nbytes() <= t.nbytes for t in tensors):
+            return self
+        own: dict[int, int] = {}  # bytes of the state's tensors by the address of their storage
+        for t in tensors:
+            place = t.untyped_storage().data_ptr()
+            own[place] = own.get(place, 0) + t.nbytes
+
+        def is_own(t: Tensor) -> bool:
+            storage = t.untyped_storage()
+            return storage.nbytes() <= own[storage.data_ptr()] + _MOST_PADDING
+
+        return self.map(lambda t: t if is_own(t) else t.clone())
 
     def detach(self) -> State:
         """The same numbers without their autograd history."""

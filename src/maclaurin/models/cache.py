@@ -24,7 +24,6 @@ from maclaurin.forms.stream import Inputs
 from maclaurin.layers.layer_memory import LayerMemory
 from maclaurin.layers.layout import Layout
 from maclaurin.models.configuration import MaclaurinConfig
-from maclaurin.spec import AttentionSpec
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
@@ -347,26 +346,30 @@ def _shown(value: Any) -> str:
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
     """Exact bytes of all states of fixed size; heads that keep keys and values are not counted."""
-    return sum(
-        _bytes_of_state(group.spec, _sizes(config, layer, group), batch, dtype)
-        for layer in config.layer_attention()
-        for group in layer.groups
-        if group.spec.has_finite_state
-    )
+    layers = config.layer_attention()
+    heads, kv_heads, size = config.num_attention_heads, config.kv_heads, config.head_size
+    return sum(_bytes_of_states(layer, heads, kv_heads, size, batch, dtype) for layer in layers)
 
 
 @lru_cache(maxsize=1024)
-def _bytes_of_state(spec: AttentionSpec, sizes: Sizes, batch: int, dtype: torch.dtype) -> int:
+def _bytes_of_states(
+    layer: LayerAttention, heads: int, kv_heads: int, size: int, batch: int, dtype: torch.dtype
+) -> int:
     """Cached, because every new cache needs it for every layer."""
     with torch.device("meta"):
-        return State.bytes_for(spec, _one_token(sizes, batch, dtype))
+        return sum(
+            State.bytes_for(group.spec, _one_token(_sizes(layer, group, heads, kv_heads, size), batch, dtype))
+            for group in layer.groups
+            if group.spec.has_finite_state
+        )
 
 
 def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
     """Bytes of the keys, values and gates of `tokens` tokens, in heads without a state."""
+    heads, kv_heads, size = config.num_attention_heads, config.kv_heads, config.head_size
     with torch.device("meta"):
         rows = [
-            _one_token(_sizes(config, layer, group), batch, dtype)
+            _one_token(_sizes(layer, group, heads, kv_heads, size), batch, dtype)
             for layer in config.layer_attention()
             for group in layer.groups
             if not group.spec.has_finite_state
@@ -386,11 +389,10 @@ def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: tor
     return batch * tokens * config.kv_heads * numbers * dtype.itemsize
 
 
-def _sizes(config: MaclaurinConfig, layer: LayerAttention, group: HeadGroup) -> Sizes:
-    e, heads = config.head_size, len(group.heads)
-    d = layer.extras.feature_size or e
-    queries = heads * (config.num_attention_heads // config.kv_heads)
-    return (queries, d), (heads, d), (heads, e)
+def _sizes(layer: LayerAttention, group: HeadGroup, heads: int, kv_heads: int, size: int) -> Sizes:
+    """Heads and sizes of the queries, keys and values of a group."""
+    d, own = layer.extras.feature_size or size, len(group.heads)
+    return (own * (heads // kv_heads), d), (own, d), (own, size)
 
 
 def _one_token(sizes: Sizes, batch: int, dtype: torch.dtype) -> Inputs:
@@ -399,9 +401,19 @@ def _one_token(sizes: Sizes, batch: int, dtype: torch.dtype) -> Inputs:
     return Inputs(q, k, v)
 
 
+#: bytes of states from which on it is checked whether they fit
+_LARGE_STATES = 1 << 28
+
+
 def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
-    """Raise unless the states of a batch fit in the free memory of the device."""
-    needed, free = state_bytes(config, batch, like.dtype), _free_bytes(like.device)
+    """Raise unless the states of a batch fit in the free memory of the device.
+
+    Of small states the device is not asked: that takes a GPU as long as some layers.
+    """
+    needed = state_bytes(config, batch, like.dtype)
+    if needed < _LARGE_STATES:
+        return
+    free = _free_bytes(like.device)
     if free is None or needed <= free:
         return
     specs = ", ".join(dict.fromkeys(str(layer) for layer in config.layer_attention()))
@@ -436,14 +448,32 @@ def weights_fingerprint(model: nn.Module) -> str:
     It is computed once for the same weights: reading a sample of each from a GPU takes as long as reading a
     prompt.
     """
-    tensors = dict(sorted(model.state_dict().items()))
-    if any(tensor.is_inference() for tensor in tensors.values()):  # has no version
-        return _fingerprint(tensors)
-    identity = tuple((name, t.data_ptr(), t._version) for name, t in tensors.items())
+    identity = _identity(model)
     known = _fingerprints.get(model)
-    if known is None or known[0] != identity:
-        known = _fingerprints[model] = identity, _fingerprint(tensors)
+    if identity is None or known is None or known[0] != identity:
+        found = _fingerprint(dict(sorted(model.state_dict().items())))
+        if identity is None:
+            return found
+        known = _fingerprints[model] = identity, found
     return known[1]
+
+
+def _identity(model: nn.Module) -> list[tuple[int, int]] | None:
+    """Address and version of every tensor; None if some have no version.
+
+    `state_dict` would take ten times as long, and every new cache asks for it.
+    """
+    found, modules = [], [model]
+    while modules:
+        module = modules.pop()
+        modules += [child for child in module._modules.values() if child is not None]
+        for tensors in (module._parameters, module._buffers):
+            for t in tensors.values():
+                if t is not None:
+                    if t.is_inference():
+                        return None
+                    found.append((t.data_ptr(), t._version))
+    return found
 
 
 def _fingerprint(tensors: dict[str, Tensor]) -> str:

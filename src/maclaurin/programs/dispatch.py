@@ -305,8 +305,7 @@ def _attend_by_heads(
     layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
 ) -> tuple[Tensor, tuple[State, ...]]:
     """`attention` of heads that differ: one call for each group of heads, or for groups that run together."""
-    together = _together(layer, inputs, states, options)
-    split = _split(layer, inputs, together)
+    together, split = _together(layer, inputs, states, options)
     outputs: list[Tensor] = []
     after: dict[int, State] = {}
     for part in split.parts:
@@ -331,16 +330,20 @@ _Together = dict[tuple[int, ...], Plan]
 
 def _together(
     layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
-) -> _Together:
-    """The groups of a layer that run together, by number, and their plans; found once per kind of call."""
+) -> tuple[_Together, HeadSplit]:
+    """The groups of a layer that run together, by number, with their plans; and the heads of each call.
+
+    Both are found once per kind of call.
+    """
     key = _key(layer.groups, inputs, None, options) if states is None else None
     known = None if key is None else remembered_together(key)
     if known is not None:
         return known
     check_layer(layer, inputs, states)
     if key is None or options.cu_seqlens is not None:
-        return {}
-    found = _find_together(layer, inputs, options, inputs.q.device)
+        return {}, _split(layer, inputs, ())
+    plans = _find_together(layer, inputs, options, inputs.q.device)
+    found = plans, _split(layer, inputs, plans)
     remember_together(key, found)
     return found
 

@@ -31,7 +31,7 @@ from maclaurin.spec import AttentionSpec, Window
 from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
-    from maclaurin.programs.triton.kept_keys import ExactOfHeads
+    from maclaurin.programs.triton.kept_keys import ExactOfHeads, GroupOfHeads
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/kept_keys_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
@@ -72,36 +72,98 @@ class KeptKeys(Program):
         return total
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        y, k, v, until, score = _rows(call, _numbers_of(call.spec, call.inputs.k.shape[2]))
-        if not call.return_state:
-            return y, None
-        return y, _state_after(call.spec, _count(k), k, v, until, score)
+        kv_heads = call.inputs.k.shape[2]
+        y, states = _read(call, _numbers_of(call.spec, kv_heads), ((kv_heads, call.spec),))
+        return y, states[0] if states else None
 
     def run_groups(self, call: Call) -> tuple[Tensor, tuple[State, ...]]:
-        y, k, v, until, score = _rows(call, _numbers_of_groups(call.groups))
-        if not call.return_state:
-            return y, ()
-        states, first, count = [], 0, _count(k)
-        for group in call.groups:
-            number = len(group.heads)
-            own = (u.narrow(1, first, number) for u in (k, v, until, score))
-            states.append(_state_after(group.spec, count, *own))
-            first += number
-        return y, tuple(states)
+        return _read(call, _numbers_of_groups(call.groups), _specs_of_groups(call.groups))
 
 
-def _rows(call: Call, exact: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y [B, T, H, e], keys and values [B, K, T, ·], and until and scores [B, K, T].
+#: number of heads and spec of each group
+_Groups = tuple[tuple[int, AttentionSpec], ...]
+
+
+def _read(call: Call, exact: list[int], groups: _Groups) -> tuple[Tensor, tuple[State, ...]]:
+    """y [B, T, H, e] and, if asked for, the state of each group.
 
     `exact`: window, sinks and slots of each key-value head, one after the other.
     """
+    spec, inputs = call.spec, call.inputs
     with without_autocast(call.device):
-        q, k, v = operands(call.spec, call.inputs)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        until, score = key_lifetimes(q.detach(), k.detach(), call.scale, exact)
-        o, _ = attention_while_seen(q, k, v, until, call.scale, exact)
-        y = finish_rows(call.spec, o.transpose(1, 2), call.inputs.gates, call.inputs.q.dtype)
-    return y, k, v, until, score
+        q, k, v = operands(spec, inputs)
+        if call.needs_gradient or are_traced((q,)):
+            y, states = _rows(q, k, v, call.scale, exact), ()
+            assert not call.return_state
+        else:
+            y, states = _rows_and_states(q, k, v, call, exact, groups)
+        return finish_rows(spec, y, inputs.gates, inputs.q.dtype), states
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, exact: list[int]) -> Tensor:
+    """y [B, T, H, e], with gradients."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    until, _ = key_lifetimes(q.detach(), k.detach(), scale, exact)
+    o, _ = attention_while_seen(q, k, v, until, scale, exact)
+    return o.transpose(1, 2)
+
+
+def _rows_and_states(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, exact: list[int], groups: _Groups
+) -> tuple[Tensor, tuple[State, ...]]:
+    """y [B, T, H, e] and the states after the last token: windows, sinks, and kept keys."""
+    from maclaurin.programs.triton import kept_keys as program
+
+    of_heads = _groups_of_heads(groups) if call.return_state else ()
+    y, found = program.read(q, k, v, call.scale, _by_head(exact), of_heads)
+    if not found:
+        return y, ()
+    batch, tokens, _, d = q.shape
+    count = _count(batch, tokens, q.device)
+    states = (
+        State(
+            spec,
+            _no_moments(batch, heads, _moments_size(spec, d, v.shape[3]), q.device),
+            count,
+            exact=ExactKeys(**keys),
+            is_full=tokens >= group.exact.most,
+        )
+        for (heads, spec), group, keys in zip(groups, of_heads, found, strict=True)
+    )
+    return y, tuple(states)
+
+
+@lru_cache(maxsize=64)
+def _count(batch: int, tokens: int, device: torch.device) -> Tensor:
+    """The number of tokens of each text [B]; no state changes it, so all share it."""
+    with torch.inference_mode(False):
+        return torch.full((batch,), tokens, device=device)
+
+
+@lru_cache(maxsize=1024)
+def _specs_of_groups(groups: tuple[HeadGroup, ...]) -> _Groups:
+    return tuple((len(group.heads), group.spec) for group in groups)
+
+
+@lru_cache(maxsize=1024)
+def _groups_of_heads(groups: _Groups) -> tuple[GroupOfHeads, ...]:
+    from maclaurin.programs.triton.kept_keys import GroupOfHeads
+
+    return tuple(GroupOfHeads(heads, *_each_head(tuple(_numbers_of(spec, 1)))) for heads, spec in groups)
+
+
+@lru_cache(maxsize=1024)
+def _moments_size(spec: AttentionSpec, d: int, e: int) -> tuple[int, int]:
+    return spec.features(d), e + int(spec.needs_row_sum)
+
+
+@lru_cache(maxsize=1024)
+def _no_moments(batch: int, heads: int, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Moments of a kernel without orders: no numbers, so all states share them."""
+    with torch.inference_mode(False):
+        found = torch.zeros(batch, heads, *size, device=device)
+    assert found.numel() == 0
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -189,30 +251,6 @@ def _refuse_slots(window: Window | None) -> str | None:
     if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
         return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
     return None
-
-
-def _count(k: Tensor) -> Tensor:
-    """The number of tokens of each text [B], for keys [B, K, T, d]; states of several groups share it."""
-    return torch.full((k.shape[0],), k.shape[2], device=k.device)
-
-
-def _state_after(
-    spec: AttentionSpec, count: Tensor, k: Tensor, v: Tensor, until: Tensor, score: Tensor
-) -> State:
-    """The state after the last token: window, sinks, and the kept keys; k and v are [B, K, T, ·]."""
-    from maclaurin.programs.triton import kept_keys as program
-
-    batch, kv_heads, tokens, d = k.shape
-    exact = _each_head(tuple(_numbers_of(spec, 1)))[0]
-    found = program.exact_keys(k, v, until, score, exact)
-    columns = v.shape[3] + int(spec.needs_row_sum)
-    return State(
-        spec,
-        score.new_zeros(batch, kv_heads, spec.features(d), columns),
-        count,
-        exact=ExactKeys(**found),
-        is_full=tokens >= exact.most,
-    )
 
 
 # -------------------------------------------------------------------------------- the operators

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
 from maclaurin.programs.about_mean import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
+from maclaurin.programs.by_heads import HeadSplit
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
 from maclaurin.programs.kept_keys import KEPT_KEYS, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
@@ -291,7 +292,9 @@ def _why_none(call: Call, refusals: dict[Program, str]) -> str:
 # ------------------------------------------------------------------------------------- cached plans
 
 _plans: dict[Hashable, Plan] = {}
-_plans_together: dict[Hashable, dict[tuple[int, ...], Plan]] = {}
+#: plans of groups that run together, and the heads of each call
+Together = tuple[dict[tuple[int, ...], Plan], HeadSplit]
+_plans_together: dict[Hashable, Together] = {}
 _MOST_PLANS = 4096
 
 
@@ -316,12 +319,12 @@ def remember_plan(key: Hashable, plan: Plan) -> None:
     _plans[key] = plan
 
 
-def remembered_together(key: Hashable) -> dict[tuple[int, ...], Plan] | None:
-    """What `find_together` found for an earlier call with the same key."""
+def remembered_together(key: Hashable) -> Together | None:
+    """What `find_together` found for an earlier call with the same key, with the heads of each call."""
     return _plans_together.get(key)
 
 
-def remember_together(key: Hashable, found: dict[tuple[int, ...], Plan]) -> None:
+def remember_together(key: Hashable, found: Together) -> None:
     """Keep the plans of groups that run together for later calls with the same key."""
     if len(_plans_together) >= _MOST_PLANS:
         _plans_together.clear()

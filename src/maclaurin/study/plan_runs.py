@@ -14,6 +14,7 @@ import torch
 
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.data.data_config import DataConfig, is_task, open_source, open_task
+from maclaurin.data.recall_rows import MixedRows
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import Bytes
@@ -244,7 +245,7 @@ def require_fit(run: Run, source: Source) -> None:
     """Raise unless every text of the tasks fits the length of the model."""
     length = run.config["length"]
     for task in run.tasks:
-        if not isinstance(source, TextSource):
+        if not isinstance(source, TextSource | MixedRows):
             raise InputError(f"{source.name} is not text, so {task.name} cannot be run on its models.")
         longest = _longest_text(task, source)
         if longest > length:
@@ -254,7 +255,7 @@ def require_fit(run: Run, source: Source) -> None:
             )
 
 
-def _longest_text(task: TaskItems, source: TextSource) -> int:
+def _longest_text(task: TaskItems, source: TextSource | MixedRows) -> int:
     known = (task, source.tokenizer.fingerprint)
     if known not in _LONGEST:
         encode = source.tokenizer.encode

@@ -339,7 +339,14 @@ class StudyRecord:
 
 
 #: keys added to the training config later, and the values under which a run is unchanged
-LATER_KEYS: dict[str, Any] = {"equal_start": False, "test": True, "output_lr": 1.0}
+LATER_KEYS: dict[str, Any] = {
+    "equal_start": False,
+    "test": True,
+    "output_lr": 1.0,
+    "mix": 0.0,
+    "reach": None,
+    "answer_weight": 0.1,
+}
 
 
 def without_default_keys(config: Mapping[str, Any]) -> dict[str, Any]:

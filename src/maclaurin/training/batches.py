@@ -33,6 +33,8 @@ def data_config(config: TrainConfig) -> DataConfig:
         validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
         seed=config.seed,
+        mix=config.mix,
+        reach=config.reach,
     )
 
 
@@ -60,12 +62,19 @@ class StepBatch:
         whole = source.train_batch(step, config.batch_size, rank=processes.rank, world=processes.world)
         size = whole.tokens.shape[0] // config.accumulate
         cuts = [slice(i, i + size) for i in range(0, whole.tokens.shape[0], size)]
-        documents = whole.documents
+        scored, documents, answers = whole.scored, whole.documents, whole.answers
+        if answers is not None:  # their mean loss counts `answer_weight` times that of all tokens
+            answers = answers * (config.answer_weight * scored / max(1.0, float(answers.sum())))
         parts = [
-            Batch(whole.tokens[cut], whole.targets[cut], None if documents is None else documents[cut])
+            Batch(
+                whole.tokens[cut],
+                whole.targets[cut],
+                None if documents is None else documents[cut],
+                None if answers is None else answers[cut],
+            )
             for cut in cuts
         ]
-        return cls(parts, whole.scored)
+        return cls(parts, scored)
 
     def pinned(self) -> StepBatch:
         """The batch in page-locked memory, for asynchronous copies to a GPU."""
@@ -77,8 +86,8 @@ class StepBatch:
 
 
 def _pinned(batch: Batch) -> Batch:
-    documents = None if batch.documents is None else batch.documents.pin_memory()
-    return Batch(batch.tokens.pin_memory(), batch.targets.pin_memory(), documents)
+    parts = (batch.tokens, batch.targets, batch.documents, batch.answers)
+    return Batch(*(None if part is None else part.pin_memory() for part in parts))  # type: ignore[arg-type]
 
 
 @final

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from maclaurin.data.recall_rows import require_mixable
 from maclaurin.data.splits import usual_fraction
 from maclaurin.errors import InputError
 from maclaurin.plain_data import to_plain
@@ -43,6 +44,13 @@ class TrainConfig:
     length: int | None = _key(None, "Tokens per row. The default depends on the size.")
     rows: str = _key("packed", "packed, or documents for one document per row.")
     cross_documents: bool = _key(True, "Let attention cross the documents of a packed row.")
+    mix: float = _key(
+        0.0, "Share of training rows with facts and questions, or with repeated passages, in their text."
+    )
+    reach: int | None = _key(None, "With mix: largest distance of facts, in tokens. By default the length.")
+    answer_weight: float = _key(
+        0.1, "With mix, match-logits: weight of the mean loss of answers relative to that of all tokens."
+    )
     limit_documents: int | None = _key(None, "Use only this many documents. By default all.")
     validation_fraction: float | None = _key(
         None, "Share of the documents to evaluate on during training. By default 0.1 of stdlib, else 0.02."
@@ -250,9 +258,13 @@ def _check_numbers(config: TrainConfig) -> None:
         "checkpoint_every",
         "lora",
         "final_rows",
+        "mix",
+        "answer_weight",
     ):
         if (getattr(config, name) or 0) < 0:
             raise InputError(f"{name} must not be negative, got {getattr(config, name)}.")
+    if config.mix:
+        require_mixable(config.mix, config.reach, config.length, config.rows, config.cross_documents)
     if config.batch_size % config.accumulate:
         raise InputError(
             f"a batch of {config.batch_size} rows cannot be computed in {config.accumulate} equal parts: use "

@@ -39,8 +39,13 @@ class Objective(nn.Module, ABC):
     model: nn.Module
 
     @abstractmethod
-    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        """The sum of the losses of the scored tokens of a batch, with its gradients."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+    ) -> Tensor:
+        """The sum of the losses of the scored tokens of a batch, with its gradients.
+
+        answers    [B, T] or None: the weight of the loss of an answer, the same for all; 0 elsewhere
+        """
 
     @abstractmethod
     def by_token(self, batch: Batch) -> TokenLosses:
@@ -74,7 +79,9 @@ class NextToken(Objective):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+    ) -> Tensor:
         """Σ −log p(target); logits are computed in chunks and not kept."""
         hidden = _hidden(self.model, tokens, documents)
         return summed_cross_entropy(hidden.flatten(0, 1), _head(self.model), targets.flatten())
@@ -148,7 +155,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 @final
 class MatchLogits(Objective):
-    """KL(teacher ‖ student) of the next token: Σ_x p(x) (ln p(x) − ln p_student(x)), p the teacher's."""
+    """KL(teacher ‖ student) of the next token: Σ_x p(x) (ln p(x) − ln p_student(x)), p the teacher's.
+
+    Of answers to questions (data/recall_rows.py) it is −ln p_student(answer), with a weight.
+    """
 
     def __init__(self, model: MaclaurinForCausalLM, teacher: MaclaurinForCausalLM) -> None:
         super().__init__()
@@ -160,10 +170,22 @@ class MatchLogits(Objective):
                 f"{model.config.vocab_size}, so their predictions cannot be compared: use the same tokenizer."
             )
 
-    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
-        """Σ of the divergences at scored tokens; logits are computed in chunks and not kept."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+    ) -> Tensor:
+        """Σ of the divergences at scored tokens; logits are computed in chunks and not kept.
+
+        Answers get their cross-entropy times their weight instead: the original may not know them.
+        """
         hidden, own, known, weight = self._states(tokens, documents)
-        return summed_divergence(hidden, own, known, weight, (targets != NOT_SCORED).flatten())
+        scored = (targets != NOT_SCORED).flatten()
+        if answers is None:
+            return summed_divergence(hidden, own, known, weight, scored)
+        is_answer = answers.flatten() > 0
+        at = is_answer.nonzero()[:, 0]
+        of_answers = summed_cross_entropy(hidden[at], own, targets.flatten()[at])
+        of_text = summed_divergence(hidden, own, known, weight, scored & ~is_answer)
+        return of_text + answers.amax() * of_answers
 
     @torch.no_grad()
     def by_token(self, batch: Batch) -> TokenLosses:
@@ -281,7 +303,9 @@ class MatchAttention(Objective):
             )
         _freeze_all_but([_attentions(model)[n] for n in self.layers], model)
 
-    def forward(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+    ) -> Tensor:
         """Σ of the distances of scored tokens."""
         return self._distances(tokens, targets, documents).sum()
 

@@ -14,6 +14,7 @@ import tokenizers
 import torch
 from torch import Tensor, nn
 
+from maclaurin.data.recall_rows import MixedRows
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
@@ -157,7 +158,7 @@ def _readable_folder(folder: Path) -> Iterator[Path]:
 
 def _save_tokenizer(source: Source, model: MaclaurinForCausalLM, folder: Path) -> None:
     """Write the tokenizer and set the model's end-of-text token; synthetic tasks have neither."""
-    if not isinstance(source, TextSource):
+    if not isinstance(source, TextSource | MixedRows):
         return
     tokenizer = _for_transformers(source.tokenizer)
     if tokenizer is not None:

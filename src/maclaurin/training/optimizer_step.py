@@ -133,7 +133,7 @@ class OptimizerStep:
         total = torch.zeros((), device=self.processes.device)
         for number, part in enumerate(here.parts, start=1):
             with self.autocast(), self._exchange(number == len(here.parts)):
-                loss = self.module(part.tokens, part.targets, part.documents) / scored
+                loss = self.module(part.tokens, part.targets, part.documents, part.answers) / scored
                 (loss * self.processes.world).backward()  # gradients are averaged over processes
             total += loss.detach()
         return self.processes.total(total)

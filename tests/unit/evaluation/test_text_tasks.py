@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from maclaurin.data.recall_rows import NAMES, WORDS
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query, TextTask, eval_task, register
 from maclaurin.evaluation.eval_task import (
@@ -18,7 +19,7 @@ from maclaurin.evaluation.eval_task import (
     listed_tasks,
     members,
 )
-from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, NAMES, THINGS, Prose, draws_for, take
+from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
 from maclaurin.evaluation.word_tasks import CommonWords, HeldOutText, Lines
 
 PROSE = Prose.embedded()
@@ -245,9 +246,9 @@ def test_held_out_files_are_many_and_none_is_most_of_them():
 
 
 def test_words_are_different_and_enough():
-    for words in (NAMES, THINGS):
+    for words in (NAMES, WORDS):
         assert len(set(words)) == len(words)
-    assert len(THINGS) >= kinds()["induction"].largest
+    assert len(WORDS) >= kinds()["induction"].largest
 
 
 def test_the_embedded_prose_lasts_for_long_texts():
@@ -313,7 +314,7 @@ def test_a_task_is_found_by_its_name(task):
 
 def test_any_size_has_a_name():
     task = asked_task("maclaurin_multikey_5000_exact")
-    assert (task.task.size, task.mode, task.chance) == (5000, "written", 1 / len(THINGS))
+    assert (task.task.size, task.mode, task.chance) == (5000, "written", 1 / len(WORDS))
     assert asked_task("maclaurin_recall_77").chance == 0.25
     assert asked_task("hellaswag") is None
 

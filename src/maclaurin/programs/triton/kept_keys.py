@@ -18,6 +18,7 @@ that every spec runs the same compiled program, and heads with different memorie
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -149,7 +150,7 @@ def _received(
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
-    """until_s of each key. Of equal scores the later key is better."""
+    """until_s of each key. Of equal scores the later key is better; heads that keep no keys need no scores."""
     window, sinks, kept = _exact_of(EXACT, tl.program_id(1) % kv_heads)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     SCORE += tl.program_id(1).to(tl.int64) * T
@@ -356,68 +357,165 @@ def _backward_keys(
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _kept_at_the_end(UNTIL, LIST, COUNT, T, batch_stride, kv_heads, window, sinks, kept, BLOCK: tl.constexpr):
+def _kept_at_the_end(UNTIL, LIST, COUNT, PLACES, T, kv_heads, capacity, BLOCK: tl.constexpr):
     """List the keys that have left the window and are still seen by the last token, in the order of the text."""
     row = tl.program_id(0).to(tl.int64)
-    UNTIL += row // kv_heads * batch_stride + row % kv_heads * T
+    PLACES += row % kv_heads * 10
+    window, sinks, kept = tl.load(PLACES), tl.load(PLACES + 1), tl.load(PLACES + 2)
+    UNTIL += row * T
     count = 0
-    for start in range(sinks, T - window, BLOCK):
+    for start in range(sinks, tl.where(kept > 0, T - window, sinks), BLOCK):
         n = start + tl.arange(0, BLOCK)
         until = tl.load(UNTIL + n, mask=n < T - window, other=0)
         seen = (until >= T).to(tl.int32)
-        tl.store(LIST + row * kept + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
+        tl.store(LIST + row * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
     tl.store(COUNT + row, count)
 
 
 @triton.jit
-def _copied(FROM, stride_t, source, there, TO, row, number, place, inside, columns, SIZE: tl.constexpr):
-    """Copy vectors to their new places; zeros where there is no source."""
+def _copied(FROM, stride_t, source, there, TO, to, inside, columns, SIZE: tl.constexpr):
+    """Copy vectors to the rows `to`; zeros where there is no source."""
     found = _gathered(FROM, stride_t, source, there, columns, SIZE)
-    at = TO + (row * number + place)[:, None] * SIZE + columns[None, :]
-    tl.store(at, found, mask=inside[:, None] & (columns < SIZE)[None, :])
+    tl.store(
+        TO + to[:, None] * SIZE + columns[None, :], found, mask=inside[:, None] & (columns < SIZE)[None, :]
+    )
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _exact_keys(
-    K, V, SCORE, LIST, COUNT, RECENT_K, RECENT_V, SINK_K, SINK_V, RECENT_SCORE, KEPT_SCORE, KEPT_K, KEPT_V,
-    k_strides, v_strides, T, batch_stride, kv_heads, window, sinks, kept,
+    K, V, SCORE, LIST, COUNT, PLACES, KEYS, VALUES, SCORES, k_strides, v_strides, T, kv_heads, capacity,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
-    """Copy BN exact keys. A partly filled window or slots are filled from the right, sinks from the left."""
+    """Copy BN exact keys. A partly filled window or slots are filled from the right, sinks from the left.
+
+    PLACES: for each key-value head a line of `_Places`, which says where its keys go in KEYS, VALUES and SCORES.
+    """
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
     row = tl.program_id(1).to(tl.int64)
-    K += (row // kv_heads) * k_b + (row % kv_heads) * k_h
-    V += (row // kv_heads) * v_b + (row % kv_heads) * v_h
-    SCORE += (row // kv_heads) * batch_stride + (row % kv_heads) * T
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    place = tl.program_id(0) * BN + tl.arange(0, BN)
-    inside, source = place < window, T - window + place
-    there = inside & (source >= 0)
-    _copied(K, k_t, source, there, RECENT_K, row, window, place, inside, d, D)
-    _copied(V, v_t, source, there, RECENT_V, row, window, place, inside, e, E)
-    if KEEPS:
-        score = tl.load(SCORE + source, mask=there, other=0.0)
-        tl.store(RECENT_SCORE + row * window + place, score, mask=inside)
-    source = place - window
-    inside = (source >= 0) & (source < sinks)
-    _copied(K, k_t, source, inside & (source < T), SINK_K, row, sinks, source, inside, d, D)
-    _copied(V, v_t, source, inside & (source < T), SINK_V, row, sinks, source, inside, e, E)
-    if KEEPS:
-        slot = place - window - sinks
-        inside = (slot >= 0) & (slot < kept)
-        listed = slot - kept + tl.load(COUNT + row)
-        there = inside & (listed >= 0)
-        source = tl.load(LIST + row * kept + listed, mask=there, other=0)
-        _copied(K, k_t, source, there, KEPT_K, row, kept, slot, inside, d, D)
-        _copied(V, v_t, source, there, KEPT_V, row, kept, slot, inside, e, E)
-        score = tl.load(SCORE + source, mask=there, other=float("-inf"))
-        tl.store(KEPT_SCORE + row * kept + slot, score, mask=inside)
+    b, head = row // kv_heads, row % kv_heads
+    PLACES += head * 10
+    window, sinks, kept = tl.load(PLACES), tl.load(PLACES + 1), tl.load(PLACES + 2)
+    own = b * tl.load(PLACES + 3) + tl.load(PLACES + 4)
+    if tl.program_id(0) * BN < window + sinks + kept:
+        K += b * k_b + head * k_h
+        V += b * v_b + head * v_h
+        SCORE += row * T
+        d, e = tl.arange(0, BD), tl.arange(0, BE)
+        place = tl.program_id(0) * BN + tl.arange(0, BN)
+        inside, source = place < window, T - window + place
+        there = inside & (source >= 0)
+        to = tl.load(PLACES + 5) + own * window + place
+        _copied(K, k_t, source, there, KEYS, to, inside, d, D)
+        _copied(V, v_t, source, there, VALUES, to, inside, e, E)
+        if KEEPS:
+            score = tl.load(SCORE + source, mask=there, other=0.0)
+            at = tl.load(PLACES + 8) + own * window + place
+            tl.store(SCORES + at, score, mask=place < tl.where(kept > 0, window, 0))
+        source = place - window
+        inside = (source >= 0) & (source < sinks)
+        to = tl.load(PLACES + 6) + own * sinks + source
+        _copied(K, k_t, source, inside & (source < T), KEYS, to, inside, d, D)
+        _copied(V, v_t, source, inside & (source < T), VALUES, to, inside, e, E)
+        if KEEPS:
+            slot = place - window - sinks
+            inside = (slot >= 0) & (slot < kept)
+            listed = slot - kept + tl.load(COUNT + row)
+            there = inside & (listed >= 0)
+            source = tl.load(LIST + row * capacity + listed, mask=there, other=0)
+            to = tl.load(PLACES + 7) + own * kept + slot
+            _copied(K, k_t, source, there, KEYS, to, inside, d, D)
+            _copied(V, v_t, source, there, VALUES, to, inside, e, E)
+            score = tl.load(SCORE + source, mask=there, other=float("-inf"))
+            tl.store(SCORES + tl.load(PLACES + 9) + own * kept + slot, score, mask=inside)
 
 
 # ------------------------------------------------------------------------------------------- launching
+
+
+@on_its_device
+def read(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, exact: ExactOfHeads, groups: tuple[GroupOfHeads, ...]
+) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """y [B, T, H, e] for q [B, T, H, d] and k, v [B, T, K, ·], without gradients; and the exact keys after the text.
+
+    The exact keys are those of `exact_keys`, of each of the groups; none if no groups are given. Everything that
+    follows from shapes is computed once: a layer of a prompt takes few operations besides its launches.
+    """
+    its = _reading(
+        q.shape, q.stride(), k.stride(), v.shape, v.stride(), q.dtype, v.dtype, q.device, scale, exact, groups
+    )  # fmt: skip
+    y, lse, until, score, listed, count = new_tensors(q, *its.made)
+    if its.keeps:
+        its.scores.near(q, k, lse, its.table)
+        its.scores.received(q, k, lse, its.table, score)
+    its.scores.lifetimes(score, its.table, until)
+    its.lists(until, listed, count)
+    its.forward(q, k, v, until, listed, count, y, lse)
+    if its.end is None:
+        return y, []
+    return y, _written(its.end, its.places, k, v, until, score)
+
+
+class _Reading(NamedTuple):
+    """The launches of `read`, their tables, and the tensors they write."""
+
+    scores: _ScoreLaunches
+    lists: Launch
+    forward: Launch
+    end: _End | None
+    keeps: bool
+    table: Tensor
+    places: Tensor | None
+    made: tuple[New, ...]
+
+
+@by_shapes
+def _reading(
+    q_shape: tuple[int, ...],
+    q_strides: tuple[int, ...],
+    k_strides: tuple[int, ...],
+    v_shape: tuple[int, ...],
+    v_strides: tuple[int, ...],
+    dtype: torch.dtype,
+    v_dtype: torch.dtype,
+    device: torch.device,
+    scale: float,
+    exact: ExactOfHeads,
+    groups: tuple[GroupOfHeads, ...],
+) -> _Reading:
+    batch, tokens, heads, d = q_shape
+    kv_heads, e = v_shape[2:]
+
+    def heads_first(number: int, size: int, strides: tuple[int, ...], its: torch.dtype) -> Layout:
+        by_batch, by_token, by_head, by_entry = strides
+        return Layout((batch, number, tokens, size), (by_batch, by_head, by_token, by_entry), its)
+
+    q, k = heads_first(heads, d, q_strides, dtype), heads_first(kv_heads, d, k_strides, dtype)
+    v = heads_first(kv_heads, e, v_strides, v_dtype)
+    y = heads_first(heads, e, (tokens * heads * e, heads * e, e, 1), v_dtype)
+    queries = tile_options(TILES["forward"], q, v, tokens)["BM"]
+    tiles, capacity = cdiv(tokens, queries), _capacity(exact, queries, tokens)
+    of_keys = (batch, kv_heads, tokens)
+    return _Reading(
+        _score_launches(q, k, scale),
+        _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries),
+        _forward_launch(q, k, v, y, scale, capacity),
+        _end(k, v, torch.float32, groups) if groups else None,
+        any(head.kept for head in exact),
+        _table(exact, device),
+        _table_of_places(batch, groups, device) if groups else None,
+        (
+            New((batch, tokens, heads, e), v_dtype),
+            New((batch, heads, tokens), torch.float32),
+            New(of_keys, torch.int32),
+            New(of_keys, torch.float32),
+            New((batch, kv_heads, tiles, capacity), torch.int32),
+            New((batch, kv_heads, tiles), torch.int32),
+        ),
+    )
 
 
 @on_its_device
@@ -513,71 +611,150 @@ def backward(
 
 
 @on_its_device
-def exact_keys(k: Tensor, v: Tensor, until: Tensor, score: Tensor, exact: Exact) -> dict[str, Tensor]:
-    """Exact keys of the state after the text, by name: the last, the first and the kept ones, each oldest first.
+def exact_keys(
+    k: Tensor, v: Tensor, until: Tensor, score: Tensor, groups: tuple[GroupOfHeads, ...]
+) -> list[dict[str, Tensor]]:
+    """Exact keys of the states after the text, of each group of adjacent heads, by name.
 
-    until and score [B, K, T] may be some heads of larger tensors.
+    They are the last, the first and the kept ones, each oldest first, for until and score [B, K, T]. All of them
+    are views of one tensor of keys, one of values and one of scores.
     """
-    end = _end(Layout.of(k), Layout.of(v), score.dtype, until.stride(0), exact)
-    made = new_tensors(k, *end.made)
-    if exact.kept:
-        listed, count = new_tensors(k, *end.lists)
-        end.listed(until, listed, count)
-        end.copied(k, v, score, listed, count, *made)
+    end = _end(Layout.of(k), Layout.of(v), score.dtype, groups)
+    return _written(end, _table_of_places(k.shape[0], groups, k.device), k, v, until, score)
+
+
+def _written(
+    end: _End, places: Tensor | None, k: Tensor, v: Tensor, until: Tensor, score: Tensor
+) -> list[dict[str, Tensor]]:
+    """Launch the end of a text."""
+    keys, values, scores = new_tensors(k, *end.made)
+    if end.listed is None:
+        end.copied(k, v, score, None, None, places, keys, values, None)
     else:
-        end.copied(k, v, score, None, None, *made, None, None, None, None)
-    return dict(zip(_EXACT_KEYS, made, strict=False))
+        listed, count = new_tensors(k, *end.lists)
+        end.listed(until, listed, count, places)
+        end.copied(k, v, score, listed, count, places, keys, values, scores)
+    whole = (keys, values, scores)
+    return [
+        {name: whole[which].as_strided(*view) for name, which, view in of_group} for of_group in end.views
+    ]
 
 
-#: what `_exact_keys` writes, in its order; the last four only if keys are kept
-_EXACT_KEYS = (
-    "recent_k", "recent_v", "sink_k", "sink_v", "recent_score", "kept_score", "kept_k", "kept_v"
-)  # fmt: skip
+class GroupOfHeads(NamedTuple):
+    """Adjacent key-value heads with the same exact keys."""
+
+    heads: int
+    exact: Exact
 
 
-class _End(NamedTuple):
-    """The launches that make the exact keys after a text, and the tensors they write."""
+class _Places(NamedTuple):
+    """Where the exact keys of a head are, in rows of the tensors of all groups; `_exact_keys` reads it."""
 
-    listed: Launch
-    copied: Launch
-    lists: tuple[New, ...]
-    made: tuple[New, ...]
+    window: int
+    sinks: int
+    kept: int
+    #: heads of its group, and its number among them
+    heads: int
+    number: int
+    #: first rows of its group among keys and values: the last keys, the first ones, the kept ones
+    recent: int
+    sink: int
+    slots: int
+    #: first places of its group among scores
+    recent_score: int
+    kept_score: int
+
+
+#: scores of a group begin at multiples of this, so that they are aligned to 16 bytes
+_ALIGNED_SCORES = 4
 
 
 @by_shapes
-def _end(k: Layout, v: Layout, of_scores: torch.dtype, batch_stride: int, exact: Exact) -> _End:
+def _places(batch: int, groups: tuple[GroupOfHeads, ...]) -> tuple[tuple[_Places, ...], int, int]:
+    """The places of the first head of each group, and how many rows of keys and places of scores there are."""
+    found, rows, scores = [], 0, 0
+
+    def aligned(number: int) -> int:
+        return cdiv(number, _ALIGNED_SCORES) * _ALIGNED_SCORES
+
+    for heads, (window, sinks, kept) in groups:
+        each = batch * heads
+        sink, slots = rows + each * window, rows + each * (window + sinks)
+        kept_score = scores + (aligned(each * window) if kept else 0)
+        found.append(_Places(window, sinks, kept, heads, 0, rows, sink, slots, scores, kept_score))
+        rows += each * (window + sinks + kept)
+        scores = kept_score + (aligned(each * kept) if kept else 0)
+    return tuple(found), rows, scores
+
+
+@by_shapes
+def _table_of_places(batch: int, groups: tuple[GroupOfHeads, ...], device: torch.device) -> Tensor:
+    """The places of each head on the device, [K, 10]."""
+    lines = [first._replace(number=n) for first in _places(batch, groups)[0] for n in range(first.heads)]
+    with torch.inference_mode(False):
+        return torch.tensor(lines, dtype=torch.int32, device=device)
+
+
+#: shape, strides and offset of a part of a tensor
+_View = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+class _End(NamedTuple):
+    """The launches that make the exact keys after a text, the tensors they write, and the parts of these."""
+
+    listed: Launch | None
+    copied: Launch
+    lists: tuple[New, ...]
+    made: tuple[New, ...]
+    #: of each group: name, which tensor (keys, values, scores), and where
+    views: tuple[tuple[tuple[str, int, _View], ...], ...]
+
+
+@by_shapes
+def _end(k: Layout, v: Layout, of_scores: torch.dtype, groups: tuple[GroupOfHeads, ...]) -> _End:
     batch, kv_heads, tokens, d = k.shape
-    e, rows = v.shape[3], batch * kv_heads
-    numbers = (tokens, batch_stride, kv_heads, *exact)
-    block = min(_LISTED, width(tokens))
+    e, capacity = v.shape[3], max(group.exact.kept for group in groups)
+    first, rows, scores = _places(batch, groups)
+    numbers = (tokens, kv_heads, capacity)
     sizes = {
         "D": d,
         "E": e,
         "BD": width(d),
         "BE": width(e),
         "BN": 64,
-        "KEEPS": exact.kept > 0,
+        "KEEPS": capacity > 0,
         "num_warps": 4,
     }
-
-    def keys(number: int) -> tuple[New, New]:
-        return New((batch, kv_heads, number, d), k.dtype), New((batch, kv_heads, number, e), v.dtype)
-
-    made = (*keys(exact.window), *keys(exact.sinks))
-    if exact.kept:
-        scores = (New((batch, kv_heads, number), of_scores) for number in (exact.window, exact.kept))
-        made += (*scores, *keys(exact.kept))
+    block = {"BLOCK": min(_LISTED, width(tokens)), "num_warps": 4}
+    most = max(group.exact.most for group in groups)
     return _End(
-        prepared(_kept_at_the_end, (rows,), numbers, {"BLOCK": block, "num_warps": 4}),
+        prepared(_kept_at_the_end, (batch * kv_heads,), numbers, block) if capacity else None,
         prepared(
             _exact_keys,
-            (cdiv(exact.most, 64), rows),
+            (cdiv(most, 64), batch * kv_heads),
             (k.strides[:3], v.strides[:3], *numbers),
             sizes,
         ),
-        (New((rows, exact.kept), torch.int32), New((rows,), torch.int32)),
-        made,
+        (New((batch * kv_heads, capacity), torch.int32), New((batch * kv_heads,), torch.int32)),
+        (New((rows, d), k.dtype), New((rows, e), v.dtype), New((scores,), of_scores)),
+        tuple(tuple(_views(batch, places, d, e)) for places in first),
     )
+
+
+def _views(batch: int, places: _Places, d: int, e: int) -> Iterator[tuple[str, int, _View]]:
+    """The tensors of a group by name; those with scores only if keys are kept."""
+    heads = places.heads
+    numbers = {"recent": (places.window, places.recent), "sink": (places.sinks, places.sink)}
+    if places.kept:
+        numbers["kept"] = places.kept, places.slots
+    for name, (number, row) in numbers.items():
+        for letter, which, size in (("k", 0, d), ("v", 1, e)):
+            strides = (heads * number * size, number * size, size, 1)
+            yield f"{name}_{letter}", which, ((batch, heads, number, size), strides, row * size)
+    if places.kept:
+        of_scores = (("recent", places.window, places.recent_score), ("kept", places.kept, places.kept_score))
+        for name, number, start in of_scores:
+            yield f"{name}_score", 2, ((batch, heads, number), (heads * number, number, 1), start)
 
 
 def _order(until: Tensor, exact: ExactOfHeads) -> Tensor:
@@ -597,11 +774,16 @@ def _keys_of_tiles(until: Tensor, exact: ExactOfHeads, queries: int) -> tuple[Te
     """Lists [B, K, tiles, capacity] of keys, how many each holds, and the capacity."""
     batch, kv_heads, tokens = until.shape
     tiles = cdiv(tokens, queries)
-    capacity = min(max(head.most for head in exact) + queries, tokens)
+    capacity = _capacity(exact, queries, tokens)
     listed = torch.empty(batch, kv_heads, tiles, capacity, dtype=torch.int32, device=until.device)
     count = torch.empty(batch, kv_heads, tiles, dtype=torch.int32, device=until.device)
     _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries)(until, listed, count)
     return listed, count, capacity
+
+
+def _capacity(exact: ExactOfHeads, queries: int, tokens: int) -> int:
+    """The most keys that a tile of queries sees."""
+    return min(max(head.most for head in exact) + queries, tokens)
 
 
 @by_shapes
