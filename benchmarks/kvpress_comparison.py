@@ -19,8 +19,8 @@ DecodingPress compresses to the same number of keys after every 32 tokens, so th
 SnapKV, ExpectedAttention and TOVA are left out: they score by hidden states, of which DecodingPress has only
 those of the last steps.
 
-The part for kvpress does not import maclaurin. kvpress 0.5.5 asks for transformers < 5.3; with 5.22 these methods
-gave the same log-odds to four digits (two questions, a CPU).
+The part for kvpress does not import maclaurin. kvpress 0.5.5 asks for transformers < 5.3; with 5.22 these
+methods gave the same log-odds to four digits (two questions, a CPU).
 """
 
 from __future__ import annotations
