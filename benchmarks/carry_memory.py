@@ -44,8 +44,12 @@ ROWS = {"evaluation": 24, "calibration": 16, "training": 400}
 LEAST_SOURCES = {"evaluation": 1, "calibration": 2, "training": 12}
 #: seeds of the questions for choosing memories and for evaluation
 CHOOSING, JUDGING = 1018, 0
-#: those for choosing are for memories that are judged at 4,096 and at 1,280 tokens
-DISTANCES = {"choosing": (*distances_for(4096), *distances_for(1280)), "judging": (256, 1024, 4096)}
+#: those for choosing are for memories for texts of these lengths
+CHOOSING_LENGTHS = (4096, 4608, 1280)
+DISTANCES = {
+    "choosing": tuple(distance for length in CHOOSING_LENGTHS for distance in distances_for(length)),
+    "judging": (256, 1024, 4096),
+}
 NUMBER = {"choosing": 32, "judging": 200}
 
 
