@@ -138,7 +138,7 @@ def test_shipped_records_are_readable():
         ("parts", 99),
         ("recall", 57),
         ("paper_h200", 51),
-        ("parts_h200", 42),
+        ("parts_h200", 65),
         ("ladder_h200", 63),
     ):
         study = read_study(root / name)
