@@ -34,7 +34,7 @@ from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_au
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.fused_rows import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
-from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason, moved_by
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -140,7 +140,16 @@ class WindowStep(Program):
         )
 
     def cost(self, call: Call) -> Cost:
-        return _step_cost(call)
+        """The state is read and written once; one program per query walks all exact keys of its head."""
+        spec, k, v, window = call.spec, call.inputs.k, call.inputs.v, call.spec.window
+        assert window is not None
+        heads = k.shape[0] * k.shape[2]
+        d, e = k.shape[3], v.shape[3]
+        exact = float(heads * window.slots * (d + e))
+        tail = float(heads * spec.features(d) * (e + 1))
+        walked = moved_by(heads * call.group, 2 * call.group * exact * k.dtype.itemsize)
+        launches = 2 if spec.orders else 1
+        return Cost(2 * (exact + tail) * (call.group + 1), 8 * tail + walked, launches, 4 * (exact + tail))
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         return self.prepared(call)(call)
