@@ -140,16 +140,14 @@ class WindowStep(Program):
         )
 
     def cost(self, call: Call) -> Cost:
-        """The state is read and written once; one program per query walks all exact keys of its head."""
-        spec, k, v, window = call.spec, call.inputs.k, call.inputs.v, call.spec.window
+        """With a tail, a pass over the state; without one, a program per query walks all keys of its head."""
+        if call.spec.orders:
+            return _step_cost(call)
+        window, k, v = call.spec.window, call.inputs.k, call.inputs.v
         assert window is not None
-        heads = k.shape[0] * k.shape[2]
-        d, e = k.shape[3], v.shape[3]
-        exact = float(heads * window.slots * (d + e))
-        tail = float(heads * spec.features(d) * (e + 1))
-        walked = moved_by(heads * call.group, 2 * call.group * exact * k.dtype.itemsize)
-        launches = 2 if spec.orders else 1
-        return Cost(2 * (exact + tail) * (call.group + 1), 8 * tail + walked, launches, 4 * (exact + tail))
+        queries = k.shape[0] * k.shape[2] * call.group
+        size = float(queries * window.slots * (k.shape[3] + v.shape[3]) * k.dtype.itemsize)
+        return Cost(0.0, moved_by(queries, 2 * size), 1, size)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         return self.prepared(call)(call)

@@ -206,10 +206,10 @@ class _StepOfExactKeys(Program):
         assert state is not None
         assert state.exact is not None
         q, k, v = (gpu.dense(u[:, 0]) for u in (inputs.q, inputs.k, inputs.v))
-        given = (getattr(state.exact, name) for name in Held._fields)
-        held = Held(*(None if u is None else u.contiguous() for u in given))
-        y, count, held = self.step(q, k, v, state.count.contiguous(), held, call.scale)
-        exact = dataclasses.replace(state.exact, **held._asdict())
+        given = {name: getattr(state.exact, name) for name in Held._fields}
+        held: Any = {name: None if u is None else u.contiguous() for name, u in given.items()}
+        y, count, after = self.step(q, k, v, state.count.contiguous(), Held(**held), call.scale)
+        exact = dataclasses.replace(state.exact, **after._asdict())
         y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
         return y, dataclasses.replace(state, count=count, exact=exact)
 
