@@ -61,7 +61,15 @@ def lifetimes_by_hand(q, k, scale, window, sinks, kept):
 
 @pytest.mark.parametrize(
     ("tokens", "window", "sinks", "kept"),
-    [(90, 20, 2, 10), (200, 16, 4, 40), (130, 7, 0, 3), (70, 64, 1, 100), (33, 50, 2, 5), (150, 1, 3, 64)],
+    [
+        (90, 20, 2, 10),
+        (200, 16, 4, 40),
+        (130, 7, 0, 3),
+        (70, 64, 1, 100),
+        (33, 50, 2, 5),
+        (150, 1, 3, 64),
+        (430, 250, 3, 30),
+    ],
 )
 def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
     q, k = (torch.randn(2, h, tokens, 16, device=device) for h in (4, 2))
@@ -85,6 +93,14 @@ def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
 def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
     shape = Shape(batch=2, tokens=130 if ON_GPU else 90, kv_heads=2, group=3, d=24, e=40)
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tiles_of_keys_that_need_no_mask(dtype, device, poisoned):
+    """Windows and slots of several tiles: most tiles of keys are seen by all queries of a tile."""
+    spec = parse("poly(0)+window(170,sinks=2,kept=90)/sum")
+    shape = Shape(batch=1, tokens=400, kv_heads=1, group=2, d=16, e=24)
+    assert_as_right_as_plain(spec, shape, dtype, device, "triton", form="chunked")
 
 
 @pytest.mark.parametrize(
