@@ -18,6 +18,11 @@ another layout of the moments of heads of 64 for the whole process, so it takes 
 (programs "window step" or "kept step", and "exact step"), from a CUDA graph of 30 layers, and compares them.
 
     python benchmarks/kernel_lab.py --steps --out steps.json
+
+`--reading` times a layer of exact keys that reads 8 prompts of 8,192 tokens, launch by launch, with several
+tiles, beside cuDNN's attention over all keys.
+
+    python benchmarks/kernel_lab.py --reading --out reading.json
 """
 
 from __future__ import annotations
@@ -56,7 +61,7 @@ from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plan import find_plan
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
-from maclaurin.programs.triton import about_mean, linear_attention, moments
+from maclaurin.programs.triton import about_mean, kept_keys, linear_attention, moments
 from maclaurin.programs.triton.launch import forget_launches
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
@@ -432,6 +437,45 @@ def time_steps() -> dict[str, Any]:
     return found
 
 
+#: window, sinks and slots of the three heads of a layer
+READ = {
+    "window 2050": ((2050, 4, 0),) * 3,
+    "window 512, kept 1538": ((512, 4, 1538),) * 3,
+    "window 1131, kept 3393": ((1131, 4, 3393),) * 3,
+    "window 64, kept 192": ((64, 4, 192),) * 3,
+}
+TILES_OF_READING = {
+    "64 x 64": Tile(64, 64, 4, 3),
+    "64 x 128": Tile(64, 128, 4, 2),
+    "128 x 64": Tile(128, 64, 8, 3),
+    "128 x 128": Tile(128, 128, 8, 2),
+}
+
+
+@torch.no_grad()
+def time_reading(batch: int = 8, tokens: int = 8192, d: int = 64) -> dict[str, Any]:
+    """ms of a layer of 9 queries and 3 key-value heads, in all and by launch."""
+    q, k, v = (torch.randn(batch, tokens, h, d, device=DEVICE, dtype=torch.bfloat16) for h in (9, 3, 3))
+
+    def full() -> Tensor:
+        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
+        )
+
+    found: dict[str, Any] = {"every key, torch": {"ms": round(median_ms(full), 4)}}
+    for name, numbers in READ.items():
+        exact = tuple(kept_keys.Exact(*each) for each in numbers)
+        groups = (kept_keys.GroupOfHeads(len(exact), exact[0]),)
+        for size, tile in TILES_OF_READING.items():
+            with settings(kept_keys, TILES={**kept_keys.TILES, "forward": (tile, tile)}):
+                call = lambda exact=exact, groups=groups: kept_keys.read(q, k, v, d**-0.5, exact, groups)  # noqa: E731
+                found[f"{name}, {size}"] = {"ms": round(median_ms(call), 4), "launches": kernel_ms(call)}
+    for name, ms in found.items():
+        print(f"{name:36}", json.dumps(ms), flush=True)
+    return found
+
+
 def time_fla(size: str) -> dict[str, Any]:
     from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
 
@@ -499,10 +543,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--checks", choices=("none", "quick", "full"), default="quick")
     parser.add_argument("--steps", action="store_true", help="time only decoding steps over exact keys")
+    parser.add_argument("--reading", action="store_true", help="time only prompts read with exact keys")
     options = parser.parse_args()
-    if options.steps:
+    if options.steps or options.reading:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": time_steps()}
+        report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        report |= {"steps": time_steps()} if options.steps else {}
+        report |= {"reading": time_reading()} if options.reading else {}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
         return
     begun = time.perf_counter()
