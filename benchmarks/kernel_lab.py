@@ -13,11 +13,22 @@ another layout of the moments of heads of 64 for the whole process, so it takes 
 
     python benchmarks/kernel_lab.py long --out whole.json
     MACLAURIN_HALVES=1 python benchmarks/kernel_lab.py long --out halves.json
+
+`--steps` times only decoding steps over exact keys, within seconds: one program per head against stretches
+(programs "window step" or "kept step", and "exact step"), from a CUDA graph of 30 layers, and compares them.
+
+    python benchmarks/kernel_lab.py --steps --out steps.json
+
+`--reading` times a layer of exact keys that reads 8 prompts of 8,192 tokens, launch by launch, with several
+tiles, beside cuDNN's attention over all keys.
+
+    python benchmarks/kernel_lab.py --reading --out reading.json
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -37,14 +48,20 @@ from torch.profiler import ProfilerActivity, profile
 
 from maclaurin import parse
 from maclaurin.forms.attend import Form, attend
+from maclaurin.forms.exact_keys import ExactKeys
+from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
+from maclaurin.models.recorded_step import cuda_graph
 from maclaurin.programs import linear_time
 from maclaurin.programs.about_mean import PairsAboutMean, TailInChunks
+from maclaurin.programs.decode_step import WindowStep
+from maclaurin.programs.kept_keys import ExactStep, KeptStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
+from maclaurin.programs.plan import find_plan
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
-from maclaurin.programs.triton import about_mean, linear_attention, moments
+from maclaurin.programs.triton import about_mean, kept_keys, linear_attention, moments
 from maclaurin.programs.triton.launch import forget_launches
 from maclaurin.programs.triton.tiles import Tile
 from maclaurin.testing import Shape, random_tensors
@@ -352,6 +369,113 @@ def time_sdpa(size: str) -> dict[str, Any]:
     return times(forward, list(given.values()))
 
 
+#: window, kept keys and batch of steps; heads as in SmolLM2-135M. The last lines are layers of stored plans
+STEPS = (
+    (64, 0, 1), (128, 0, 1), (256, 0, 1), (512, 0, 1), (2048, 0, 1), (4500, 0, 1),
+    (16, 48, 1), (32, 96, 1), (64, 192, 1), (128, 384, 1), (512, 1536, 1), (1131, 3393, 1), (1131, 3393, 8),
+)  # fmt: skip
+LAYERS = 30
+
+
+def step_call(window: int, kept: int, batch: int, kv_heads: int = 3, group: int = 3, d: int = 64) -> Call:
+    """One more token after a state that is full."""
+    notation = f"poly(0)+window({window},sinks=4{f',kept={kept}' if kept else ''})/sum"
+    spec = parse(notation)
+    options: dict[str, Any] = {"device": DEVICE, "dtype": torch.bfloat16}
+
+    def keys(number: int) -> Tensor:
+        return torch.randn(batch, kv_heads, number, d, **options)
+
+    def scores(number: int) -> Tensor:
+        return torch.rand(batch, kv_heads, number, device=DEVICE)
+
+    exact = ExactKeys(keys(window), keys(window), keys(4), keys(4))
+    if kept:
+        of_kept = {"kept_k": keys(kept), "kept_v": keys(kept), "kept_score": scores(kept)}
+        exact = dataclasses.replace(exact, recent_score=scores(window), **of_kept)
+    count = torch.full((batch,), 65536, device=DEVICE)
+    moments = torch.zeros(batch, kv_heads, spec.features(d), d + 1, device=DEVICE)
+    heads = (kv_heads * group, kv_heads, kv_heads)
+    q, k, v = (torch.randn(batch, 1, h, d, **options) for h in heads)
+    state = State(spec, moments, count, exact=exact, is_full=True)
+    scale = spec.kernel.default_scale(d)
+    return Call(spec, Inputs(q, k, v, {}), scale, q.device, state=state, return_state=True)
+
+
+def graph_ms(work: Callable[[], object]) -> float:
+    """Time of LAYERS calls in one graph, per call."""
+
+    def layers() -> None:
+        for _ in range(LAYERS):
+            work()
+
+    return median_ms(cuda_graph(layers)) / LAYERS
+
+
+@torch.no_grad()
+def time_steps() -> dict[str, Any]:
+    """µs of each program in a graph, and the largest difference of outputs and states from the first one."""
+    found: dict[str, Any] = {}
+    for window, kept, batch in STEPS:
+        call = step_call(window, kept, batch)
+        name = f"batch {batch}, window {window}, kept {kept}"
+        found[name] = {"chosen": find_plan(call).program.name}
+        expected = None
+        for program in (KeptStep() if kept else WindowStep(), ExactStep()):
+            y, state = program.run(call)
+            assert state is not None
+            answer = {"y": y, **state.tensors()}
+            expected = expected or answer
+            apart = {
+                n: float((u.double() - expected[n].double()).abs().max())
+                for n, u in answer.items()
+                if u.numel()
+            }
+            us = round(1e3 * graph_ms(lambda program=program, call=call: program.run(call)), 2)
+            found[name][program.name] = {"us": us, "largest difference": max(apart.values())}
+        print(f"{name:36}", json.dumps(found[name]), flush=True)
+    return found
+
+
+#: window, sinks and slots of the three heads of a layer
+READ = {
+    "window 2050": ((2050, 4, 0),) * 3,
+    "window 512, kept 1538": ((512, 4, 1538),) * 3,
+    "window 1131, kept 3393": ((1131, 4, 3393),) * 3,
+    "window 64, kept 192": ((64, 4, 192),) * 3,
+}
+TILES_OF_READING = {
+    "64 x 64": Tile(64, 64, 4, 3),
+    "64 x 128": Tile(64, 128, 4, 2),
+    "128 x 64": Tile(128, 64, 8, 3),
+    "128 x 128": Tile(128, 128, 8, 2),
+}
+
+
+@torch.no_grad()
+def time_reading(batch: int = 8, tokens: int = 8192, d: int = 64) -> dict[str, Any]:
+    """ms of a layer of 9 queries and 3 key-value heads, in all and by launch."""
+    q, k, v = (torch.randn(batch, tokens, h, d, device=DEVICE, dtype=torch.bfloat16) for h in (9, 3, 3))
+
+    def full() -> Tensor:
+        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
+        )
+
+    found: dict[str, Any] = {"every key, torch": {"ms": round(median_ms(full), 4)}}
+    for name, numbers in READ.items():
+        exact = tuple(kept_keys.Exact(*each) for each in numbers)
+        groups = (kept_keys.GroupOfHeads(len(exact), exact[0]),)
+        for size, tile in TILES_OF_READING.items():
+            with settings(kept_keys, TILES={**kept_keys.TILES, "forward": (tile, tile)}):
+                call = lambda exact=exact, groups=groups: kept_keys.read(q, k, v, d**-0.5, exact, groups)  # noqa: E731
+                found[f"{name}, {size}"] = {"ms": round(median_ms(call), 4), "launches": kernel_ms(call)}
+    for name, ms in found.items():
+        print(f"{name:36}", json.dumps(ms), flush=True)
+    return found
+
+
 def time_fla(size: str) -> dict[str, Any]:
     from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
 
@@ -418,7 +542,16 @@ def main() -> None:
     parser.add_argument("--peers", default=os.environ.get("MACLAURIN_PEERS"))
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--checks", choices=("none", "quick", "full"), default="quick")
+    parser.add_argument("--steps", action="store_true", help="time only decoding steps over exact keys")
+    parser.add_argument("--reading", action="store_true", help="time only prompts read with exact keys")
     options = parser.parse_args()
+    if options.steps or options.reading:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+        report |= {"steps": time_steps()} if options.steps else {}
+        report |= {"reading": time_reading()} if options.reading else {}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        return
     begun = time.perf_counter()
 
     def left() -> bool:

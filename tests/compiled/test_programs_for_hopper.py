@@ -15,6 +15,7 @@ from maclaurin.programs.triton import (
     about_mean,
     block_layout,
     decode_step,
+    exact_step,
     kept_keys,
     kept_keys_step,
     linear_attention,
@@ -26,6 +27,7 @@ from maclaurin.programs.triton import (
     score_mod,
 )
 from maclaurin.programs.triton.compiled_code import compiled_for
+from maclaurin.programs.triton.kept_keys_step import Held
 
 HOPPER = 90
 #: bytes of shared memory a program can have there
@@ -207,10 +209,24 @@ def test_a_step_with_kept_keys(d, dtype):
     q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
     recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (64, 4, 192))
     scores = (torch.empty(1, 3, n) for n in (64, 192))
-    held = kept_keys_step.Held(recent, recent, sinks, sinks, *scores, kept, kept)
+    held = Held(recent, recent, sinks, sinks, *scores, kept, kept)
     with compiled_for(HOPPER) as found:
         kept_keys_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
     assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_step"})
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
+)
+def test_a_step_with_many_exact_keys(d, dtype):
+    q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
+    recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (1131, 4, 3393))
+    scores = (torch.empty(1, 3, n) for n in (1131, 3393))
+    count = torch.zeros(1, dtype=torch.int64)
+    with compiled_for(HOPPER) as found:
+        exact_step.step(q, k, v, count, Held(recent, recent, sinks, sinks, *scores, kept, kept), 0.125)
+        exact_step.step(q, k, v, count, Held(recent, recent, sinks, sinks), 0.125)
+    assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_stretch_of_state"})
 
 
 @pytest.mark.parametrize(

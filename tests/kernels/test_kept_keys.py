@@ -5,8 +5,11 @@ import torch
 
 from maclaurin import attention, parse, plan
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
+from maclaurin.programs.decode_step import WindowStep
 from maclaurin.programs.kept_keys import (
+    ExactStep,
     KeptKeys,
+    KeptStep,
     attention_while_seen,
     attention_while_seen_backward,
     key_lifetimes,
@@ -58,7 +61,15 @@ def lifetimes_by_hand(q, k, scale, window, sinks, kept):
 
 @pytest.mark.parametrize(
     ("tokens", "window", "sinks", "kept"),
-    [(90, 20, 2, 10), (200, 16, 4, 40), (130, 7, 0, 3), (70, 64, 1, 100), (33, 50, 2, 5), (150, 1, 3, 64)],
+    [
+        (90, 20, 2, 10),
+        (200, 16, 4, 40),
+        (130, 7, 0, 3),
+        (70, 64, 1, 100),
+        (33, 50, 2, 5),
+        (150, 1, 3, 64),
+        (430, 250, 3, 30),
+    ],
 )
 def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
     q, k = (torch.randn(2, h, tokens, 16, device=device) for h in (4, 2))
@@ -82,6 +93,14 @@ def test_lifetimes(tokens, window, sinks, kept, device, poisoned):
 def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, device, poisoned):
     shape = Shape(batch=2, tokens=130 if ON_GPU else 90, kv_heads=2, group=3, d=24, e=40)
     assert_as_right_as_plain(parse(notation), shape, dtype, device, "triton", form="chunked")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_tiles_of_keys_that_need_no_mask(dtype, device, poisoned):
+    """Windows and slots of several tiles: most tiles of keys are seen by all queries of a tile."""
+    spec = parse("poly(0)+window(170,sinks=2,kept=90)/sum")
+    shape = Shape(batch=1, tokens=400, kv_heads=1, group=2, d=16, e=24)
+    assert_as_right_as_plain(spec, shape, dtype, device, "triton", form="chunked")
 
 
 @pytest.mark.parametrize(
@@ -133,15 +152,36 @@ def test_operators_are_registered_as_torch_wants_them(device):
     assert set(torch.library.opcheck(attention_while_seen_backward.traced, back).values()) == {"SUCCESS"}
 
 
+@pytest.fixture(params=["kept step", "exact step"])
+def step(request, monkeypatch):
+    """The program that runs every step with kept keys; both have several tiles and stretches of keys."""
+    for program in (KeptStep, ExactStep, WindowStep):
+        if program.name != request.param:
+            monkeypatch.setattr(program, "cannot", lambda *_: "switched off")
+    monkeypatch.setattr("maclaurin.programs.program._PROGRAMS_TO_FILL", 1)  # the rates of a CPU are others
+    monkeypatch.setattr("maclaurin.programs.triton.kept_keys_step.KEYS", 16)
+    monkeypatch.setattr("maclaurin.programs.triton.exact_step.KEYS", 16)
+    monkeypatch.setattr("maclaurin.programs.triton.exact_step.SCORES", 16)
+    forget_plans()
+    yield request.param
+    forget_plans()
+
+
 @pytest.mark.parametrize(
     "notation",
-    [KEPT, "poly(0)+window(5,kept=3)/rms", "poly(0)+window(18,sinks=1,kept=20)/sum*out"],
+    [
+        KEPT,
+        "poly(0)+window(5,kept=3)/rms",
+        "poly(0)+window(18,sinks=1,kept=20)/sum*out",
+        "poly(0)+window(20,sinks=2)/sum",
+    ],
 )
-def test_token_by_token_from_the_first(notation, device, poisoned, monkeypatch):
-    """The last one in several tiles of keys."""
-    monkeypatch.setattr("maclaurin.programs.triton.kept_keys_step.KEYS", 64 if "20" not in notation else 16)
+def test_token_by_token_from_the_first(notation, step, device, poisoned):
+    """The third one in several tiles of keys."""
     spec = parse(notation)
-    tokens = 50 if "20" in notation else 30
+    if step == "kept step" and not spec.window.kept:
+        pytest.skip("it supports only windows with kept keys")
+    tokens = 50 if spec.window.size > 9 else 30
     case = random_tensors(spec, Shape(batch=2, tokens=tokens, kv_heads=2, group=3, d=24, e=40), 0)
     case = case.map(lambda u: u.float().to(device))
     whole = case.map(lambda u: u.double())(form="parallel")
@@ -151,13 +191,54 @@ def test_token_by_token_from_the_first(notation, device, poisoned, monkeypatch):
         token = case.map(lambda u, t=t: u[:, t : t + 1])
         if t == 1:
             q, k, v = (token.tensors[name] for name in "qkv")
-            assert plan(q, k, v, spec, state=state, return_state=True).program.name == "kept step"
+            assert plan(q, k, v, spec, state=state, return_state=True).program.name == step
         y, state = token(state=state, return_state=True)
         rows.append(y)
     torch.testing.assert_close(torch.cat(rows, 1).double(), whole, rtol=1e-4, atol=1e-5)
     _, plain = case(return_state=True, form="chunked")
     for name, tensor in plain.tensors().items():
         torch.testing.assert_close(state.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("programs", [264, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("exact", ["19,sinks=2,kept=37", "16,kept=16", "40,sinks=2", "33,kept=5"])
+def test_a_step_is_the_plain_one(exact, dtype, programs, step, device, poisoned, monkeypatch):
+    """The same state after it, for texts of different lengths; `programs` limits the number of stretches."""
+    spec = parse(f"poly(0)+window({exact})/sum")
+    if step == "kept step" and (not spec.window.kept or programs == 8):
+        pytest.skip("it has no stretches, or does not support the window")
+    monkeypatch.setattr("maclaurin.programs.triton.one_query._PROGRAMS", programs)
+    shape = Shape(batch=1, tokens=150, kv_heads=2, group=3, d=24, e=40)
+    case = random_tensors(spec, shape, 0, dtype, device=device)
+    cuts = torch.tensor([0, 1, 3, 20, 60, 150], device=device)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    with torch.no_grad():
+        _, state = attention(q, k, v, spec, cu_seqlens=cuts, return_state=True)
+        tokens = [[2 * u[:, n : n + 5].transpose(0, 1) for u in (q, k, v)] for n in range(4)]
+        assert plan(*tokens[0], spec, state=state, return_state=True).program.name == step
+        found = _after_each(tokens, spec, state)
+        monkeypatch.setattr(
+            {"kept step": KeptStep, "exact step": ExactStep}[step], "cannot", lambda *_: "off"
+        )
+        forget_plans()
+        assert plan(*tokens[0], spec, state=state, return_state=True).program.name == "token step"
+        expected = _after_each(tokens, spec, state)
+    near = 1e-5 if dtype is torch.float32 else 2e-3
+    for (y, after), (rows, plain) in zip(found, expected, strict=True):
+        torch.testing.assert_close(y, rows, rtol=near, atol=near)
+        for name, tensor in plain.tensors().items():
+            assert after.tensors()[name].dtype == tensor.dtype, name
+            torch.testing.assert_close(after.tensors()[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+def _after_each(tokens, spec, state):
+    """Output and state after each token."""
+    found = []
+    for token in tokens:
+        y, state = attention(*token, spec, state=state, return_state=True)
+        found.append((y, state))
+    return found
 
 
 GROUPS = [parse(f"poly(0)+window({size})/sum") for size in ("9,sinks=3,kept=12", "20,sinks=1", "5,kept=40")]

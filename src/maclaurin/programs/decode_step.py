@@ -34,7 +34,7 @@ from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_au
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.fused_rows import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
-from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason, moved_by
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -140,7 +140,14 @@ class WindowStep(Program):
         )
 
     def cost(self, call: Call) -> Cost:
-        return _step_cost(call)
+        """With a tail, a pass over the state; without one, a program per query walks all keys of its head."""
+        if call.spec.orders:
+            return _step_cost(call)
+        window, k, v = call.spec.window, call.inputs.k, call.inputs.v
+        assert window is not None
+        queries = k.shape[0] * k.shape[2] * call.group
+        size = float(queries * window.slots * (k.shape[3] + v.shape[3]) * k.dtype.itemsize)
+        return Cost(0.0, moved_by(queries, 2 * size), 1, size)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         return self.prepared(call)(call)

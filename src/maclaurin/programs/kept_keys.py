@@ -12,6 +12,7 @@ window run together, in the launches of one (`KeptKeys.run_groups`).
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,13 @@ from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.decode_step import refuse_step
 from maclaurin.programs.fused_rows import finish_rows, operands, refuse_head_size, refuse_tensors
-from maclaurin.programs.program import Call, Cost, Program, first_reason
+from maclaurin.programs.program import Call, Cost, Program, first_reason, moved_by
 from maclaurin.spec import AttentionSpec, Window
 from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
     from maclaurin.programs.triton.kept_keys import ExactOfHeads, GroupOfHeads
+    from maclaurin.programs.triton.kept_keys_step import Held
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/kept_keys_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
@@ -179,10 +181,9 @@ def _numbers_of_groups(groups: tuple[HeadGroup, ...]) -> list[int]:
     return [number for group in groups for number in _numbers_of(group.spec, len(group.heads))]
 
 
-class KeptStep(Program):
-    """One more token with kept keys and no tail, over the row sum or under a norm."""
+class _StepOfExactKeys(Program):
+    """One more token with exact keys and no tail, over the row sum or under a norm."""
 
-    name = "kept step"
     backend = "triton"
     form = Form.RECURRENT
     has_fixed_work = True
@@ -195,27 +196,77 @@ class KeptStep(Program):
             lambda: _refuse_slots(spec.window),
             "it does not support value gates" if spec.value_gates else None,
             lambda: refuse_head_size(call),
+            lambda: _refuse_state(call),
         )
 
-    def cost(self, call: Call) -> Cost:
-        """Exact keys are read and written once."""
-        window, k, v = call.spec.window, call.inputs.k, call.inputs.v
-        assert window is not None
-        size = float(k.shape[0] * k.shape[2] * window.slots * (k.shape[3] + v.shape[3]))
-        return Cost(2 * size * call.group, 2 * size * k.dtype.itemsize, 2, size * k.dtype.itemsize)
-
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton import kept_keys_step as program
+        from maclaurin.programs.triton.kept_keys_step import Held
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
         assert state.exact is not None
         q, k, v = (gpu.dense(u[:, 0]) for u in (inputs.q, inputs.k, inputs.v))
-        held = program.Held(*(getattr(state.exact, name).contiguous() for name in program.Held._fields))
-        y, count, held = program.step(q, k, v, state.count.contiguous(), held, call.scale)
-        exact = dataclasses.replace(state.exact, **held._asdict())
+        given = {name: getattr(state.exact, name) for name in Held._fields}
+        held: Any = {name: None if u is None else u.contiguous() for name, u in given.items()}
+        y, count, after = self.step(q, k, v, state.count.contiguous(), Held(**held), call.scale)
+        exact = dataclasses.replace(state.exact, **after._asdict())
         y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
         return y, dataclasses.replace(state, count=count, exact=exact)
+
+    @abstractmethod
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
+    ) -> tuple[Tensor, Tensor, Held]:
+        """Rows, and the count of tokens and contents of the state after the token."""
+
+
+class KeptStep(_StepOfExactKeys):
+    """In one launch, with a program for each key-value head; for few keys."""
+
+    name = "kept step"
+
+    def cannot(self, call: Call) -> str | None:
+        window = call.spec.window
+        if window is None or not window.kept:
+            return "it supports only windows with kept keys"
+        return super().cannot(call)
+
+    def cost(self, call: Call) -> Cost:
+        """Exact keys are read and written once, by one program per head."""
+        size, heads = _exact_bytes(call), call.inputs.k.shape[0] * call.inputs.k.shape[2]
+        return Cost(0.0, moved_by(heads, 2 * size), 1, size)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
+    ) -> tuple[Tensor, Tensor, Held]:
+        from maclaurin.programs.triton import kept_keys_step as program
+
+        return program.step(q, k, v, count, held, scale)
+
+
+class ExactStep(_StepOfExactKeys):
+    """In two launches, with the keys of a head split over the GPU; for many keys, kept or not."""
+
+    name = "exact step"
+
+    def cost(self, call: Call) -> Cost:
+        """Exact keys are read and written once."""
+        size = _exact_bytes(call)
+        return Cost(0.0, 2 * size, 2, size)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
+    ) -> tuple[Tensor, Tensor, Held]:
+        from maclaurin.programs.triton import exact_step as program
+
+        return program.step(q, k, v, count, held, scale)
+
+
+def _exact_bytes(call: Call) -> float:
+    """Bytes of the exact keys and values of a state."""
+    window, k, v = call.spec.window, call.inputs.k, call.inputs.v
+    assert window is not None
+    return float(k.shape[0] * k.shape[2] * window.slots * (k.shape[3] + v.shape[3]) * k.dtype.itemsize)
 
 
 def _refuse_spec(spec: AttentionSpec) -> str | None:
@@ -246,11 +297,17 @@ def _refuse_returned_state(call: Call) -> str | None:
 
 def _refuse_slots(window: Window | None) -> str | None:
     """Why a step does not take such a window; None if it does."""
-    if window is None or not window.kept:
-        return "it supports only windows with kept keys"
-    if window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS:
+    if window is not None and (window.kept > _MOST_SLOTS or window.sinks > _MOST_SINKS):
         return f"it supports up to {_MOST_SLOTS} slots and {_MOST_SINKS} sinks"
     return None
+
+
+def _refuse_state(call: Call) -> str | None:
+    """Why a step does not take such a state; None if it does."""
+    assert call.state is not None
+    exact = call.state.exact
+    same = exact is not None and exact.recent_k.dtype == exact.recent_v.dtype == call.inputs.q.dtype
+    return None if same else "it needs exact keys in the dtype of q"
 
 
 # -------------------------------------------------------------------------------- the operators

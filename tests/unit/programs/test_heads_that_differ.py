@@ -121,7 +121,7 @@ def test_groups_that_differ_in_their_window_are_one_call_on_a_gpu(options):
     assert "heads 1,3 and 2, together: 1,3: poly(0)" in str(found)
     assert "no: it computes one spec for all heads" in str(found)
     step = maclaurin.plan(q[:, :1], k[:, :1], v[:, :1], text, device="cuda", state=True)
-    assert [plan.program.name for plan in step.plans] == ["state step", "kept step", "kept step"]
+    assert [plan.program.name for plan in step.plans] == ["state step", "exact step", "exact step"]
 
 
 @needs_gpu_table

@@ -8,7 +8,8 @@ Key s is visible from its own token to token until_s − 1; then it leaves the w
 
 A key's rank among those that have left the window only falls, so one number until_s per key is enough
 (forms/ranking.py). Scores take two passes over the window, lifetimes one pass over pairs of scores. A tile of queries
-then reads the list of keys that any of its queries sees, at most w + M + sinks + the size of the tile. So time and
+then reads the list of keys that any of its queries sees, at most w + M + sinks + the size of the tile; first those
+that all of them see, without masks. So time and
 memory are linear in the text, except for comparing scores and making lists. The gradient of a key sums over the queries
 that see it; tiles group the few keys with long lives together. Exponentials are to base 2. Tensors are [B, H, T, size],
 with strides for the first three axes. Window, slots and sinks are read from a table with a line per key-value head, so
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
 from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
+from maclaurin.programs.triton.one_query import add_scores
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -106,8 +108,9 @@ def _near(
         n = start + tl.arange(0, BN)
         k = load_rows(K, k_t, n, d, T, D)
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        near = (n[None, :] > m[:, None] - window) | (n < sinks)[None, :]
-        x = tl.where(near & (n[None, :] <= m[:, None]), x, float("-inf"))
+        if (start <= first + BM - 1 - window) | (start + BN - 1 > first):  # some query does not see all keys
+            near = (n[None, :] > m[:, None] - window) | (n < sinks)[None, :]
+            x = tl.where(near & (n[None, :] <= m[:, None]), x, float("-inf"))
         new = tl.maximum(largest, tl.max(x, 1))
         safe = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp2(largest - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
@@ -140,9 +143,11 @@ def _received(
             m = start + tl.arange(0, BM)
             q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
             lse = tl.load(LSE + (b * H + h) * T + m, mask=m < T, other=float("inf"))
-            x = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :]
-            inside = (m[None, :] >= n[:, None]) & (m[None, :] < n[:, None] + window)
-            score += tl.sum(tl.where(inside, tl.exp2(x), 0.0), 1)
+            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
+            if (start < first + BN - 1) | (start + BM > first + window):  # some key is not in every window
+                inside = (m[None, :] >= n[:, None]) & (m[None, :] < n[:, None] + window)
+                p = tl.where(inside, p, 0.0)
+            score += tl.sum(p, 1)
     score = tl.where(n < sinks, 0.0, score / GROUP)
     tl.store(SCORE + (b * kv_heads + g) * T + n, score, mask=n < T)
 
@@ -182,19 +187,28 @@ def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _lists(UNTIL, LIST, COUNT, T, capacity, BM: tl.constexpr, BLOCK: tl.constexpr):
-    """List the keys that a tile of queries sees, in the order of the text."""
+    """List the keys that a tile of queries sees: those that all of its queries see, then the others, both in text order.
+
+    COUNT: how many there are, and how many all queries see.
+    """
     first, tiles = tl.program_id(0) * BM, tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     end = tl.minimum(first + BM, T)
     at = row * tiles + tl.program_id(0)
     count = 0
+    for start in range(0, first, BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        seen = (tl.load(UNTIL + row * T + n, mask=n < first, other=0) >= end).to(tl.int32)
+        tl.store(LIST + at * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
+        count += tl.sum(seen, 0)
+    tl.store(COUNT + 2 * at + 1, count)
     for start in range(0, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
         until = tl.load(UNTIL + row * T + n, mask=n < end, other=0)
-        seen = (until > first).to(tl.int32)
+        seen = ((until > first) & ((until < end) | (n >= first))).to(tl.int32)
         tl.store(LIST + at * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
-    tl.store(COUNT + at, count)
+    tl.store(COUNT + 2 * at, count)
 
 
 @triton.jit
@@ -202,6 +216,17 @@ def _gathered(pointer, stride_t, rows, inside, columns, SIZE: tl.constexpr):
     """Rows of a matrix by index, zeros where not `inside`."""
     inside = inside[:, None] & (columns < SIZE)[None, :]
     return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _gathered_whole(pointer, stride_t, rows, columns, SIZE: tl.constexpr):
+    """Rows of a matrix by index."""
+    at = pointer + rows[:, None] * stride_t + columns[None, :]
+    if columns.shape[0] == SIZE:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=(columns < SIZE)[None, :], other=0.0)
+    return found
 
 
 @triton.jit
@@ -239,22 +264,21 @@ def _forward(
     UNTIL += row * T
     tile = row * tl.num_programs(0) + tl.program_id(0)
     LIST += tile * capacity
-    count = tl.load(COUNT + tile)
+    count, by_all = tl.load(COUNT + 2 * tile), tl.load(COUNT + 2 * tile + 1) // BN * BN
     acc = tl.zeros((BM, BE), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
-    for start in range(0, count, BN):
+    for start in range(0, by_all, BN):
+        n = tl.load(LIST + start + tl.arange(0, BN))
+        k, v = _gathered_whole(K, k_t, n, d, D), _gathered_whole(V, v_t, n, e, E)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        acc, total, largest = add_scores(acc, total, largest, x, v, PRECISION)
+    for start in range(by_all, count, BN):
         n, until, there = _listed_keys(LIST, UNTIL, start, count, BN)
         k, v = _gathered(K, k_t, n, there, d, D), _gathered(V, v_t, n, there, e, E)
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         x = tl.where((n[None, :] <= m[:, None]) & (m[:, None] < until[None, :]), x, float("-inf"))
-        new = tl.maximum(largest, tl.max(x, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        shrink = tl.exp2(largest - safe)
-        p = tl.exp2(x - safe[:, None])
-        total = total * shrink + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-        largest = new
+        acc, total, largest = add_scores(acc, total, largest, x, v, PRECISION)
     total = tl.where(m < T, total, 1.0)  # every query sees its own key
     inside = (m < T)[:, None] & (e < E)[None, :]
     o = (acc / total[:, None]).to(O.dtype.element_ty)
@@ -287,7 +311,7 @@ def _backward_queries(
     UNTIL += row * T
     tile = row * tl.num_programs(0) + tl.program_id(0)
     LIST += tile * capacity
-    count = tl.load(COUNT + tile)
+    count = tl.load(COUNT + 2 * tile)
     rows = (b * H + h) * T + m
     lse = tl.load(LSE + rows, mask=m < T, other=float("inf")) * _LOG2E
     delta = tl.load(DELTA + rows, mask=m < T, other=0.0)
@@ -513,7 +537,7 @@ def _reading(
             New(of_keys, torch.int32),
             New(of_keys, torch.float32),
             New((batch, kv_heads, tiles, capacity), torch.int32),
-            New((batch, kv_heads, tiles), torch.int32),
+            New((batch, kv_heads, tiles, 2), torch.int32),
         ),
     )
 
@@ -771,12 +795,12 @@ def _order(until: Tensor, exact: ExactOfHeads) -> Tensor:
 
 
 def _keys_of_tiles(until: Tensor, exact: ExactOfHeads, queries: int) -> tuple[Tensor, Tensor, int]:
-    """Lists [B, K, tiles, capacity] of keys, how many each holds, and the capacity."""
+    """Lists [B, K, tiles, capacity] of keys, how many keys each holds and all queries see, and the capacity."""
     batch, kv_heads, tokens = until.shape
     tiles = cdiv(tokens, queries)
     capacity = _capacity(exact, queries, tokens)
     listed = torch.empty(batch, kv_heads, tiles, capacity, dtype=torch.int32, device=until.device)
-    count = torch.empty(batch, kv_heads, tiles, dtype=torch.int32, device=until.device)
+    count = torch.empty(batch, kv_heads, tiles, 2, dtype=torch.int32, device=until.device)
     _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries)(until, listed, count)
     return listed, count, capacity
 

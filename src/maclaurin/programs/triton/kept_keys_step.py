@@ -31,20 +31,23 @@ _ANY = ("W", "M", "SINKS")
 
 
 class Held(NamedTuple):
-    """Contents of a state, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32."""
+    """Contents of a state, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32.
+
+    A window without kept keys has neither these nor scores.
+    """
 
     recent_k: Tensor
     recent_v: Tensor
     sink_k: Tensor
     sink_v: Tensor
-    recent_score: Tensor
-    kept_score: Tensor
-    kept_k: Tensor
-    kept_v: Tensor
+    recent_score: Tensor | None = None
+    kept_score: Tensor | None = None
+    kept_k: Tensor | None = None
+    kept_v: Tensor | None = None
 
 
 @triton.jit
-def _moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE: tl.constexpr):
+def moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE: tl.constexpr):
     """Load vectors [n, size] from their old places, or take the new one, and store them at their new places."""
     mask = inside[:, None] & (d < SIZE)[None, :]
     at = OLD + (head * number + source)[:, None] * SIZE + d[None, :]
@@ -52,6 +55,20 @@ def _moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE:
     found = tl.where(is_new[:, None], new[None, :], found)
     tl.store(NEXT + (head * number + place)[:, None] * SIZE + d[None, :], found, mask=mask)
     return found
+
+
+@triton.jit
+def replaced_slot(KEPT_SCORE, leaving, may_enter, M, BM: tl.constexpr):
+    """The slot whose key the leaving one replaces, and whether it does; M if not.
+
+    It is the first with the lowest score, and an empty slot has −∞. Later slots move down by one, and the key becomes the last.
+    """
+    slot = tl.arange(0, BM)
+    scores = tl.load(KEPT_SCORE + slot, mask=slot < M, other=float("inf"))
+    lowest = tl.min(scores, 0)
+    enters = may_enter & (leaving >= lowest)
+    worst = tl.min(tl.where((scores == lowest) & (slot < M), slot, BM), 0)
+    return tl.where(enters, worst, M), enters
 
 
 @launched
@@ -75,18 +92,14 @@ def _step(
     new_k = tl.load(K + b * k_b + g * k_h + d, mask=d < D, other=0.0)
     new_v = tl.load(V + b * v_b + g * v_h + e, mask=e < E, other=0.0)
 
-    # 1. the key to replace: the first with the lowest score; an empty slot has −∞
-    slot = tl.arange(0, BM)
-    scores = tl.load(KEPT_SCORE + head * M + slot, mask=slot < M, other=float("inf"))
+    # 1. the key to replace
     leaving = tl.load(RECENT_SCORE + head * W)
-    lowest = tl.min(scores, 0)
-    enters = (count - W >= SINKS) & (leaving >= lowest)
-    worst = tl.min(tl.where((scores == lowest) & (slot < M), slot, BM), 0)
-    worst = tl.where(enters, worst, M)
+    worst, enters = replaced_slot(KEPT_SCORE + head * M, leaving, count - W >= SINKS, M, BM)
+    slot = tl.arange(0, BM)
     source = tl.where(slot < worst, slot, slot + 1)
     last = enters & (slot == M - 1)
-    moved = tl.load(KEPT_SCORE + head * M + source, mask=(slot < M) & (last == 0), other=0.0)
-    tl.store(NEXT_KEPT_SCORE + head * M + slot, tl.where(last, leaving, moved), mask=slot < M)
+    shifted = tl.load(KEPT_SCORE + head * M + source, mask=(slot < M) & (last == 0), other=0.0)
+    tl.store(NEXT_KEPT_SCORE + head * M + slot, tl.where(last, leaving, shifted), mask=slot < M)
 
     # 2. window and sinks, then slots
     acc = tl.zeros((BG, BE), tl.float32)
@@ -95,15 +108,15 @@ def _step(
     for first in range(0, W, BN):
         j = first + tl.arange(0, BN)
         inside, is_new = j < W, j == W - 1
-        k = _moved(RECENT_K, NEXT_K, head, W, j + 1, j, is_new, new_k, inside, d, D)
-        v = _moved(RECENT_V, NEXT_V, head, W, j + 1, j, is_new, new_v, inside, e, E)
+        k = moved(RECENT_K, NEXT_K, head, W, j + 1, j, is_new, new_k, inside, d, D)
+        v = moved(RECENT_V, NEXT_V, head, W, j + 1, j, is_new, new_v, inside, e, E)
         seen = inside & (count - W + 1 + j >= SINKS)
         acc, total, largest = add_keys(acc, total, largest, q, k, v, seen, scale, PRECISION)
     for first in range(0, SINKS, BN):
         i = first + tl.arange(0, BN)
         inside, is_new = i < SINKS, i == count
-        k = _moved(SINK_K, NEXT_SINK_K, head, SINKS, i, i, is_new, new_k, inside, d, D)
-        v = _moved(SINK_V, NEXT_SINK_V, head, SINKS, i, i, is_new, new_v, inside, e, E)
+        k = moved(SINK_K, NEXT_SINK_K, head, SINKS, i, i, is_new, new_k, inside, d, D)
+        v = moved(SINK_V, NEXT_SINK_V, head, SINKS, i, i, is_new, new_v, inside, e, E)
         acc, total, largest = add_keys(acc, total, largest, q, k, v, inside & (i <= count), scale, PRECISION)
     near = largest + tl.log2(total)
     old_k = tl.load(RECENT_K + head * W * D + d, mask=d < D, other=0.0)
@@ -112,8 +125,8 @@ def _step(
         i = first + tl.arange(0, BN)
         inside, is_new = i < M, enters & (i == M - 1)
         place = tl.where(i < worst, i, i + 1)
-        k = _moved(KEPT_K, NEXT_KEPT_K, head, M, place, i, is_new, old_k, inside, d, D)
-        v = _moved(KEPT_V, NEXT_KEPT_V, head, M, place, i, is_new, old_v, inside, e, E)
+        k = moved(KEPT_K, NEXT_KEPT_K, head, M, place, i, is_new, old_k, inside, d, D)
+        v = moved(KEPT_V, NEXT_KEPT_V, head, M, place, i, is_new, old_v, inside, e, E)
         score = tl.load(KEPT_SCORE + head * M + place, mask=inside & (is_new == 0), other=0.0)
         acc, total, largest = add_keys(
             acc, total, largest, q, k, v, inside & (score > float("-inf")), scale, PRECISION
@@ -148,7 +161,9 @@ def step(
     batch, heads, d = q.shape
     kv_heads, e = k.shape[1], v.shape[2]
     y = torch.empty(batch, 1, heads, e, dtype=q.dtype, device=q.device)
-    after, following = torch.empty_like(count), Held(*(torch.empty_like(u) for u in held))
+    assert held.kept_k is not None
+    after = torch.empty_like(count)
+    following = Held(*(None if u is None else torch.empty_like(u) for u in held))
     size, sinks, slots = held.recent_k.shape[2], held.sink_k.shape[2], held.kept_k.shape[2]
     group = heads // kv_heads
     _step[(batch * kv_heads,)](

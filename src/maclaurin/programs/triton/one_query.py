@@ -31,7 +31,12 @@ _ANY = ("S", "stretch", "stretches", "present_stride")
 def add_keys(acc, total, largest, q, k, v, seen, scale, PRECISION: tl.constexpr):
     """Add a tile of keys to the running maximum, sum and output of all queries."""
     x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    x = tl.where(seen[None, :], x, float("-inf"))
+    return add_scores(acc, total, largest, tl.where(seen[None, :], x, float("-inf")), v, PRECISION)
+
+
+@triton.jit
+def add_scores(acc, total, largest, x, v, PRECISION: tl.constexpr):
+    """The same for scores x that are computed already, −∞ where a key is not seen."""
     new = tl.maximum(largest, tl.max(x, 1))
     safe = tl.where(new == float("-inf"), 0.0, new)
     shrink = tl.exp2(largest - safe)
@@ -77,18 +82,21 @@ def _stretch(
         )
         acc, total, largest = add_keys(acc, total, largest, q, k, v, seen, scale, PRECISION)
     at = (head * GROUP + row) * stretches + part
-    inside = row < GROUP
+    store_stretch(SUMS, TOTAL, LARGEST, at, row < GROUP, acc, total, largest, e, E)
+
+
+@triton.jit
+def store_stretch(SUMS, TOTAL, LARGEST, at, inside, acc, total, largest, e, E: tl.constexpr):
+    """Store what queries found in a stretch, at entries `at` of the tensors of all stretches."""
     tl.store(SUMS + at[:, None] * E + e[None, :], acc, mask=inside[:, None] & (e < E)[None, :])
     tl.store(TOTAL + at, total, mask=inside)
     tl.store(LARGEST + at, largest, mask=inside)
 
 
-@launched
-@triton.jit(do_not_specialize=_ANY)
-def _combine(SUMS, TOTAL, LARGEST, Y, stretches, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
-    """The row of one query, from all stretches; zeros if it sees no key."""
-    row = tl.program_id(0).to(tl.int64)
-    n, e = tl.arange(0, BN), tl.arange(0, BE)
+@triton.jit
+def combined(SUMS, TOTAL, LARGEST, row, stretches, e, E: tl.constexpr, BN: tl.constexpr):
+    """The row [e] of one query, from all stretches; zeros if it sees no key."""
+    n = tl.arange(0, BN)
     there = n < stretches
     largest = tl.load(LARGEST + row * stretches + n, mask=there, other=float("-inf"))
     top = tl.max(largest, 0)
@@ -96,8 +104,22 @@ def _combine(SUMS, TOTAL, LARGEST, Y, stretches, E: tl.constexpr, BE: tl.constex
     total = tl.sum(factor * tl.load(TOTAL + row * stretches + n, mask=there, other=0.0), 0)
     at = (row * stretches + n)[:, None] * E + e[None, :]
     sums = tl.load(SUMS + at, mask=there[:, None] & (e < E)[None, :], other=0.0)
-    y = tl.sum(factor[:, None] * sums, 0) / tl.where(total == 0, 1.0, total)
+    return tl.sum(factor[:, None] * sums, 0) / tl.where(total == 0, 1.0, total)
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _combine(SUMS, TOTAL, LARGEST, Y, stretches, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr):
+    """The row of one query, from all stretches."""
+    row, e = tl.program_id(0).to(tl.int64), tl.arange(0, BE)
+    y = combined(SUMS, TOTAL, LARGEST, row, stretches, e, E, BN)
     tl.store(Y + row * E + e, y.to(Y.dtype.element_ty), mask=e < E)
+
+
+def keys_per_stretch(keys: int, heads: int, tile: int) -> int:
+    """A multiple of the tile, so that all stretches of these heads fill a GPU."""
+    most = max(1, min(_MOST_STRETCHES, _PROGRAMS // heads, cdiv(keys, tile)))
+    return cdiv(cdiv(keys, most), tile) * tile
 
 
 @on_its_device
@@ -106,8 +128,7 @@ def rows(q: Tensor, k: Tensor, v: Tensor, present: Tensor | None, scale: float) 
     batch, _, heads, d = q.shape
     keys, kv_heads, e = k.shape[1], k.shape[2], v.shape[3]
     group = heads // kv_heads
-    most = max(1, min(_MOST_STRETCHES, _PROGRAMS // (batch * kv_heads), cdiv(keys, KEYS)))
-    stretch = cdiv(cdiv(keys, most), KEYS) * KEYS
+    stretch = keys_per_stretch(keys, batch * kv_heads, KEYS)
     stretches = max(1, cdiv(keys, stretch))
     new = {"dtype": torch.float32, "device": q.device}
     sums = torch.empty(batch, heads, stretches, e, **new)
