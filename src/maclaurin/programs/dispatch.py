@@ -30,6 +30,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
 from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
+from maclaurin.programs.plain import why_it_must_be_causal
 from maclaurin.programs.plan import (
     LayerPlan,
     Plan,
@@ -625,7 +626,10 @@ class _Request(NamedTuple):
         self.check_form()
 
     def check_form(self) -> None:
-        """Raise if the call needs a state or the recurrent form, and the spec has none."""
+        """Raise if the call needs causal attention, a state or the recurrent form, and cannot have it."""
+        why = None if self.options.causal else why_it_must_be_causal(self.spec)
+        if why is not None:
+            raise InputError(f"{why}.")
         if self.asked_form is Form.RECURRENT or self.carries_state:
             require_recurrent(self.spec)
         size = self.options.chunk_size

@@ -62,13 +62,20 @@ class PlainForm(Program):
             )
 
 
+def why_it_must_be_causal(spec: AttentionSpec) -> str | None:
+    """Why the spec is defined only for causal attention; None if it is not limited to that."""
+    part = spec.irreversible_part
+    if part is None or not spec.has_order_of_time:
+        return None
+    return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
+
+
 def _why_not(form: Form, call: Call) -> str | None:
     """Why this form cannot compute the call; None if it can."""
     spec = call.spec
-    if not call.causal and spec.has_order_of_time:
-        part = spec.irreversible_part
-        assert part is not None
-        return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
+    needs_mask = None if call.causal else why_it_must_be_causal(spec)
+    if needs_mask is not None:
+        return needs_mask
     keeps = spec.window is not None and spec.window.kept > 0
     if keeps and form is Form.BLOCKED:
         return (
