@@ -30,7 +30,6 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing, untraced
 from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
-from maclaurin.programs.plain import why_it_must_be_causal
 from maclaurin.programs.plan import (
     LayerPlan,
     Plan,
@@ -41,7 +40,7 @@ from maclaurin.programs.plan import (
     remembered_plan,
     remembered_together,
 )
-from maclaurin.programs.program import Call
+from maclaurin.programs.program import Call, why_it_must_be_causal
 from maclaurin.programs.series import as_series, planned_series, require_recurrent
 from maclaurin.programs.validate import (
     as_number,

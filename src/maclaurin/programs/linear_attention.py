@@ -49,11 +49,6 @@ class LinearAttention(Program):
         return first_reason(
             ("it does not support a window" if spec.window is not None else None),
             ("single tokens have their own programs" if call.is_step else None),
-            (
-                "without a causal mask it supports no decay gate"
-                if not call.causal and spec.decay_gates
-                else None
-            ),
             refuse_denominator(spec),
             lambda: _refuse_state(call) if call.carries_state else None,
             refuse_tensors(call),

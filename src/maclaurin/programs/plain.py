@@ -11,7 +11,14 @@ from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.program import Call, Cost, Program, dense_flops, working_bytes
+from maclaurin.programs.program import (
+    Call,
+    Cost,
+    Program,
+    dense_flops,
+    why_it_must_be_causal,
+    working_bytes,
+)
 from maclaurin.spec import AttentionSpec
 
 #: queries per block of the blocked form
@@ -60,14 +67,6 @@ class PlainForm(Program):
                 state=call.state,
                 return_state=call.return_state,
             )
-
-
-def why_it_must_be_causal(spec: AttentionSpec) -> str | None:
-    """Why the spec is defined only for causal attention; None if it is not limited to that."""
-    part = spec.irreversible_part
-    if part is None or not spec.has_order_of_time:
-        return None
-    return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
 
 
 def _why_not(form: Form, call: Call) -> str | None:

@@ -5,8 +5,10 @@ import torch
 
 import maclaurin
 from maclaurin import InputError
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.plan import PROGRAMS, find_plan, forget_plans
+from maclaurin.programs.program import Call
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 WINDOW = "taylor(2,about=mean)+window(64,sinks=1)/sum"
@@ -30,7 +32,6 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("taylor(2)/sum", 1024, {"return_state": True}, "linear time"),
         ("taylor(2)/sum", 1024, {"causal": False}, "quadratic polynomial"),
         ("taylor(2)/sum", 8192, {"causal": False}, "linear time"),
-        ("power(2)*forget/sum", 8192, {"causal": False}, "quadratic polynomial"),
         (WINDOW, 4096, {}, "pairs about the mean"),
         (WINDOW, 65536, {}, "tail in chunks"),
         ("taylor(2,about=mean)/sum", 65536, {}, "tail in chunks"),
@@ -163,6 +164,16 @@ def test_a_remembered_plan_does_not_skip_checks():
         maclaurin.attention(q, q, q, "exp/sum", ouput_gate=q[..., 0])
     with pytest.raises(InputError, match="Did you mean return_state"):
         maclaurin.attention(q, q, q, "exp/sum", return_stat=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("spec", ["power(2)*forget/sum", "exp*forget/sum", "linear(elu1)*forget/sum", WINDOW])
+def test_decay_and_windows_need_causal_attention_on_every_device(spec, device):
+    with pytest.raises(InputError, match="no meaning with causal=False"):
+        maclaurin.plan(*meta(256), spec, device=device, causal=False)
+    q, k, v = meta(256)
+    call = Call(maclaurin.parse(spec), Inputs(q, k, v, {}), 1.0, torch.device(device), causal=False)
+    assert all("no meaning with causal=False" in (program.refuses(call) or "") for program in PROGRAMS)
 
 
 @pytest.mark.parametrize(
