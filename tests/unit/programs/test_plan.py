@@ -166,6 +166,20 @@ def test_a_remembered_plan_does_not_skip_checks():
         maclaurin.attention(q, q, q, "exp/sum", return_stat=True)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    ["taylor(2)/sum", "exp(clamp=5)/len", "linear(elu1)/sum", "poly(0)+window(64,kept=192)/sum", WINDOW],
+)
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+def test_fused_programs_refuse_texts_beyond_32_bit_addresses(spec):
+    """T·H·e = 2³¹: offsets within one text do not fit in 32 bits, which these programs compute with."""
+    long, short = (maclaurin.plan(*meta(t, batch=1), spec, device="cuda") for t in (1 << 21, 1 << 12))
+    fused = [program for program in short.costs if program.backend == "triton"]
+    assert fused
+    assert all("32-bit addresses" in long.refusals[program] for program in fused)
+    assert long.program.backend == "torch"
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("spec", ["power(2)*forget/sum", "exp*forget/sum", "linear(elu1)*forget/sum", WINDOW])
 def test_decay_and_windows_need_causal_attention_on_every_device(spec, device):
@@ -198,6 +212,10 @@ def test_other_gpus_get_plain_programs_and_a_reason(monkeypatch, properties, hip
     try:
         why = gpu.why_not_on(torch.device("cuda"))
         assert why is None if words is None else words in why
+        for spec in ("taylor(2)/sum", "exp(clamp=5)/len", "linear(elu1)/sum"):
+            plan = maclaurin.plan(*meta(1024), spec, device="cuda")
+            assert plan.backend == ("triton" if words is None else "torch")
+            assert words is None or words in str(plan)
     finally:
         gpu._why_not_on_gpu.cache_clear()
 
