@@ -355,7 +355,7 @@ def _tops_by_reach(
 ) -> Iterator[tuple[int, str, float]]:
     """Plans giving as many heads as the budget allows a window long enough for the facts.
 
-    Where all heads could have so long a window, there is nothing to give to a few.
+    There is no such plan if the budget allows all heads such a window.
     """
     for reach in reaches:
         far = exact_keys(reach + SINKS)

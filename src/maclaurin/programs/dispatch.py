@@ -270,7 +270,7 @@ def _planned_call(
     packing: Packing | None = None,
     groups: tuple[HeadGroup, ...] = (),
 ) -> Call:
-    """A call whose program is known, so that no form is asked for."""
+    """A call whose program is known; no form is requested."""
     q, scale = inputs.q, options.scale
     factor = spec.kernel.default_scale(q.shape[3]) if scale is None else as_number("scale", scale)
     return Call(
@@ -455,7 +455,7 @@ def plan(
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
 ) -> Plan | LayerPlan:
-    """What `attention` would do for such a call, and why; calls that it refuses are refused here.
+    """Which program `attention` would run for such a call, and why; it raises the errors of that call.
 
     Tensors may be on the meta device. state=True plans a call that continues from a state (with one token: a
     decoding step). `device` is where the call would run, by default the device of q, or for meta tensors the
@@ -491,7 +491,7 @@ def _plan(
     return_state: bool,
     device: torch.device,
 ) -> Plan:
-    """The plan of a call of one spec. Its state may be True, one that is not there yet."""
+    """The plan of a call of one spec. `state` may be True, for a state that does not exist yet."""
     request = _Request(spec, inputs, None if isinstance(state, bool) else state, options)
     request.check(for_plan=True)
     note = ""
@@ -575,7 +575,7 @@ class _Request(NamedTuple):
         return Form.BLOCKED if form is Form.CHUNKED and stateless else form
 
     def needs_series_for(self, form: Form | None) -> bool:
-        """exp in recurrent form, or with a state, runs as its truncated series."""
+        """Whether exp must run as its truncated series: in recurrent form, or with a state."""
         return (form is Form.RECURRENT or self.carries_state) and self.spec.has_series
 
     @property
@@ -671,7 +671,7 @@ def _with_known_fill(state: State, k: Tensor) -> State:
 
 
 def _outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which torch.compile runs between its graphs; where one graph must hold all, an error."""
+    """The function, with a graph break in torch.compile; with fullgraph=True, an error."""
     if torch.compiler.is_compiling():
         raise InputError(
             "exp with a state runs as its series, whose order is read from the scores, so one graph cannot "
@@ -755,7 +755,7 @@ def _run(request: _Request, inputs: Inputs, state: State | None) -> tuple[Tensor
 
 
 def _masked_inputs(request: _Request) -> Inputs:
-    """The inputs with zeros in place of padding, whatever was there."""
+    """The inputs with padding replaced by zeros."""
     mask = request.options.key_padding_mask
     if mask is None:
         return request.inputs
@@ -791,7 +791,7 @@ class _KnownSpecs:
     """Specs by name, as attributes.
 
     torch.compile traces and guards an attribute of a global object one by one; a dict would be
-    guarded as a whole, and each new spec would compile every graph again.
+    guarded as a whole, and each new spec would recompile every graph.
     """
 
 

@@ -31,7 +31,7 @@ from maclaurin.spec import AttentionSpec, Sign
 _CHUNK = 64
 #: tensors and other arguments of `first_order`
 _TENSORS, _OPTIONS = 7, 12
-#: a tensor that a call may lack
+#: an optional tensor
 _Given = Tensor | None
 
 
@@ -108,11 +108,11 @@ class _Rows(NamedTuple):
     #: the length to which the program's norm scales rows; 0 for none
     length: float
     centred: bool
-    #: whether the program's rows are the answer
+    #: whether the program's rows are the output
     is_final: bool
     rests: bool
     chunk: int
-    #: whether q, k and v are operands as they are given
+    #: whether the program takes q, k and v unchanged
     as_given: bool
 
     @staticmethod

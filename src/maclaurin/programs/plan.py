@@ -69,7 +69,7 @@ _LEFT_OUT = _names_left_out()
 class Plan:
     """The program that `attention` runs for a call, and what others would cost or why they cannot run it."""
 
-    #: of groups of heads that run together: all of them
+    #: the spec of the call; for groups of heads that run together, all their specs
     spec: AttentionSpec | LayerAttention
     program: Program
     chunk_size: int | None
@@ -83,7 +83,7 @@ class Plan:
     copied: dict[Program, str]
     #: the program, prepared for calls like this one
     run: Run = field(repr=False, compare=False)
-    #: why another spec runs than was asked for
+    #: why another spec runs than the requested one
     note: str = ""
     #: whether packed sequences are copied to rows; a program is then chosen by their real lengths
     copies: bool = field(init=False)
@@ -176,7 +176,7 @@ class LayerPlan:
 
 def _refusal(program: Program, call: Call) -> str | None:
     if program.name in _LEFT_OUT:
-        return "MACLAURIN_WITHOUT leaves it out"
+        return "MACLAURIN_WITHOUT excludes it"
     return program.refuses(call)
 
 

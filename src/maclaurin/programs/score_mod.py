@@ -111,7 +111,7 @@ class _Softmax(NamedTuple):
     clamp: float | None
     window: int | None
     sinks: int
-    #: whether q, k and v are operands as they are given
+    #: whether the program takes q, k and v unchanged
     as_given: bool
     #: whether only gates and a norm follow on softmax rows
     is_divided: bool

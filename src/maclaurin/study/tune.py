@@ -56,7 +56,7 @@ NOT_TUNED = (
     "test",
 )
 
-#: trains runs, and those that follow from their results, until there are no more; gives all results by key
+#: trains runs, and further runs that follow from their results, until none follow; returns results by key
 Train = Callable[[NextRuns], Mapping[str, RunRecord]]
 MakeRun = Callable[[Experiment, Cell, Mapping[str, Any]], RunRecord]
 

@@ -236,7 +236,7 @@ def _facts(answer: TaskResult) -> dict[str, Any]:
 
 
 def provenance(place: Workplace) -> dict[str, Any]:
-    """Where a number comes from."""
+    """Commit, machine, versions and date of a result."""
     facts = machine_facts()
     return {
         "commit": facts["commit"],

@@ -193,8 +193,8 @@ def test_decay_and_windows_need_causal_attention_on_every_device(spec, device):
 @pytest.mark.parametrize(
     ("properties", "hip", "words"),
     [
-        ({"major": 8, "shared_memory_per_block_optin": 166912}, None, "this is an A100"),
-        ({"major": 12, "shared_memory_per_block_optin": 101376}, None, "this is an A100"),
+        ({"major": 8, "shared_memory_per_block_optin": 166912}, None, "this GPU is A100"),
+        ({"major": 12, "shared_memory_per_block_optin": 101376}, None, "this GPU is A100"),
         ({"major": 9, "shared_memory_per_block_optin": 65536}, "6.3", "NVIDIA"),
         ({"major": 9, "shared_memory_per_block_optin": 232448}, None, None),
     ],
