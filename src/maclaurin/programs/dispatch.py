@@ -229,7 +229,7 @@ class _Options(NamedTuple):
     tolerance: float
     score_bound: float | None
     state_budget: int
-    #: the caller did not name the layout, so shapes are checked for swapped axes
+    #: whether `layout` was left out, so that shapes are checked for swapped axes
     unnamed: bool
 
 
@@ -351,7 +351,7 @@ def _together(
 def _find_together(
     layer: LayerAttention, inputs: Inputs, options: _Options, device: torch.device, *, for_plan: bool = False
 ) -> _Together:
-    """Raises unless every group can run."""
+    """The groups that run together, with their plans; raises unless every group can run."""
 
     def joint(numbers: tuple[int, ...]) -> Call:
         part = _split(layer, inputs, [numbers]).parts[0]
@@ -392,7 +392,7 @@ def _kept(after: State | None, tokens: int) -> State:
 
 
 def _key(spec: Hashable, inputs: Inputs, state: State | None, options: _Options) -> Hashable | None:
-    """Everything that validity and choice of a program depend on; None: do not cache.
+    """The cache key of a call: all that checks and the choice of a program depend on. None: do not cache.
 
     It is computed at every call, so it must be cheap. Options of another type than usual may equal the usual
     ones (2.0 and 2), or have no hash: they are checked every time.
@@ -662,7 +662,7 @@ class _Request(NamedTuple):
 
 
 def _with_known_fill(state: State, k: Tensor) -> State:
-    """The state, marked as full if its window is: read once, and only if several tokens follow."""
+    """The state, marked as full if its window is. This is read once, and only if several tokens follow."""
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
     if k.shape[1] == 1 or is_tracing():
@@ -755,7 +755,7 @@ def _run(request: _Request, inputs: Inputs, state: State | None) -> tuple[Tensor
 
 
 def _masked_inputs(request: _Request) -> Inputs:
-    """The inputs with padding replaced by zeros."""
+    """The inputs with padding of q and k replaced by zeros, to find the largest score."""
     mask = request.options.key_padding_mask
     if mask is None:
         return request.inputs

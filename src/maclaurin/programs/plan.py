@@ -272,7 +272,8 @@ def _with_copies(program: Program, cost: Cost, rows: Call, call: Call) -> Cost:
 
 
 def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
-    """The fastest program that fits in memory, or the fastest if none does; torch.compile can trace it."""
+    """The fastest program that fits in memory, or the fastest if none does."""
+    # a loop: torch.compile traces it
     best: tuple[bool, float] | None = None
     chosen = None
     for program, cost in costs.items():
@@ -283,6 +284,7 @@ def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
 
 
 def _why_none(call: Call, refusals: dict[Program, str]) -> str:
+    """The reason to report if no program can run the call: that of a plain form."""
     if call.form is not None:
         return refusals[PLAIN_FORMS[call.form]]
     carries = Form.CHUNKED if call.carries_state else Form.PARALLEL

@@ -422,7 +422,7 @@ class _GainedRows(NamedTuple):
 
     dy: Tensor
     layout: tuple[int, ...]
-    #: whether o is the answer y instead
+    #: whether o holds the output y instead
     rows_are_output: bool
     o: Tensor
     lse: Tensor

@@ -334,7 +334,7 @@ def tune_study(
 
     def next_runs(results: Mapping[str, RunRecord]) -> Plan:
         if any(record.status == "crashed" for record in results.values()):
-            return {}  # the runs that have begun may end
+            return {}  # start no more runs; those in progress are finished
         return {label: run for search in searches for label, run in search.next_runs(results).items()}
 
     results = train(next_runs)

@@ -141,7 +141,7 @@ def _train(
         return made
 
     if _first_sees(processes, RunFolder(entry.path).read_summary().get("step") == config.steps):
-        return settle("finished", config.steps)  # killed between the end and the record
+        return settle("finished", config.steps)  # it was killed after training, before its record was written
     resume = _first_sees(processes, RunFolder(entry.path).config.exists())
     trainer = Trainer(config, source, entry.path, processes)
     try:
