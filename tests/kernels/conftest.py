@@ -1,7 +1,9 @@
 """Fused programs: on a GPU where there is one, else in triton's interpreter (TRITON_INTERPRET=1)."""
 
 import os
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ if INTERPRETED:
     quick_interpreter.install()
 
 
-#: tests of which the interpreter needs minutes; there only their first cases in fp32 belong to `make test`
+#: tests that take minutes in the interpreter → how many of their fp32 cases run in `make test`; None for all
 MINUTES_IN_INTERPRETER = {
     "test_linear_time": 6,
     "test_every_kind_of_spec_with_grouped_heads_and_odd_sizes": 8,
@@ -38,22 +40,33 @@ MINUTES_IN_INTERPRETER = {
     "test_token_by_token": 12,
     "test_operator_is_registered_as_torch_wants_it": 1,
 }
-#: operators that are checked on a GPU and in `make test-all`: their interpreted programs run ten times for it
-LONG_CHECKS = ("test_polynomial_linear", "test_softmax_score_mod", "test_packed")
-#: programs whose fp16 cases are short
-SHORT_IN_FP16 = ("test_polynomial_quadratic",)
+#: files whose check of an operator runs only on a GPU and in `make test-all`: it takes 5 to 11 seconds
+LONG_CHECKS = ("test_linear_time", "test_packed")
+#: files of which every case runs in `make test`: none takes a second
+SHORT_FILES = ("test_quadratic_polynomial",)
+
+
+def assert_names_exist():
+    """The tables above name files and tests; a name without one has no effect."""
+    files = {file.stem: file.read_text() for file in Path(__file__).parent.glob("test_*.py")}
+    tests = {name for text in files.values() for name in re.findall(r"^def (test_\w+)", text, re.M)}
+    assert not {*LONG_CHECKS, *SHORT_FILES} - files.keys()
+    assert not MINUTES_IN_INTERPRETER.keys() - tests
 
 
 def pytest_collection_modifyitems(items):
-    """What an interpreted run leaves to `make test-all`: fp16 of the long tests, and most of their shapes."""
+    """Leave to `make test-all` what takes long in the interpreter: most shapes of long tests, and fp16."""
+    assert_names_exist()
     if ON_GPU:
         return
     seen = Counter()
     for item in items:
+        if item.path.parent != Path(__file__).parent:  # pytest passes the tests of all folders
+            continue
         name = getattr(item, "originalname", item.name)
         if name == "test_operator_is_registered_as_torch_wants_it" and item.path.stem in LONG_CHECKS:
             item.add_marker(pytest.mark.exhaustive)
-        if name not in MINUTES_IN_INTERPRETER or item.path.stem in SHORT_IN_FP16:
+        if name not in MINUTES_IN_INTERPRETER or item.path.stem in SHORT_FILES:
             continue
         given = item.callspec.params if hasattr(item, "callspec") else {}
         half = given.get("dtype") in ("float16", torch.float16, torch.bfloat16) or given.get("e") == 32
@@ -76,7 +89,7 @@ def device():
 
 @pytest.fixture
 def poisoned():
-    """Memory that nobody has written holds NaN."""
+    """Uninitialised memory holds NaN."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True

@@ -167,7 +167,7 @@ def test_values_that_a_gate_has_changed_are_not_rounded():
 
 def test_a_state_of_narrow_keys_takes_no_wide_ones():
     case = random_tensors(parse("poly(0)+window(3)/sum"), Shape(), 0, torch.bfloat16)
-    with pytest.raises(InputError, match="would lose digits"):
+    with pytest.raises(InputError, match="would lose precision"):
         case.map(torch.Tensor.float).output(state=case.state())
 
 

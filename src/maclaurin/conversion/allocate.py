@@ -355,7 +355,7 @@ def _tops_by_reach(
 ) -> Iterator[tuple[int, str, float]]:
     """Plans giving as many heads as the budget allows a window long enough for the facts.
 
-    Where all heads could have so long a window, there is nothing to give to a few.
+    There is no such plan if the budget allows all heads such a window.
     """
     for reach in reaches:
         far = exact_keys(reach + SINKS)
@@ -409,23 +409,23 @@ def _slots(memory: str) -> int:
 
 
 def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDamage) -> list[str] | None:
-    """A memory for each of these heads: every step goes to the head whose damage falls most per byte."""
+    """A memory for each head, chosen greedily: bytes go to the head whose damage falls most per byte."""
     by_size = sorted(damage.of, key=_slots)
-    best = {
+    options = {
         place: [(_taken(memory, size), damage(memory, *place), memory) for memory in by_size]
         for place in others
     }
     chosen = dict.fromkeys(others, 0)
-    left = budget - sum(best[place][0][0] for place in others)
+    left = budget - sum(options[place][0][0] for place in others)
     if left < 0:
         return None
     waiting: list[tuple[float, Place, int]] = []
 
     def offer(place: Place) -> None:
-        bytes_now, damage_now, _ = best[place][chosen[place]]
+        bytes_now, damage_now, _ = options[place][chosen[place]]
         steps = [
             ((after - damage_now) / (needed - bytes_now), place, step)
-            for step, (needed, after, _) in enumerate(best[place])
+            for step, (needed, after, _) in enumerate(options[place])
             if step > chosen[place] and needed - bytes_now <= left
         ]
         if steps and min(steps)[0] < 0:
@@ -435,11 +435,11 @@ def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDa
         offer(place)
     while waiting:
         _, place, step = heapq.heappop(waiting)
-        more = best[place][step][0] - best[place][chosen[place]][0]
+        more = options[place][step][0] - options[place][chosen[place]][0]
         if more <= left:
             chosen[place], left = step, left - more
         offer(place)
-    memories = [best[place][chosen[place]][2] for place in others]
+    memories = [options[place][chosen[place]][2] for place in others]
     return _using_up(memories, left, size)
 
 

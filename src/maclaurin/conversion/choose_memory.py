@@ -232,9 +232,9 @@ def choose_by(
         damage = measure_damage(model, rows, memories_to_try(rows.shape[1]), file, report)
     asked = questions if plan_questions is None else plan_questions
 
-    def decided(its: MemoryBudget, finalists: int) -> Decision:
-        plans = plans_for(config, its, heads.ranking, damage, reaches_of(questions))
-        title = f"measuring {len(plans)} plans for {its.bytes:,} bytes"
+    def decided(limit: MemoryBudget, finalists: int) -> Decision:
+        plans = plans_for(config, limit, heads.ranking, damage, reaches_of(questions))
+        title = f"measuring {len(plans)} plans for {limit.bytes:,} bytes"
         with report_progress(title, progress) as report:
             return decide(model, plans, rows, asked, file, report, finalists=finalists)
 

@@ -217,7 +217,8 @@ def _only_choose(
     """Choose a memory; write at most the measures and a page next to `out`."""
     if isinstance(wanted, AttentionRequest):
         raise InputError(
-            "`attention` leaves no memory to choose: a dry run, or a call without `out`, has nothing to do."
+            "with `attention` there is no memory to choose, so a dry run, or a call without `out`, does "
+            "nothing: give `out`, or `memory` or `constant` instead."
         )
     if out is not None:
         _require_free(out)

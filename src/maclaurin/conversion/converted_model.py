@@ -121,7 +121,7 @@ def save(
 
 
 def write_plans_page(out: Path, source: str, chosen: MemoryChoice, attention: Sequence[str]) -> None:
-    """Write the page of a memory that was only chosen, next to the folder of the conversion to come."""
+    """Write the page of a dry run, next to the folder that a conversion would write."""
     _write_page(out.with_name(f"{out.name}.plans.html"), source, chosen, attention)
 
 

@@ -214,7 +214,9 @@ def recall_over(distances: Sequence[int], tokenizer: Any, number: int) -> list[R
     found = []
     for distance in distances:
         asked = islice(Recall(distance).items(prose, RECALL_SEED), number)
-        items = tuple(dataclasses.replace(item, without=None) for item in asked)  # no log-odds are shown
+        items = tuple(
+            dataclasses.replace(item, without=None) for item in asked
+        )  # log-odds are not measured here
         lengths = (len(tokenizer(item.context, add_special_tokens=False)["input_ids"]) for item in items)
         found.append(RecallOverDistance(distance, items, tuple(lengths), tokenizer))
     return found

@@ -188,7 +188,7 @@ class MeasureFile:
             theirs = data.get("identity", {}).get(name)
             if theirs != mine:
                 raise InputError(
-                    f"{path} was measured with {name} {theirs}, but now it is {mine}: use the same as then, "
+                    f"{path} was measured with {name} {theirs}, but now it is {mine}: use the same again, "
                     "or leave `resume` out to start again."
                 )
         return MeasureFile(path, identity, data["found"])

@@ -53,7 +53,7 @@ class MemoryBudget:
         return found
 
     def times(self, factor: float) -> MemoryBudget:
-        """A budget for the same text with so many times the bytes."""
+        """A budget for the same text with `factor` times the bytes."""
         return dataclasses.replace(self, bytes=int(factor * self.bytes))
 
     def __str__(self) -> str:

@@ -36,9 +36,9 @@ class Recovery:
     #: share of rows with facts and questions, or with copies (data/recall_rows.py); largest distance of facts
     mix: float = 0.0
     reach: int | None = None
-    #: of the mean loss of answers, relative to the mean divergence from the original's predictions
+    #: weight of the mean loss of answers; the mean divergence from the original's predictions has weight 1
     answer_weight: float = 0.1
-    #: rows that are computed together are the batch divided by this
+    #: parts of a batch that are computed one after the other, to save memory
     accumulate: int = 1
 
     @property

@@ -1,4 +1,4 @@
-"""Sample text for a conversion, as tokens: a file, or what runs on the standard library only test on."""
+"""Sample text for a conversion, as tokens: a file, or the test documents of data=stdlib."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from maclaurin.forms.parallel import parallel_rows, weights_of
 from maclaurin.forms.stream import Rows, Stream, decay_matrix, running_totals, split_count, values_with_count
 from maclaurin.spec import AttentionSpec, RowStatistics
 
-#: numbers that the features of one span may take
+#: the most numbers that the features of one span hold
 SPAN_BUDGET = 1 << 24
 #: chunks in a span; their states are combined by a matrix of this size
 CHUNKS_IN_SPAN = 32

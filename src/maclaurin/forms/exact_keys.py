@@ -25,7 +25,7 @@ from maclaurin.spec import AttentionSpec, RowStatistics, Window
 
 #: a polynomial form: (spec, stream, moments) → (rows, row statistics, moments)
 TailForm = Callable[[AttentionSpec, Stream, Tensor], tuple[Rows, RowStatistics | None, Tensor]]
-#: the number of a missing key
+#: the token number of a slot without a key
 _NONE = -(1 << 62)
 
 
@@ -117,7 +117,7 @@ def window_rows(
 
 @dataclass(frozen=True)
 class Line:
-    """The w recent keys and the new tokens on one line: token t is at position w + t."""
+    """The w recent keys and, after them, the new tokens: token t is at position w + t of this line."""
 
     stream: Stream
     k: Tensor  # [B, K, w+T, d]
@@ -240,7 +240,7 @@ class Line:
             sink_log_decay = self.sink_decay + since_start.to(self.sink_decay.dtype)
         k_type, v_type = like.recent_k.dtype, like.recent_v.dtype
         return ExactKeys(
-            recent_k.to(k_type, copy=True),  # a copy, so as not to keep the longer line alive
+            recent_k.to(k_type, copy=True),  # a copy, so that the memory of the longer line can be freed
             recent_v.to(v_type, copy=True),
             self.sink_k.to(k_type),
             self.sink_v.to(v_type),

@@ -4,8 +4,8 @@
     kept at t     the M best of the candidates so far, by the attention they received (ranking.py)
     tail at t     all others: a key enters it when displaced, or when it leaves the window and is not kept
 
-A text is read in pieces, each starting from the state after the last. Within a piece every query has a mask
-over slots, line (exact_keys.py) and sinks; the tail is the ordinary polynomial form over displaced keys.
+A text is read in pieces, each starting from the state after the one before. Within a piece every query has a
+mask over slots, line (exact_keys.py) and sinks; the tail is the ordinary polynomial form over displaced keys.
 """
 
 from __future__ import annotations
@@ -237,10 +237,10 @@ def keep_attended_keys(state: State, q: Tensor, k: Tensor, v: Tensor, present: T
 
         a_s = w/n Σ_u mean_g p_us        over the last n queries u, p_us = softmax over every key up to u
 
-    A memory that is small while it reads must decide when a key leaves its window of w tokens, by the
-    queries that the key met there. After a prompt was read with full attention every key is still available,
-    and its last queries predict better what the text after it will need. The factor w/n makes these scores
-    comparable with those of keys that leave the window later.
+    If memory is small while a text is read, a key is kept or dropped when it leaves the window of w tokens,
+    by the attention it received there. After a prompt was read with full attention every key is still
+    available, and its last queries predict better which keys the text after it needs. The factor w/n makes
+    these scores comparable with those of keys that leave the window later.
 
     present [B, T] is False for padding. A state without slots, or with a tail, is returned as it is: a tail
     holds the keys that were not kept, so the choice cannot be changed afterwards.

@@ -45,7 +45,7 @@ class SeenByRows:
 
     @property
     def row_sum(self) -> Tensor:
-        """Σ_s w_ts, [B, K, G, T]; 1 where it is 0, so that rows that see no key are divided by something."""
+        """Σ_s w_ts, [B, K, G, T]; 1 where it is 0, as for rows that see no key."""
         total, scale = self.scaled_row_sum, self._log_scale
         if scale is not None:  # in float64, where e^700 fits; beyond that NaN, since ∞ would give rows of 0
             total = total.double() * scale.double().exp()

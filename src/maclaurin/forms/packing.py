@@ -2,8 +2,8 @@
 
 Every form then needs only the lengths of its rows; windows, sinks and positions count real tokens
 only. Packed sequences become rows of a batch; those of similar length share one, so that
-no more than about half of it is padding. Some programs read packed sequences where they lie instead
-(`Packing`), and nothing is copied.
+no more than about half of it is padding. Some programs read packed sequences in place instead
+(`Packing`), without a copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Packing(NamedTuple):
     def visible_keys(self, tokens: int, causal: bool) -> Tensor:
         """How many keys of its own sequence each token sees, [1, T], without a GPU synchronisation."""
         t = torch.arange(tokens, dtype=self.cuts.dtype, device=self.cuts.device)
-        after = torch.searchsorted(self.cuts, t, right=True)  # the first cut behind the token
+        after = torch.searchsorted(self.cuts, t, right=True)  # the first cut after the token
         last = t + 1 if causal else self.cuts[after]
         return (last - self.cuts[after - 1])[None]
 

@@ -1,4 +1,4 @@
-"""The state of attention as a recurrent network: a fixed number of numbers per head.
+"""The state of attention as a recurrent network, of a fixed size per head.
 
     moments   S = Σ_s D_s φ(k_s) [i_s v_s, 1]ᵀ     symmetric-packed, fp32 or fp64
     count     how many keys it has seen
@@ -43,7 +43,7 @@ class State:
     log_decay: Tensor | None = None  # [B, K], ln of all forget gates so far
     running: Tensor | None = None  # [B, heads], ln Σ e^g of the running argument so far
     exact: ExactKeys | None = None
-    #: whether window and sinks are known to be full; found once, since reading it from a GPU means a wait
+    #: whether window and sinks are known to be full; read from the GPU once, since that synchronises
     is_full: bool = False
     #: for exp run as a series: the certificate of its order, and the norm of the longest key so far
     certificate: Certificate | None = None
@@ -180,7 +180,7 @@ class State:
     # -------------------------------------------------------------------------------- its algebra
 
     def merge(self, later: State) -> State:
-        """The state of this text followed by the later one, each started from nothing.
+        """The state of this text followed by the later one; both began with an empty state.
 
         S = (Π f of the later) S_this + S_later
         """

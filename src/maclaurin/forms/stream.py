@@ -1,6 +1,7 @@
 """The inputs and outputs of every form, in one layout.
 
-B batch, K key-value heads, G query heads per key-value head, T queries, S keys, d, e sizes
+B batch, K key-value heads, G query heads per key-value head, T queries, S keys,
+d size of queries and keys, e size of values
 """
 
 from __future__ import annotations

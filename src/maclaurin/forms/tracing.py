@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: types of arguments that cannot be a tracer's
+#: types of arguments that no tracer passes
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None), bool, int, float, str, list, tuple})
 _UNCHANGED = contextlib.nullcontext()
 

@@ -1,10 +1,11 @@
-"""Polynomials about the mean score of a row, and an exact window beside a polynomial tail, on one fused
-program (triton/about_mean.py): every pair of the tail, or chunks of it through moments. Hermite's of order 2,
-whose weights sum to the number of keys, is the same series minus a constant per row ("balanced").
+"""Polynomials about the mean score of a row, and an exact window with a polynomial tail: one fused program.
 
-Rows are already divided by their sum, or by t where a norm follows and the sum may vanish; gates and norms
-follow on them. Text that continues from a state with a window is put after the state's exact keys, sinks
-and window, as if it began with them; the tail begins with the state's moments.
+The program (triton/about_mean.py) computes every pair of the tail, or reads chunks of it through moments.
+hermite(2), whose weights sum to the number of keys, is the same series minus a constant per row ("balanced").
+
+The program divides rows by their sum, or by t where a norm follows and the sum may vanish. Gates and norms
+are applied afterwards. A text that continues from a state with a window is computed as if it began with the
+exact keys of the state, sinks and window; its tail begins with the moments of the state.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NOT_BALANCED = (
 _HIGHEST_ORDER = 12
 #: tensors and other arguments of `mean_polynomial`
 _TENSORS, _OPTIONS = 6, 9
-#: a tensor that a call may lack
+#: an optional tensor
 _Given = Tensor | None
 
 
@@ -215,7 +216,7 @@ def _refuse_state(call: Call) -> str | None:
 
 
 def _refuse_unfilled(state: State, first: int) -> str | None:
-    """Why the tail may not have begun: the state holds too few keys, or how many is unknown."""
+    """Why the tail may be empty: the state holds too few keys, or their number is unknown."""
     if state.is_full:
         return None
     if is_tracing() or state.count.is_meta or bool((state.count < first).any()):
@@ -224,7 +225,7 @@ def _refuse_unfilled(state: State, first: int) -> str | None:
 
 
 def _behind_exact_keys(inputs: Inputs, state: State) -> Inputs:
-    """The text after sinks and window of the state, which get zero queries; their rows are dropped."""
+    """Sinks and window of the state, then the text. These keys get zero queries, whose rows are dropped."""
     exact = state.exact
     assert exact is not None
 
@@ -255,7 +256,7 @@ class _Polynomial(NamedTuple):
     #: rows in bf16, where nothing else is applied to them
     narrow: bool
     divisor: str
-    #: whether q, k and v are operands as they are given
+    #: whether the program takes q, k and v unchanged
     as_given: bool
 
     @staticmethod

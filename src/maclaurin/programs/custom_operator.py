@@ -94,7 +94,7 @@ class Operator(Generic[P, R]):
         self._tensors = _leading_tensors(function)
 
         def forward(ctx: Any, *given: Any) -> Any:
-            *tensors, others = given  # autograd looks at every argument: the others are one
+            *tensors, others = given  # as one argument: autograd inspects each of them
             arguments = (*tensors, *others)
             output = function(*arguments)  # type: ignore[call-arg]
             setup_context(ctx, arguments, output)

@@ -339,7 +339,7 @@ def _tabulate(name: str, d: int, orders: tuple[int, ...], device: torch.device) 
     return True
 
 
-@cache  # recorded steps read it where it is
+@cache  # a recorded graph reads it at this address
 def _step_layout(d: int, orders: tuple[int, ...], device: torch.device) -> Layout:
     from maclaurin.programs.triton.decode_step import Layout
 
@@ -492,7 +492,7 @@ def _powers(u: Tensor, orders: tuple[int, ...]) -> Tensor:
     return torch.cat(wanted, dim=-1) if wanted else u[..., :0]
 
 
-@cache  # recorded steps read it where it is
+@cache  # a recorded graph reads it at this address
 def _table(d: int, n: int, dtype: torch.dtype, device: torch.device) -> _Table:
     """The multisets of size n that begin with i are i with a suffix of those of size n − 1."""
     with torch.inference_mode(False):
@@ -503,7 +503,7 @@ def _table(d: int, n: int, dtype: torch.dtype, device: torch.device) -> _Table:
         return _Table(first.to(device), torch.cat(suffixes).to(device), weights.to(device))
 
 
-@cache  # recorded steps read it where it is
+@cache  # a recorded graph reads it at this address
 def _coefficients(spec: AttentionSpec, d: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """aₙ for every feature of order n."""
     with torch.inference_mode(False):

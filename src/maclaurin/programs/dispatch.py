@@ -40,7 +40,7 @@ from maclaurin.programs.plan import (
     remembered_plan,
     remembered_together,
 )
-from maclaurin.programs.program import Call
+from maclaurin.programs.program import Call, why_it_must_be_causal
 from maclaurin.programs.series import as_series, planned_series, require_recurrent
 from maclaurin.programs.validate import (
     as_number,
@@ -229,7 +229,7 @@ class _Options(NamedTuple):
     tolerance: float
     score_bound: float | None
     state_budget: int
-    #: the caller did not name the layout, so shapes are checked for swapped axes
+    #: whether `layout` was left out, so that shapes are checked for swapped axes
     unnamed: bool
 
 
@@ -270,7 +270,7 @@ def _planned_call(
     packing: Packing | None = None,
     groups: tuple[HeadGroup, ...] = (),
 ) -> Call:
-    """A call whose program is known, so that no form is asked for."""
+    """A call whose program is known; no form is requested."""
     q, scale = inputs.q, options.scale
     factor = spec.kernel.default_scale(q.shape[3]) if scale is None else as_number("scale", scale)
     return Call(
@@ -351,7 +351,7 @@ def _together(
 def _find_together(
     layer: LayerAttention, inputs: Inputs, options: _Options, device: torch.device, *, for_plan: bool = False
 ) -> _Together:
-    """Raises unless every group can run."""
+    """The groups that run together, with their plans; raises unless every group can run."""
 
     def joint(numbers: tuple[int, ...]) -> Call:
         part = _split(layer, inputs, [numbers]).parts[0]
@@ -392,7 +392,7 @@ def _kept(after: State | None, tokens: int) -> State:
 
 
 def _key(spec: Hashable, inputs: Inputs, state: State | None, options: _Options) -> Hashable | None:
-    """Everything that validity and choice of a program depend on; None: do not cache.
+    """The cache key of a call: all that checks and the choice of a program depend on. None: do not cache.
 
     It is computed at every call, so it must be cheap. Options of another type than usual may equal the usual
     ones (2.0 and 2), or have no hash: they are checked every time.
@@ -455,7 +455,7 @@ def plan(
     gates: Mapping[str, Tensor] | None = None,
     **named_gates: Tensor | None,
 ) -> Plan | LayerPlan:
-    """What `attention` would do for such a call, and why; calls that it refuses are refused here.
+    """Which program `attention` would run for such a call, and why; it raises the errors of that call.
 
     Tensors may be on the meta device. state=True plans a call that continues from a state (with one token: a
     decoding step). `device` is where the call would run, by default the device of q, or for meta tensors the
@@ -491,7 +491,7 @@ def _plan(
     return_state: bool,
     device: torch.device,
 ) -> Plan:
-    """The plan of a call of one spec. Its state may be True, one that is not there yet."""
+    """The plan of a call of one spec. `state` may be True, for a state that does not exist yet."""
     request = _Request(spec, inputs, None if isinstance(state, bool) else state, options)
     request.check(for_plan=True)
     note = ""
@@ -575,7 +575,7 @@ class _Request(NamedTuple):
         return Form.BLOCKED if form is Form.CHUNKED and stateless else form
 
     def needs_series_for(self, form: Form | None) -> bool:
-        """exp in recurrent form, or with a state, runs as its truncated series."""
+        """Whether exp must run as its truncated series: in recurrent form, or with a state."""
         return (form is Form.RECURRENT or self.carries_state) and self.spec.has_series
 
     @property
@@ -625,7 +625,10 @@ class _Request(NamedTuple):
         self.check_form()
 
     def check_form(self) -> None:
-        """Raise if the call needs a state or the recurrent form, and the spec has none."""
+        """Raise if the call needs causal attention, a state or the recurrent form, and cannot have it."""
+        why = None if self.options.causal else why_it_must_be_causal(self.spec)
+        if why is not None:
+            raise InputError(f"{why}.")
         if self.asked_form is Form.RECURRENT or self.carries_state:
             require_recurrent(self.spec)
         size = self.options.chunk_size
@@ -659,7 +662,7 @@ class _Request(NamedTuple):
 
 
 def _with_known_fill(state: State, k: Tensor) -> State:
-    """The state, marked as full if its window is: read once, and only if several tokens follow."""
+    """The state, marked as full if its window is. This is read once, and only if several tokens follow."""
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
     if k.shape[1] == 1 or is_tracing():
@@ -668,7 +671,7 @@ def _with_known_fill(state: State, k: Tensor) -> State:
 
 
 def _outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which torch.compile runs between its graphs; where one graph must hold all, an error."""
+    """The function, with a graph break in torch.compile; with fullgraph=True, an error."""
     if torch.compiler.is_compiling():
         raise InputError(
             "exp with a state runs as its series, whose order is read from the scores, so one graph cannot "
@@ -752,7 +755,7 @@ def _run(request: _Request, inputs: Inputs, state: State | None) -> tuple[Tensor
 
 
 def _masked_inputs(request: _Request) -> Inputs:
-    """The inputs with zeros in place of padding, whatever was there."""
+    """The inputs with padding of q and k replaced by zeros, to find the largest score."""
     mask = request.options.key_padding_mask
     if mask is None:
         return request.inputs
@@ -788,7 +791,7 @@ class _KnownSpecs:
     """Specs by name, as attributes.
 
     torch.compile traces and guards an attribute of a global object one by one; a dict would be
-    guarded as a whole, and each new spec would compile every graph again.
+    guarded as a whole, and each new spec would recompile every graph.
     """
 
 

@@ -1,7 +1,7 @@
 """From a spec's tensors to the operands of a fused program, and from its rows to the output.
 
-Rows get a factor, a gate, a norm: fused on a GPU (triton/rows.py), else plain torch. These are operators
-(custom_operator.py), so torch.compile keeps them whole.
+Factor, gate and norm of rows are fused on a GPU (triton/rows.py), and plain torch elsewhere. They are
+operators (custom_operator.py), which torch.compile does not trace into.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def refuse_head_size(call: Call) -> str | None:
 
 
 def refuse_features(spec: AttentionSpec, dtype: torch.dtype) -> str | None:
-    """Why φ(q) and φ(k) cannot be operands: they would lose digits in the dtype a program multiplies in."""
+    """Why φ(q) and φ(k) cannot be operands: they would lose precision in the dtype of the products."""
     feature_map = spec.kernel.feature_map
     loses = feature_map is not None and not feature_map.keeps_digits and dtype != torch.float32
-    return f"the features of {feature_map} would lose digits in 16 bits" if loses else None
+    return f"the features of {feature_map} would lose precision in 16 bits" if loses else None
 
 
 def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

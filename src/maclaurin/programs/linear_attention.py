@@ -31,7 +31,7 @@ from maclaurin.spec import AttentionSpec, Sign
 _CHUNK = 64
 #: tensors and other arguments of `first_order`
 _TENSORS, _OPTIONS = 7, 12
-#: a tensor that a call may lack
+#: an optional tensor
 _Given = Tensor | None
 
 
@@ -49,11 +49,6 @@ class LinearAttention(Program):
         return first_reason(
             ("it does not support a window" if spec.window is not None else None),
             ("single tokens have their own programs" if call.is_step else None),
-            (
-                "without a causal mask it supports no decay gate"
-                if not call.causal and spec.decay_gates
-                else None
-            ),
             refuse_denominator(spec),
             lambda: _refuse_state(call) if call.carries_state else None,
             refuse_tensors(call),
@@ -113,11 +108,11 @@ class _Rows(NamedTuple):
     #: the length to which the program's norm scales rows; 0 for none
     length: float
     centred: bool
-    #: whether the program's rows are the answer
+    #: whether the program's rows are the output
     is_final: bool
     rests: bool
     chunk: int
-    #: whether q, k and v are operands as they are given
+    #: whether the program takes q, k and v unchanged
     as_given: bool
 
     @staticmethod

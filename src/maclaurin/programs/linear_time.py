@@ -135,8 +135,6 @@ def refuse_kernel(spec: AttentionSpec, d: int) -> str | None:
 
 def _refuse_whole_text(call: Call) -> str | None:
     """Why the operator cannot compute such a call without a causal mask; None if it can."""
-    if call.spec.decay_gates:
-        return "without a causal mask it supports no decay gate"
     if call.spec.kernel.depends_on_row:
         return "without a causal mask it supports only polynomials that are the same for every row"
     return "without a causal mask it carries no state" if call.carries_state else None

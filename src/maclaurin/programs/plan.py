@@ -70,7 +70,7 @@ _LEFT_OUT = _names_left_out()
 class Plan:
     """The program that `attention` runs for a call, and what others would cost or why they cannot run it."""
 
-    #: of groups of heads that run together: all of them
+    #: the spec of the call; for groups of heads that run together, all their specs
     spec: AttentionSpec | LayerAttention
     program: Program
     chunk_size: int | None
@@ -84,7 +84,7 @@ class Plan:
     copied: dict[Program, str]
     #: the program, prepared for calls like this one
     run: Run = field(repr=False, compare=False)
-    #: why another spec runs than was asked for
+    #: why another spec runs than the requested one
     note: str = ""
     #: whether packed sequences are copied to rows; a program is then chosen by their real lengths
     copies: bool = field(init=False)
@@ -177,7 +177,7 @@ class LayerPlan:
 
 def _refusal(program: Program, call: Call) -> str | None:
     if program.name in _LEFT_OUT:
-        return "MACLAURIN_WITHOUT leaves it out"
+        return "MACLAURIN_WITHOUT excludes it"
     return program.refuses(call)
 
 
@@ -273,7 +273,8 @@ def _with_copies(program: Program, cost: Cost, rows: Call, call: Call) -> Cost:
 
 
 def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
-    """The fastest program that fits in memory, or the fastest if none does; torch.compile can trace it."""
+    """The fastest program that fits in memory, or the fastest if none does."""
+    # a loop: torch.compile traces it
     best: tuple[bool, float] | None = None
     chosen = None
     for program, cost in costs.items():
@@ -284,6 +285,7 @@ def _cheapest(costs: dict[Program, Cost], device: str) -> Program | None:
 
 
 def _why_none(call: Call, refusals: dict[Program, str]) -> str:
+    """The reason to report if no program can run the call: that of a plain form."""
     if call.form is not None:
         return refusals[PLAIN_FORMS[call.form]]
     carries = Form.CHUNKED if call.carries_state else Form.PARALLEL

@@ -166,6 +166,9 @@ class Program(ABC):
 
     def refuses(self, call: Call) -> str | None:
         """Why it does not compute this call; None if it does."""
+        needs_mask = None if call.causal else why_it_must_be_causal(call.spec)
+        if needs_mask is not None:
+            return needs_mask
         if call.form is not None and call.form is not self.form:
             return f"it computes the {self.form.value} form, but another was requested"
         if call.packing is not None and not self.reads_packed:
@@ -204,6 +207,14 @@ class Program(ABC):
 
     def __str__(self) -> str:
         return self.name
+
+
+def why_it_must_be_causal(spec: AttentionSpec) -> str | None:
+    """Why the spec is defined only for causal attention; None if it is not limited to that."""
+    part = spec.irreversible_part
+    if part is None or not spec.has_order_of_time:
+        return None
+    return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
 
 
 def first_reason(*reasons: str | Callable[[], str | None] | None) -> str | None:

@@ -59,12 +59,10 @@ class ScoreMod(Program):
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         over_heads = spec.norm is not None and not spec.norm.per_head
-        needs_order = spec.has_order_of_time and not call.causal
         return first_reason(
             _refuse_weights(spec),
             _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
             "it carries no state" if call.carries_state else None,
-            "a decay or a window needs causal attention" if needs_order else None,
             "a norm over several heads needs gains that may overflow" if over_heads else None,
             lambda: refuse_tensors(call),
         )
@@ -113,7 +111,7 @@ class _Softmax(NamedTuple):
     clamp: float | None
     window: int | None
     sinks: int
-    #: whether q, k and v are operands as they are given
+    #: whether the program takes q, k and v unchanged
     as_given: bool
     #: whether only gates and a norm follow on softmax rows
     is_divided: bool

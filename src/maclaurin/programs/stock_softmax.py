@@ -194,14 +194,14 @@ class _Gained(NamedTuple):
 
     stock: TorchSoftmax
     spec: AttentionSpec
-    #: the argument of a gate [B, T, H], if only that gate follows on the rows: it joins their gain
+    #: the argument of a gate [B, T, H], if only that gate follows on the rows: the gain is multiplied by it
     gate: str | None
     uses_row_sum: bool
     #: ln D, if it depends on nothing but the number of keys
     constant: Callable[[], Tensor] | None
     #: query heads per key-value head
     group: int
-    #: head sizes that fused programs take, and whether q, k or v must be padded to it
+    #: the head size that the fused program takes, and whether q, k or v must be padded to it
     size: int
     is_padded: bool
     needs_gradient: bool
@@ -422,7 +422,7 @@ class _GainedRows(NamedTuple):
 
     dy: Tensor
     layout: tuple[int, ...]
-    #: whether o is the answer y instead
+    #: whether o holds the output y instead
     rows_are_output: bool
     o: Tensor
     lse: Tensor
@@ -548,8 +548,8 @@ class _NormedRows(NamedTuple):
 
 # --------------------------------------------------------------------------- backward in slices of the batch
 
-#: bytes of rows, and tokens per text, from which the backward pass runs on some sequences at a time. It does
-#: not pay for short texts: copying takes as long per token, and attention less
+#: bytes of rows, and tokens per text, from which the backward pass runs on some sequences at a time. For
+#: short texts it is slower: copying takes as long per token, and attention less
 SLICED_BYTES, SLICED_TOKENS = 1 << 26, 2048
 #: how many slices: with only answers kept, or rows beside them. For rows of R bytes, cuDNN's own backward
 #: takes 2 R besides its gradients. A slice takes its share of 7 R, for do, o, cuDNN's sums and three

@@ -19,7 +19,7 @@ from maclaurin.wording import did_you_mean
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B, T, H, d], k [B, S, Hkv, d], v [B, S, Hkv, e], one dtype, one device."""
+    """Raise unless q is [B, T, H, d], k [B, S, Hkv, d], v [B, S, Hkv, e], of one dtype, on one device."""
     for name, u in (("q", q), ("k", k), ("v", v)):
         if not isinstance(u, Tensor):
             raise InputError(f"{name} must be a torch tensor, not {type(u).__name__}.")
@@ -101,7 +101,7 @@ def tokens_first(
 
 
 def check_gates(spec: AttentionSpec, inputs: Inputs, *, may_miss: bool = False) -> None:
-    """Exactly the arguments that the spec's parts declare, each with its shape; or some of them."""
+    """Raise unless gates are those that the spec's parts declare; with `may_miss`, some may be absent."""
     for name in inputs.gates:
         if name not in spec.gates:
             raise InputError(_unknown_argument(spec, name))
@@ -155,7 +155,7 @@ def check_layout(
     max_seqlen: int | None,
     key_padding_mask: Tensor | None,
 ) -> None:
-    """Padding, packing and a number of queries that differs from the number of keys."""
+    """Check padding, packing, and calls with fewer or more queries than keys."""
     q, k = inputs.q, inputs.k
     if cu_seqlens is not None and key_padding_mask is not None:
         raise InputError("cu_seqlens and key_padding_mask both say where tokens are: give one of them.")
@@ -183,7 +183,7 @@ def check_layout(
 
 
 def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: int) -> None:
-    """The state must be this spec's, for these heads and this many sequences."""
+    """Raise unless the state belongs to this spec, these heads and this many sequences."""
     if not isinstance(state, State):
         raise InputError(f"state must be one that attention returned, not {type(state).__name__}.")
     if state.spec != spec:
@@ -204,7 +204,7 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
     if state.exact is not None and state.exact.recent_k.dtype.itemsize < inputs.k.dtype.itemsize:
         raise InputError(
             f"this state keeps keys in {state.exact.recent_k.dtype}, but inputs in {inputs.k.dtype} would "
-            "lose digits there: cast the inputs or start with a new state."
+            "lose precision there: cast the inputs or start with a new state."
         )
     running = spec.running_argument
     if state.running is not None and running is not None and running.heads == "query":
@@ -216,7 +216,7 @@ def check_state(spec: AttentionSpec, state: State, inputs: Inputs, sequences: in
 
 
 def check_layer(layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None) -> None:
-    """The groups name every key-value head once; gates belong to some group; one state per group, if any."""
+    """Raise unless groups name each key-value head once, and gates and states belong to the groups."""
     check_tensors(inputs.q, inputs.k, inputs.v)
     named, kv_heads = sorted(head for group in layer.groups for head in group.heads), inputs.k.shape[2]
     if named != list(range(kv_heads)):
@@ -251,7 +251,7 @@ def check_state_budget(
     hints: str = "Use a lower order, a smaller d, a window beside a lower order, the parallel form without a "
     "state, or pass a larger state_budget.",
 ) -> None:
-    """A state over the budget is refused before it is allocated."""
+    """Raise if the state would be larger than the budget, before it is allocated."""
     d, e, heads = inputs.k.shape[3], inputs.v.shape[3], inputs.k.shape[2]
     working = working_dtype(inputs.q.dtype).itemsize
     needed = sequences * heads * spec.state_bytes(d, e, own=inputs.k.dtype.itemsize, working=working)

@@ -333,7 +333,7 @@ class Study:
         if len(set(self.ladder)) < max(len(self.ladder), MIN_LADDER_SIZES):
             raise InputError(
                 f"a ladder needs {MIN_LADDER_SIZES} different experiments or more, got "
-                f"{', '.join(self.ladder)}: a line through two sizes fits whatever they are."
+                f"{', '.join(self.ladder)}: a line through two points always fits."
             )
         first, *others = (known[name] for name in self.ladder)
         for other in others:
@@ -369,7 +369,9 @@ SAME_ON_A_LADDER: dict[str, Callable[[Experiment], object]] = {
 
 def _check_seeds(seeds: tuple[int, ...], place: str) -> None:
     if not seeds:
-        raise InputError(f"{place} has seeds=(), so there is nothing to train: seeds=(0, 1, 2).")
+        raise InputError(
+            f"{place} has seeds=(), so there is nothing to train: give some, such as seeds=(0, 1, 2)."
+        )
     twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if twice:
         raise InputError(
@@ -390,7 +392,7 @@ def grid(
     """The full factorial: one cell per combination of levels.
 
     `axes` maps axis → level → piece of notation; `attention` joins the pieces of one combination (axis →
-    piece) into a notation; `keep` says which combinations (axis → level) exist.
+    piece) into a notation; `keep` selects combinations (axis → level), all by default.
     """
     cells = []
     for combination in itertools.product(*(tuple(levels) for levels in axes.values())):

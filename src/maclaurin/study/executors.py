@@ -358,8 +358,8 @@ def choose_executor(
         return SlurmExecutor(out / "slurm", workers or len(records), slurm or "", on_gpu=on_gpu)
     if on_gpu and not torch.cuda.is_available():
         raise InputError(
-            "the study runs on cuda, but torch finds no CUDA device here: --device cpu, or --dry-run to see "
-            "what it would take."
+            "the study runs on cuda, but torch finds no CUDA device here: use --device cpu, or "
+            "--dry-run to print its cost."
         )
     if torchrun is not None:
         return TorchrunExecutor(torchrun, out)

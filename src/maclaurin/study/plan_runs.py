@@ -73,7 +73,7 @@ def plan_study(
 
 
 class _at:
-    """Adds the cell and the line that defines it to an error inside."""
+    """A context that adds the cell, and the line that defines it, to an error raised inside."""
 
     def __init__(self, cell: Cell, experiment: Experiment) -> None:
         self._cell, self._experiment = cell, experiment
@@ -412,7 +412,7 @@ STATE_TOLERANCE = 0.02
 
 
 def _require_equal_state(experiment: Experiment) -> None:
-    """With equal="state": raise unless every cell keeps the bytes of the baseline, and say what would."""
+    """With equal="state": raise unless all cells keep as many bytes; the error suggests a window."""
     if experiment.equal != "state":
         return
     sizes = {cell.name: memory_at_length(resolved(experiment.settings(cell))) for cell in experiment.cells}

@@ -19,7 +19,7 @@ SECONDS_BETWEEN_REPORTS = 1.0
 #: a run is stopped when its loss is this far above its start at so many judged steps in a row
 NATS_ABOVE_START = 1.0
 JUDGED_STEPS = 10
-#: every tenth step is judged, whatever the log interval, which must not change a result
+#: every tenth step is judged. This does not depend on the log interval, which must not change a result
 STEPS_BETWEEN_JUDGED = 10
 
 

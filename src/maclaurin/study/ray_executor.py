@@ -98,7 +98,7 @@ class RayExecutor:
         return [self._result(reference) for reference in ready]
 
     def progress(self) -> dict[str, RunProgress]:
-        """The reports of the tasks on the board."""
+        """The last report of each task, from the `Board` actor."""
         try:
             reports = self._ray.get(self._board.reports.remote(), timeout=2)
         except self._ray.exceptions.RayError:

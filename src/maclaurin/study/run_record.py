@@ -47,7 +47,7 @@ class Label(NamedTuple):
 class TaskItems:
     """Items of an offline task for the trained model.
 
-    items         the most items
+    items         largest number of items
     fingerprint   digest of the items, so it depends on their number, the seed and the code that makes them
     """
 

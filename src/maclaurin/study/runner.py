@@ -115,7 +115,10 @@ def run(
     require_local(executor=executor, torchrun=torchrun, wanted=time)
     elsewhere = None if torch_version in (None, INSTALLED_TORCH) else torch_version
     if retry and elsewhere is not None:
-        raise InputError(f"runs are repeated with torch {INSTALLED_TORCH}, the installed version only.")
+        raise InputError(
+            f"retry trains with the installed torch, {INSTALLED_TORCH}, so it cannot repeat runs of torch "
+            f"{elsewhere}."
+        )
     loaded = study if isinstance(study, Study) else load_study(study)
     require_writable_folder(study_folder(loaded, out, only=only, scale=scale, smoke=smoke))
     prepared = prepare(

@@ -126,7 +126,7 @@ class Session:
             )
 
     def _submit(self, state: _State, place: Workplace) -> bool:
-        """Fill the free places, except with runs that another study is training."""
+        """Submit waiting runs while the executor has free slots; not those that another study is training."""
         free, changed = self._executor.free(), False
         for key in list(state.waiting):
             if free < 1:
@@ -156,7 +156,7 @@ class Session:
 
 @final
 class _State:
-    """The state of the runs of a session's plans."""
+    """Which runs of a session wait, run or have a result."""
 
     def __init__(self, pool: Pool, metrics: Mapping[str, str]) -> None:
         self._pool, self._metrics = pool, metrics

@@ -56,7 +56,7 @@ NOT_TUNED = (
     "test",
 )
 
-#: trains runs, and those that follow from their results, until there are no more; gives all results by key
+#: trains runs, and further runs that follow from their results, until none follow; returns results by key
 Train = Callable[[NextRuns], Mapping[str, RunRecord]]
 MakeRun = Callable[[Experiment, Cell, Mapping[str, Any]], RunRecord]
 
@@ -334,7 +334,7 @@ def tune_study(
 
     def next_runs(results: Mapping[str, RunRecord]) -> Plan:
         if any(record.status == "crashed" for record in results.values()):
-            return {}  # the runs that have begun may end
+            return {}  # start no more runs; those in progress are finished
         return {label: run for search in searches for label, run in search.next_runs(results).items()}
 
     results = train(next_runs)

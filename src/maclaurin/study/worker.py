@@ -141,7 +141,7 @@ def _train(
         return made
 
     if _first_sees(processes, RunFolder(entry.path).read_summary().get("step") == config.steps):
-        return settle("finished", config.steps)  # killed between the end and the record
+        return settle("finished", config.steps)  # it was killed after training, before its record was written
     resume = _first_sees(processes, RunFolder(entry.path).config.exists())
     trainer = Trainer(config, source, entry.path, processes)
     try:
@@ -236,7 +236,7 @@ def _facts(answer: TaskResult) -> dict[str, Any]:
 
 
 def provenance(place: Workplace) -> dict[str, Any]:
-    """Where a number comes from."""
+    """Commit, machine, versions and date of a result."""
     facts = machine_facts()
     return {
         "commit": facts["commit"],

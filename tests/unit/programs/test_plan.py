@@ -5,8 +5,10 @@ import torch
 
 import maclaurin
 from maclaurin import InputError
+from maclaurin.forms.stream import Inputs
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.plan import PROGRAMS, find_plan, forget_plans
+from maclaurin.programs.program import Call
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 WINDOW = "taylor(2,about=mean)+window(64,sinks=1)/sum"
@@ -30,7 +32,6 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("taylor(2)/sum", 1024, {"return_state": True}, "linear time"),
         ("taylor(2)/sum", 1024, {"causal": False}, "quadratic polynomial"),
         ("taylor(2)/sum", 8192, {"causal": False}, "linear time"),
-        ("power(2)*forget/sum", 8192, {"causal": False}, "quadratic polynomial"),
         (WINDOW, 4096, {}, "pairs about the mean"),
         (WINDOW, 65536, {}, "tail in chunks"),
         ("taylor(2,about=mean)/sum", 65536, {}, "tail in chunks"),
@@ -169,10 +170,34 @@ def test_a_remembered_plan_does_not_skip_checks():
 
 
 @pytest.mark.parametrize(
+    "spec",
+    ["taylor(2)/sum", "exp(clamp=5)/len", "linear(elu1)/sum", "poly(0)+window(64,kept=192)/sum", WINDOW],
+)
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+def test_fused_programs_refuse_texts_beyond_32_bit_addresses(spec):
+    """T·H·e = 2³¹: offsets within one text do not fit in 32 bits, which these programs compute with."""
+    long, short = (maclaurin.plan(*meta(t, batch=1), spec, device="cuda") for t in (1 << 21, 1 << 12))
+    fused = [program for program in short.costs if program.backend == "triton"]
+    assert fused
+    assert all("32-bit addresses" in long.refusals[program] for program in fused)
+    assert long.program.backend == "torch"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("spec", ["power(2)*forget/sum", "exp*forget/sum", "linear(elu1)*forget/sum", WINDOW])
+def test_decay_and_windows_need_causal_attention_on_every_device(spec, device):
+    with pytest.raises(InputError, match="no meaning with causal=False"):
+        maclaurin.plan(*meta(256), spec, device=device, causal=False)
+    q, k, v = meta(256)
+    call = Call(maclaurin.parse(spec), Inputs(q, k, v, {}), 1.0, torch.device(device), causal=False)
+    assert all("no meaning with causal=False" in (program.refuses(call) or "") for program in PROGRAMS)
+
+
+@pytest.mark.parametrize(
     ("properties", "hip", "words"),
     [
-        ({"major": 8, "shared_memory_per_block_optin": 166912}, None, "this is an A100"),
-        ({"major": 12, "shared_memory_per_block_optin": 101376}, None, "this is an A100"),
+        ({"major": 8, "shared_memory_per_block_optin": 166912}, None, "this GPU is A100"),
+        ({"major": 12, "shared_memory_per_block_optin": 101376}, None, "this GPU is A100"),
         ({"major": 9, "shared_memory_per_block_optin": 65536}, "6.3", "NVIDIA"),
         ({"major": 9, "shared_memory_per_block_optin": 232448}, None, None),
     ],
@@ -190,6 +215,10 @@ def test_other_gpus_get_plain_programs_and_a_reason(monkeypatch, properties, hip
     try:
         why = gpu.why_not_on(torch.device("cuda"))
         assert why is None if words is None else words in why
+        for spec in ("taylor(2)/sum", "exp(clamp=5)/len", "linear(elu1)/sum"):
+            plan = maclaurin.plan(*meta(1024), spec, device="cuda")
+            assert plan.backend == ("triton" if words is None else "torch")
+            assert words is None or words in str(plan)
     finally:
         gpu._why_not_on_gpu.cache_clear()
 

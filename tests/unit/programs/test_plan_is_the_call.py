@@ -7,7 +7,7 @@ import torch
 
 import maclaurin
 from maclaurin import attention
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.programs.series import SeriesNotice
 
 
@@ -131,6 +131,24 @@ def test_advice_is_never_refused(spec, queries, options, form):
     except InputError as problem:
         for other in re.findall(r"'(\w+)'", str(problem)) if "use form=" in str(problem) else []:
             attention(q[:, -queries:], k, v, spec, form=other, **call)
+
+
+@pytest.mark.parametrize("options", [{"return_state": True}, {"form": "recurrent"}], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "not causal"])
+@pytest.mark.parametrize("queries", [6, 1], ids=["as many queries", "fewer queries"])
+@pytest.mark.parametrize("spec", ["exp*forget/sum", "exp(clamp=5)*forget/sum", "exp(clamp=5)/sum"])
+def test_advice_to_do_without_a_state_is_never_refused(spec, queries, causal, options):
+    torch.manual_seed(0)
+    q, k, v = (8 * u for u in some())
+    gates = {"log_forget": -torch.rand(1, 6, 2)} if "forget" in spec else {}
+    call = {"gates": gates, "causal": causal}
+    with pytest.raises(MaclaurinError) as problem:
+        attention(q[:, -queries:], k, v, spec, **options, **call)
+    if "form=" not in str(problem.value):
+        assert "no meaning with causal=False" in str(problem.value)
+        return
+    for form in re.findall(r"'(\w+)'", str(problem.value)):
+        attention(q[:, -queries:], k, v, spec, form=form, **call)
 
 
 def test_advice_names_the_forms_that_run():

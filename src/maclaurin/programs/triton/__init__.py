@@ -28,7 +28,7 @@ _LEAST_SHARED = 160 * 1024
 _LEAST_CAPABILITY = 9
 #: the largest second axis of a launch grid
 _MOST_HEADS = 65535
-#: gates of rows are at least so large, so that the rows before a gate can be computed from those after it
+#: smallest absolute value of a gate on rows: rows before the gate are computed from those after it
 LEAST_GATE = 1e-30
 
 
@@ -51,13 +51,13 @@ def why_not_on(device: torch.device) -> str | None:
 @lru_cache(maxsize=16)
 def _why_not_on_gpu(device: torch.device) -> str | None:
     """`why_not_on` for a CUDA device; cached, because asking the driver is slow compared with a call."""
-    if not torch.cuda.is_available():  # a plan for a GPU elsewhere
+    if not torch.cuda.is_available():  # a plan for a GPU of another machine
         return None
     if torch.version.hip is not None:
-        return "its tiles are made for NVIDIA GPUs"
+        return "its tile sizes are chosen for NVIDIA GPUs"
     found = torch.cuda.get_device_properties(device)
     if found.major < _LEAST_CAPABILITY or found.shared_memory_per_block_optin < _LEAST_SHARED:
-        return f"its tiles are made for NVIDIA Hopper and later data-centre GPUs, and this is an {found.name}"
+        return f"its tile sizes are chosen for NVIDIA Hopper and later data-centre GPUs, and this GPU is {found.name}"
     return None
 
 

@@ -124,17 +124,17 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
 
 
 def _is_serialized(kernel: Any, capability: int) -> bool:
-    """Run the assembler again for its warnings, which triton does not pass on."""
+    """Whether the assembler warns of it. It is run again for this, since triton does not report its warnings."""
     refused = ""
     with tempfile.TemporaryDirectory() as folder:
         code, out = Path(folder) / "program.ptx", Path(folder) / "out"
         code.write_text(kernel.asm["ptx"])
         for assembler in _assemblers():  # the first that supports this PTX version
             command = [assembler, "-v", f"--gpu-name=sm_{capability}a", code, "-o", out]
-            said = subprocess.run(command, capture_output=True, text=True, check=False)
-            if said.returncode == 0:
-                return "wgmma.mma_async instructions are serialized" in said.stdout + said.stderr
-            refused += f"\n{assembler.name}: {(said.stdout + said.stderr).strip()[:500]}"
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                return "wgmma.mma_async instructions are serialized" in result.stdout + result.stderr
+            refused += f"\n{assembler.name}: {(result.stdout + result.stderr).strip()[:500]}"
     raise RuntimeError(f"no assembler accepts the program {kernel.metadata.name!r}:{refused}")
 
 

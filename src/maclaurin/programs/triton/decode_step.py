@@ -285,7 +285,7 @@ def _step(
     state = tl.load(S + at + place, mask=inside, other=0.0)
     if COUNTED:
         count = tl.load(S + at + last, mask=there, other=0.0)
-    tl.debug_barrier()  # or the compiler lets the state wait for the entries
+    tl.debug_barrier()  # without it, loads of the state start after the entries are there
     value = tl.load(V + b * v_b + h * v_h + e, mask=e < VALUES, other=0.0).to(tl.float32)
     key = _features(K + b * k_b + h * k_h, entries, root, 1.0, D, DEGREE)
     if WEIGHED:

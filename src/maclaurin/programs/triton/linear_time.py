@@ -389,7 +389,7 @@ def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, R
 
 @triton.jit
 def log_decay(LOG, rows, n, T, DECAY: tl.constexpr):
-    """L of the tokens n; fp64 for fp32 inputs, because a difference of fp32 totals would lose digits."""
+    """L of the tokens n; fp64 for fp32 inputs, because a difference of fp32 totals would lose precision."""
     if DECAY:
         log = tl.load(LOG + rows + n, mask=n < T, other=0.0)
     else:

@@ -50,8 +50,8 @@ from maclaurin.programs.triton.block_layout import (
 from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
-#: head size from which small moments are summed over the tokens of a tile at the end; smaller ones have four warps, which
-#: it would take too many registers of
+#: head size from which small moments are summed over the tokens of a tile at the end. Smaller heads have four warps, and
+#: this would take too many of their registers
 LATE_SUMS_FROM = 65
 #: with fewer programs for the high orders than this, each computes two blocks, not four, to fill a GPU
 FEW_PROGRAMS = 256
@@ -332,7 +332,7 @@ def _add_tokens_of(total, values, LATE: tl.constexpr):
 
 @triton.jit
 def _add_square(total, x, weight, WEIGHTED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):
-    """total + Σ weight x xᵀ; a weighted x is split into a rounded part and the rest, so that no digits are lost."""
+    """total + Σ weight x xᵀ; a weighted x is split into a rounded part and the rest, to keep precision."""
     if WEIGHTED:
         wide = x.to(tl.float32) * weight[:, None]
         high = wide.to(OPERAND)

@@ -5,16 +5,16 @@
     read_both           both
 
 A head of more than 64 entries keeps the pairs (a, j) with a < 64 ≤ j in one place. They count twice in the first sum:
-X has twice its upper columns there. In the second, the product P_a = g S_aᵀ is one of two pairs:
+X has twice its upper columns there. In the second, an entry of the product P_a = g S_aᵀ stands for the pairs (a, j) and (j, a):
 
     upper part     Σ_{a<64} x_a P_aj + Σ_{a≥64} x_a P_aj
     lower part     Σ_{a<64} x_a P_aj,   and   Σ_{j≥64} x_j P_aj  for column a
 
-That last sum is taken over the columns of the product, which saves a quarter of the products. Sums for column a wait in
-memory (LOWER) for the end: to add them to one column of a tile in registers takes a comparison for each of its columns.
+That last sum is taken over the columns of the product, which saves a quarter of the products. Sums for column a are
+kept in memory (LOWER) until the end: to add them to one column of a tile in registers takes a comparison for each of its columns.
 
 Heads of 64 in two groups (block_layout.py) take the first sum in the same way. In the others they read every block whole:
-a row of a block is contiguous, wherever it is.
+each row of a block is contiguous.
 
 Rows are given by pointers to their first entries and by a mask.
 """
