@@ -52,11 +52,11 @@ class PairsAboutMean(Program):
     def cannot(self, call: Call) -> str | None:
         too_high = call.spec.highest_order > _HIGHEST_ORDER
         return first_reason(
-            _refuse_spec(call),
-            ("it carries no state" if call.carries_state else None),
-            (f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None),
-            (_refuse_packed(call) if call.packing is not None else None),
-            refuse_tensors(call),
+            lambda: _refuse_spec(call),
+            lambda: "it carries no state" if call.carries_state else None,
+            lambda: f"it supports orders up to {_HIGHEST_ORDER}" if too_high else None,
+            lambda: _refuse_packed(call) if call.packing is not None else None,
+            lambda: refuse_tensors(call),
         )
 
     def cost(self, call: Call) -> Cost:
@@ -79,16 +79,16 @@ class TailInChunks(Program):
     def cannot(self, call: Call) -> str | None:
         order, d = call.spec.highest_order, call.inputs.q.shape[3]
         return first_reason(
-            _refuse_spec(call),
-            (
+            lambda: _refuse_spec(call),
+            lambda: (
                 refuse_head(order, d)
                 if order <= HIGHEST_MOVED
                 else f"it supports orders up to {HIGHEST_MOVED}"
             ),
             lambda: None if _sums_are_positive(call) else "the row sum must be positive",
-            ("single tokens have their own programs" if call.is_step else None),
+            lambda: "single tokens have their own programs" if call.is_step else None,
             lambda: _refuse_state(call) if call.carries_state else None,
-            refuse_tensors(call),
+            lambda: refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:
@@ -135,7 +135,7 @@ class BalancedChunks(Program):
 
     def cannot(self, call: Call) -> str | None:
         d, order = call.inputs.q.shape[3], call.spec.highest_order
-        return first_reason(_refuse_balanced(call), lambda: refuse_head(order, d))
+        return first_reason(lambda: _refuse_balanced(call), lambda: refuse_head(order, d))
 
     def chunk(self, call: Call) -> int:
         return chunk_for(call.spec, call.chunk_size, call.queries)
@@ -158,13 +158,13 @@ def _refuse_balanced(call: Call) -> str | None:
     by_norm = spec.denominator is None and spec.norm_cancels_row_scale
     weight = spec.kernel.fused
     return first_reason(
-        (None if weight is not None and weight.function == "balanced" else _NOT_BALANCED),
-        ("it does not support a window" if spec.window is not None else None),
-        ("it does not support decay gates" if spec.decay_gates else None),
-        ("it divides rows only by the number of their keys" if not (by_count or by_norm) else None),
-        ("it supports only causal attention" if not call.causal else None),
-        ("it carries no state" if call.carries_state else None),
-        refuse_tensors(call),
+        lambda: None if weight is not None and weight.function == "balanced" else _NOT_BALANCED,
+        lambda: "it does not support a window" if spec.window is not None else None,
+        lambda: "it does not support decay gates" if spec.decay_gates else None,
+        lambda: "it divides rows only by the number of their keys" if not (by_count or by_norm) else None,
+        lambda: "it supports only causal attention" if not call.causal else None,
+        lambda: "it carries no state" if call.carries_state else None,
+        lambda: refuse_tensors(call),
     )
 
 

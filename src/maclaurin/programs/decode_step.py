@@ -59,10 +59,10 @@ class StateStep(Program):
         spec = call.spec
         exact = spec.window is not None or len(spec.orders) == 0
         return first_reason(
-            refuse_step(call),
-            "it supports only states without exact keys" if exact else None,
-            None if _divides_itself(spec) else f"it does not divide by {spec.denominator}",
-            "it does not support value gates" if spec.value_gates else None,
+            lambda: refuse_step(call),
+            lambda: "it supports only states without exact keys" if exact else None,
+            lambda: None if _divides_itself(spec) else f"it does not divide by {spec.denominator}",
+            lambda: "it does not support value gates" if spec.value_gates else None,
             lambda: _refuse_coefficients(spec),
         )
 
@@ -129,13 +129,15 @@ class WindowStep(Program):
         divided = None if spec.denominator is None else spec.denominator.fused
         by_sum = divided is not None and divided.by == "sum" and len(spec.arguments) == 0
         return first_reason(
-            refuse_step(call),
-            "it supports only a plain window" if window is None or not window.is_plain else None,
-            None
-            if window is None or window.sinks <= _MOST_SINKS
-            else f"it supports up to {_MOST_SINKS} sinks",
-            None if by_sum else "it supports only a row sum, without gates",
-            "it does not support a norm" if spec.norm is not None else None,
+            lambda: refuse_step(call),
+            lambda: "it supports only a plain window" if window is None or not window.is_plain else None,
+            lambda: (
+                None
+                if window is None or window.sinks <= _MOST_SINKS
+                else f"it supports up to {_MOST_SINKS} sinks"
+            ),
+            lambda: None if by_sum else "it supports only a row sum, without gates",
+            lambda: "it does not support a norm" if spec.norm is not None else None,
             lambda: _refuse_coefficients(spec),
         )
 
@@ -228,8 +230,8 @@ def refuse_step(call: Call) -> str | None:
     if state is None or not call.is_step:
         return "it supports only one more token after a state"
     return first_reason(
-        refuse_dtypes(call),
-        "it cannot be traced" if are_traced((call.inputs.q, state.moments)) else None,
+        lambda: refuse_dtypes(call),
+        lambda: "it cannot be traced" if are_traced((call.inputs.q, state.moments)) else None,
         lambda: refuse_state_on_gpu(call, state.moments),
     )
 

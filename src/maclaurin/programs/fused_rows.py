@@ -28,9 +28,9 @@ def refuse_tensors(call: Call) -> str | None:
     """Why fused programs do not take such tensors; None if they do."""
     padded = call.inputs.present is not None and not call.causal
     return first_reason(
-        refuse_kind(call),
-        None if call.is_aligned else "it needs one query per key",
-        "without a causal mask it does not support padding" if padded else None,
+        lambda: refuse_kind(call),
+        lambda: None if call.is_aligned else "it needs one query per key",
+        lambda: "without a causal mask it does not support padding" if padded else None,
         lambda: gpu.why_addresses_do_not_fit(*call.inputs[:3]),
     )
 
@@ -38,7 +38,7 @@ def refuse_tensors(call: Call) -> str | None:
 def refuse_kind(call: Call) -> str | None:
     """Why fused programs do not run on this device, in these dtypes or with such heads; None if they do."""
     return first_reason(
-        gpu.why_not_on(call.device), lambda: refuse_dtypes(call), lambda: refuse_head_size(call)
+        lambda: gpu.why_not_on(call.device), lambda: refuse_dtypes(call), lambda: refuse_head_size(call)
     )
 
 

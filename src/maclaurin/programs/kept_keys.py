@@ -49,9 +49,9 @@ class KeptKeys(Program):
 
     def cannot(self, call: Call) -> str | None:
         return first_reason(
-            *(_refuse_spec(each) for each, _ in call.specs_of_heads),
-            "it does not continue from a state" if call.state is not None else None,
-            _refuse_returned_state(call) if call.return_state else None,
+            lambda: _refuse_specs(call),
+            lambda: "it does not continue from a state" if call.state is not None else None,
+            lambda: _refuse_returned_state(call) if call.return_state else None,
             lambda: refuse_tensors(call),
         )
 
@@ -191,10 +191,10 @@ class _StepOfExactKeys(Program):
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         return first_reason(
-            refuse_step(call),
-            _refuse_spec(spec),
+            lambda: refuse_step(call),
+            lambda: _refuse_spec(spec),
             lambda: _refuse_slots(spec.window),
-            "it does not support value gates" if spec.value_gates else None,
+            lambda: "it does not support value gates" if spec.value_gates else None,
             lambda: refuse_head_size(call),
             lambda: _refuse_state(call),
         )
@@ -281,6 +281,14 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
         return "it does not support decay gates or a running sum"
     if not spec.ignores_row_scale:
         return f"it does not divide by {spec.denominator}"
+    return None
+
+
+def _refuse_specs(call: Call) -> str | None:
+    for each, _ in call.specs_of_heads:
+        why = _refuse_spec(each)
+        if why is not None:
+            return why
     return None
 
 

@@ -47,11 +47,11 @@ class LinearAttention(Program):
         if spec.kernel.feature_map is None or spec.orders != (1,):
             return "it supports only linear(φ)"
         return first_reason(
-            ("it does not support a window" if spec.window is not None else None),
-            ("single tokens have their own programs" if call.is_step else None),
-            refuse_denominator(spec),
+            lambda: "it does not support a window" if spec.window is not None else None,
+            lambda: "single tokens have their own programs" if call.is_step else None,
+            lambda: refuse_denominator(spec),
             lambda: _refuse_state(call) if call.carries_state else None,
-            refuse_tensors(call),
+            lambda: refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:

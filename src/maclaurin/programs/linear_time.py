@@ -63,13 +63,13 @@ class LinearTime(Program):
         if spec.window is not None:
             return "it does not support a window"
         return first_reason(
-            refuse_kernel(spec, spec.kernel.key_size(call.inputs.q.shape[3])),
-            (_refuse_whole_text(call) if not call.causal else None),
-            ("single tokens have their own programs" if call.is_step else None),
-            refuse_denominator(spec),
-            refuse_features(spec, call.inputs.q.dtype),
+            lambda: refuse_kernel(spec, spec.kernel.key_size(call.inputs.q.shape[3])),
+            lambda: _refuse_whole_text(call) if not call.causal else None,
+            lambda: "single tokens have their own programs" if call.is_step else None,
+            lambda: refuse_denominator(spec),
+            lambda: refuse_features(spec, call.inputs.q.dtype),
             lambda: _refuse_state(call) if call.carries_state else None,
-            refuse_tensors(call),
+            lambda: refuse_tensors(call),
         )
 
     def chunk(self, call: Call) -> int:

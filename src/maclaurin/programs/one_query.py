@@ -23,7 +23,7 @@ class OneQuery(Program):
     has_fixed_work = True
 
     def cannot(self, call: Call) -> str | None:
-        return first_reason(refuse_spec(call.spec), lambda: _refuse_tensors(call))
+        return first_reason(lambda: refuse_spec(call.spec), lambda: _refuse_tensors(call))
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 2, 0.0)

@@ -94,9 +94,13 @@ def _why_not(form: Form, call: Call) -> str | None:
     return None
 
 
+#: torch.compile (2.11) does not iterate over an enumeration
+_FORMS = tuple(Form)
+
+
 def _instead(call: Call) -> str:
     """What the caller of a refused form can do: only forms that can compute the call, if any."""
-    forms = [f"'{form.value}'" for form in Form if _why_not(form, call) is None]
+    forms = [f"'{form.value}'" for form in _FORMS if _why_not(form, call) is None]
     advice = [f"use form={' or '.join(forms)}"] if forms else []
     if call.is_aligned or not call.causal:
         return f": {advice[0]}" if advice else ""

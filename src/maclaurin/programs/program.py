@@ -217,14 +217,14 @@ def why_it_must_be_causal(spec: AttentionSpec) -> str | None:
     return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
 
 
-def first_reason(*reasons: str | Callable[[], str | None] | None) -> str | None:
-    """The first that is not None; functions are called only if no reason comes before them.
+def first_reason(*reasons: Callable[[], str | None]) -> str | None:
+    """The first that is not None; the functions after it are not called.
 
-    Programs combine their refusals with this and not with `or`: torch.compile (2.11) cannot branch on a
-    formatted text.
+    Programs combine their refusals with this and not with `or`: torch.compile (2.11) cannot test a formatted
+    text for anything but None.
     """
     for reason in reasons:
-        why = reason() if callable(reason) else reason
+        why = reason()
         if why is not None:
             return why
     return None

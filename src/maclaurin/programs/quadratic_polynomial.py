@@ -49,12 +49,12 @@ class QuadraticPolynomial(Program):
     def cannot(self, call: Call) -> str | None:
         spec = call.spec
         return first_reason(
-            _refuse_weights(spec),
-            (_refuse_packed(spec) if call.packing is not None else None),
-            ("it carries no state" if call.carries_state else None),
-            refuse_denominator(spec),
-            refuse_features(spec, call.inputs.q.dtype),
-            refuse_tensors(call),
+            lambda: _refuse_weights(spec),
+            lambda: _refuse_packed(spec) if call.packing is not None else None,
+            lambda: "it carries no state" if call.carries_state else None,
+            lambda: refuse_denominator(spec),
+            lambda: refuse_features(spec, call.inputs.q.dtype),
+            lambda: refuse_tensors(call),
         )
 
     def cost(self, call: Call) -> Cost:

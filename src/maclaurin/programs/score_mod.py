@@ -60,10 +60,10 @@ class ScoreMod(Program):
         spec = call.spec
         over_heads = spec.norm is not None and not spec.norm.per_head
         return first_reason(
-            _refuse_weights(spec),
-            _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
-            "it carries no state" if call.carries_state else None,
-            "a norm over several heads needs gains that may overflow" if over_heads else None,
+            lambda: _refuse_weights(spec),
+            lambda: _refuse_rows(spec) if call.packing is None else _refuse_packed(spec),
+            lambda: "it carries no state" if call.carries_state else None,
+            lambda: "a norm over several heads needs gains that may overflow" if over_heads else None,
             lambda: refuse_tensors(call),
         )
 
