@@ -22,10 +22,12 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import os
 import re
 import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -52,23 +54,30 @@ def main() -> int:
 
 
 def build_reports() -> list[Path]:
-    """The folders of all reports, one per study with records; several processes build what is missing."""
+    """The folders of all reports, one per study with records; those that are out of date are built first."""
+    from maclaurin.files import locked
+
     studies = sorted(file.parent for file in (ROOT / "studies").glob("*/records.json"))
-    with ProcessPoolExecutor() as pool:
-        return list(pool.map(_build, studies))
+    BUILT.parent.mkdir(exist_ok=True)
+    with locked(BUILT.with_suffix(".lock")):
+        if old := [study for study in studies if not _is_current(study)]:
+            with ProcessPoolExecutor(min(len(old), os.cpu_count() or 1), get_context("spawn")) as pool:
+                list(pool.map(_build, old))
+    return [BUILT / study.name for study in studies]
 
 
-def _build(study: Path) -> Path:
+def _is_current(study: Path) -> bool:
+    made_from = BUILT / study.name / ".made_from"
+    return made_from.exists() and made_from.read_text(encoding="utf-8") == _fingerprint(study)
+
+
+def _build(study: Path) -> None:
     from maclaurin.report import write_report
 
     folder = BUILT / study.name
-    made_from = folder / ".made_from"
-    fingerprint = _fingerprint(study)
-    if not made_from.exists() or made_from.read_text(encoding="utf-8") != fingerprint:
-        shutil.rmtree(folder, ignore_errors=True)
-        write_report([study], folder, pdf=False)
-        made_from.write_text(fingerprint, encoding="utf-8")
-    return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    write_report([study], folder, pdf=False)
+    (folder / ".made_from").write_text(_fingerprint(study), encoding="utf-8")
 
 
 def _fingerprint(study: Path) -> str:
