@@ -107,10 +107,10 @@ def factor_of(line: Record) -> float:
     return line["run"].get("output_lr", 1.0)
 
 
-def factors_for(experiment: Experiment, lines: Sequence[Record]) -> Factors:
-    """Spec → tuned factor, for an experiment that tunes it; cells that are still searched are left out."""
+def factors_for(experiment: Experiment, lines: Sequence[Record]) -> Factors | None:
+    """Spec → tuned factor, without specs that are still searched; None if the experiment tunes no factor."""
     if experiment.tune is None or not experiment.tune.factors:
-        return {}
+        return None
     specs = [experiment.settings(cell)["attention"][0] for cell in experiment.cells]
     return {spec: found for spec in specs if (found := tuned_factor(lines, spec, {})) is not None}
 
@@ -123,12 +123,11 @@ def records_of(study: Study, lines: Iterable[Record]) -> StudyRecord:
     for experiment in study.experiments:
         tuned: dict[str, CellTuning] = {}
         factors = factors_for(experiment, lines)
-        tunes_factors = experiment.tune is not None and bool(experiment.tune.factors)
-        rule = rule_at(lines, experiment.common.get("size", ""), factors)
+        rule = rule_at(lines, experiment.common.get("size", ""), factors or {})
         for cell in experiment.cells:
             (spec,) = experiment.settings(cell)["attention"]
-            factor = factors.get(spec)
-            if tunes_factors and factor is None:
+            factor = None if factors is None else factors.get(spec)
+            if factors is not None and factor is None:
                 continue  # its search is not finished
             every = [line for line in lines if _belongs(line, experiment, cell)]
             own = [line for line in every if factor_of(line) == (factor or 1.0)]
