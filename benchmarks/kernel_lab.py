@@ -14,8 +14,8 @@ another layout of the moments of heads of 64 for the whole process, so it takes 
     python benchmarks/kernel_lab.py long --out whole.json
     MACLAURIN_HALVES=1 python benchmarks/kernel_lab.py long --out halves.json
 
-`--steps` times only decoding steps over exact keys, within seconds: one program per head against stretches
-(programs "window step" or "kept step", and "exact step"), from a CUDA graph of 30 layers, and compares them.
+`--steps` times only decoding steps over exact keys, within seconds, from a CUDA graph of 30 layers, and
+compares them with the plain step.
 
     python benchmarks/kernel_lab.py --steps --out steps.json
 
@@ -54,8 +54,8 @@ from maclaurin.forms.stream import Inputs
 from maclaurin.models.recorded_step import cuda_graph
 from maclaurin.programs import linear_time
 from maclaurin.programs.about_mean import PairsAboutMean, TailInChunks
-from maclaurin.programs.decode_step import WindowStep
-from maclaurin.programs.kept_keys import ExactStep, KeptStep
+from maclaurin.programs.decode_step import TokenStep
+from maclaurin.programs.kept_keys import ExactStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.plan import find_plan
@@ -421,7 +421,7 @@ def time_steps() -> dict[str, Any]:
         name = f"batch {batch}, window {window}, kept {kept}"
         found[name] = {"chosen": find_plan(call).program.name}
         expected = None
-        for program in (KeptStep() if kept else WindowStep(), ExactStep()):
+        for program in (TokenStep(), ExactStep()):
             y, state = program.run(call)
             assert state is not None
             answer = {"y": y, **state.tensors()}

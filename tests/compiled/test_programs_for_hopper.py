@@ -17,7 +17,6 @@ from maclaurin.programs.triton import (
     decode_step,
     exact_step,
     kept_keys,
-    kept_keys_step,
     linear_attention,
     linear_time,
     moments,
@@ -27,7 +26,7 @@ from maclaurin.programs.triton import (
     score_mod,
 )
 from maclaurin.programs.triton.compiled_code import compiled_for
-from maclaurin.programs.triton.kept_keys_step import Held
+from maclaurin.programs.triton.exact_step import Held
 
 HOPPER = 90
 #: bytes of shared memory a program can have there
@@ -205,20 +204,7 @@ def test_kept_keys(d, dtype):
 @pytest.mark.parametrize(
     ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
 )
-def test_a_step_with_kept_keys(d, dtype):
-    q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
-    recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (64, 4, 192))
-    scores = (torch.empty(1, 3, n) for n in (64, 192))
-    held = Held(recent, recent, sinks, sinks, *scores, kept, kept)
-    with compiled_for(HOPPER) as found:
-        kept_keys_step.step(q, k, v, torch.zeros(1, dtype=torch.int64), held, 0.125)
-    assert_good(found, matrix_units=dtype == torch.bfloat16, may_wait={"_step"})
-
-
-@pytest.mark.parametrize(
-    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
-)
-def test_a_step_with_many_exact_keys(d, dtype):
+def test_a_step_with_exact_keys(d, dtype):
     q, k, v = (torch.empty(1, h, d, dtype=dtype) for h in (9, 3, 3))
     recent, sinks, kept = (torch.empty(1, 3, n, d, dtype=dtype) for n in (1131, 4, 3393))
     scores = (torch.empty(1, 3, n) for n in (1131, 3393))
@@ -367,7 +353,6 @@ def test_a_step():
         exact = decode_step.Exact(*(torch.empty(1, 16, n, 64) for n in (64, 64, 1, 1)))
         plain = decode_step.Token(*token[:3])
         decode_step.window_rows(state, count, exact, plain, layout, 0.125, about_the_mean, 0.0)
-        decode_step.window_rows(state[:, :, :0], count, exact, plain, None, 0.125, (), 0.0)
     assert_good(found, matrix_units=False)
     assert not any(program.spills for program in found)
     blocks_of_any_order = next(program for program in found[2:] if program.name == "_step")

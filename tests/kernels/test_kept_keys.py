@@ -5,11 +5,9 @@ import torch
 
 from maclaurin import attention, parse, plan
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.programs.decode_step import WindowStep
 from maclaurin.programs.kept_keys import (
     ExactStep,
     KeptKeys,
-    KeptStep,
     attention_while_seen,
     attention_while_seen_backward,
     key_lifetimes,
@@ -152,21 +150,17 @@ def test_operators_are_registered_as_torch_wants_them(device):
     assert set(torch.library.opcheck(attention_while_seen_backward.traced, back).values()) == {"SUCCESS"}
 
 
-@pytest.fixture(params=["kept step", "exact step"])
-def step(request, monkeypatch):
-    """The program that runs every step with kept keys; both have several tiles and stretches of keys."""
-    for program in (KeptStep, ExactStep, WindowStep):
-        if program.name != request.param:
-            monkeypatch.setattr(program, "cannot", lambda *_: "switched off")
-    monkeypatch.setattr("maclaurin.programs.program._PROGRAMS_TO_FILL", 1)  # the rates of a CPU are others
-    monkeypatch.setattr("maclaurin.programs.triton.kept_keys_step.KEYS", 16)
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """A step has several tiles and stretches of keys."""
     monkeypatch.setattr("maclaurin.programs.triton.exact_step.KEYS", 16)
     monkeypatch.setattr("maclaurin.programs.triton.exact_step.SCORES", 16)
     forget_plans()
-    yield request.param
+    yield
     forget_plans()
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     "notation",
     [
@@ -176,11 +170,9 @@ def step(request, monkeypatch):
         "poly(0)+window(20,sinks=2)/sum",
     ],
 )
-def test_token_by_token_from_the_first(notation, step, device, poisoned):
+def test_token_by_token_from_the_first(notation, device, poisoned):
     """The third one in several tiles of keys."""
     spec = parse(notation)
-    if step == "kept step" and not spec.window.kept:
-        pytest.skip("it supports only windows with kept keys")
     tokens = 50 if spec.window.size > 9 else 30
     case = random_tensors(spec, Shape(batch=2, tokens=tokens, kv_heads=2, group=3, d=24, e=40), 0)
     case = case.map(lambda u: u.float().to(device))
@@ -191,7 +183,7 @@ def test_token_by_token_from_the_first(notation, step, device, poisoned):
         token = case.map(lambda u, t=t: u[:, t : t + 1])
         if t == 1:
             q, k, v = (token.tensors[name] for name in "qkv")
-            assert plan(q, k, v, spec, state=state, return_state=True).program.name == step
+            assert plan(q, k, v, spec, state=state, return_state=True).program.name == "exact step"
         y, state = token(state=state, return_state=True)
         rows.append(y)
     torch.testing.assert_close(torch.cat(rows, 1).double(), whole, rtol=1e-4, atol=1e-5)
@@ -200,14 +192,13 @@ def test_token_by_token_from_the_first(notation, step, device, poisoned):
         torch.testing.assert_close(state.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("programs", [264, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("exact", ["19,sinks=2,kept=37", "16,kept=16", "40,sinks=2", "33,kept=5"])
-def test_a_step_is_the_plain_one(exact, dtype, programs, step, device, poisoned, monkeypatch):
+def test_a_step_is_the_plain_one(exact, dtype, programs, device, poisoned, monkeypatch):
     """The same state after it, for texts of different lengths; `programs` limits the number of stretches."""
     spec = parse(f"poly(0)+window({exact})/sum")
-    if step == "kept step" and (not spec.window.kept or programs == 8):
-        pytest.skip("it has no stretches, or does not support the window")
     monkeypatch.setattr("maclaurin.programs.triton.one_query._PROGRAMS", programs)
     shape = Shape(batch=1, tokens=150, kv_heads=2, group=3, d=24, e=40)
     case = random_tensors(spec, shape, 0, dtype, device=device)
@@ -216,11 +207,9 @@ def test_a_step_is_the_plain_one(exact, dtype, programs, step, device, poisoned,
     with torch.no_grad():
         _, state = attention(q, k, v, spec, cu_seqlens=cuts, return_state=True)
         tokens = [[2 * u[:, n : n + 5].transpose(0, 1) for u in (q, k, v)] for n in range(4)]
-        assert plan(*tokens[0], spec, state=state, return_state=True).program.name == step
+        assert plan(*tokens[0], spec, state=state, return_state=True).program.name == "exact step"
         found = _after_each(tokens, spec, state)
-        monkeypatch.setattr(
-            {"kept step": KeptStep, "exact step": ExactStep}[step], "cannot", lambda *_: "off"
-        )
+        monkeypatch.setattr(ExactStep, "cannot", lambda *_: "off")
         forget_plans()
         assert plan(*tokens[0], spec, state=state, return_state=True).program.name == "token step"
         expected = _after_each(tokens, spec, state)

@@ -34,7 +34,7 @@ from maclaurin.forms.tracing import are_traced, is_tracing, untraced, without_au
 from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.fused_rows import finish_rows, refuse_dtypes, row_divisor, rows_are_divided
-from maclaurin.programs.program import Call, Cost, Program, Run, first_reason, moved_by
+from maclaurin.programs.program import Call, Cost, Program, Run, first_reason
 from maclaurin.spec import AttentionSpec, RowStatistics
 from maclaurin.spec.polynomials import number_of_multisets
 
@@ -117,7 +117,7 @@ class _Step(NamedTuple):
 
 
 class WindowStep(Program):
-    """Exact keys, alone or beside a tail, over a row sum."""
+    """Exact keys beside a polynomial tail, over a row sum."""
 
     name = "window step"
     backend = "triton"
@@ -131,6 +131,7 @@ class WindowStep(Program):
         return first_reason(
             lambda: refuse_step(call),
             lambda: "it supports only a plain window" if window is None or not window.is_plain else None,
+            lambda: None if spec.orders else "it supports only a window beside a tail",
             lambda: (
                 None
                 if window is None or window.sinks <= _MOST_SINKS
@@ -142,22 +143,14 @@ class WindowStep(Program):
         )
 
     def cost(self, call: Call) -> Cost:
-        """With a tail, a pass over the state; without one, a program per query walks all keys of its head."""
-        if call.spec.orders:
-            return _step_cost(call)
-        window, k, v = call.spec.window, call.inputs.k, call.inputs.v
-        assert window is not None
-        queries = k.shape[0] * k.shape[2] * call.group
-        size = float(queries * window.slots * (k.shape[3] + v.shape[3]) * k.dtype.itemsize)
-        return Cost(0.0, moved_by(queries, 2 * size), 1, size)
+        return _step_cost(call)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         spec = call.spec
-        table = (coefficient_table(spec) or ()) if spec.orders else ()
-        return _StepBesideWindow(table, row_divisor(spec)[1], spec.orders).run
+        return _StepBesideWindow(coefficient_table(spec) or (), row_divisor(spec)[1], spec.orders).run
 
 
 class _StepBesideWindow(NamedTuple):
@@ -185,7 +178,7 @@ class _StepBesideWindow(NamedTuple):
                 held.sink_v.contiguous(),
             ),
             program.Token(k, q, v),
-            step_layout(k.shape[-1], self.orders, call.device) if self.orders else None,
+            step_layout(k.shape[-1], self.orders, call.device),
             call.scale,
             self.table,
             self.eps,

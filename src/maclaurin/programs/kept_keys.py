@@ -12,7 +12,6 @@ window run together, in the launches of one (`KeptKeys.run_groups`).
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +26,14 @@ from maclaurin.programs import triton as gpu
 from maclaurin.programs.custom_operator import operator
 from maclaurin.programs.decode_step import refuse_step
 from maclaurin.programs.fused_rows import finish_rows, operands, refuse_head_size, refuse_tensors
-from maclaurin.programs.program import Call, Cost, Program, first_reason, moved_by
+from maclaurin.programs.program import Call, Cost, Program, first_reason
 from maclaurin.spec import AttentionSpec, Window
 from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
     from maclaurin.programs.triton.kept_keys import ExactOfHeads, GroupOfHeads
-    from maclaurin.programs.triton.kept_keys_step import Held
 
-#: slots and sinks the step compares at once, and the head size it supports (triton/kept_keys_step.py)
+#: slots and sinks the step compares at once, and the head size it supports (triton/exact_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
 
 
@@ -181,9 +179,13 @@ def _numbers_of_groups(groups: tuple[HeadGroup, ...]) -> list[int]:
     return [number for group in groups for number in _numbers_of(group.spec, len(group.heads))]
 
 
-class _StepOfExactKeys(Program):
-    """One more token with exact keys and no tail, over the row sum or under a norm."""
+class ExactStep(Program):
+    """One more token with exact keys and no tail, over the row sum or under a norm.
 
+    In two launches, with the keys of a head split over the GPU.
+    """
+
+    name = "exact step"
     backend = "triton"
     form = Form.RECURRENT
     has_fixed_work = True
@@ -199,8 +201,13 @@ class _StepOfExactKeys(Program):
             lambda: _refuse_state(call),
         )
 
+    def cost(self, call: Call) -> Cost:
+        """Exact keys are read and written once."""
+        size = _exact_bytes(call)
+        return Cost(0.0, 2 * size, 2, size)
+
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton.kept_keys_step import Held
+        from maclaurin.programs.triton.exact_step import Held, step
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
@@ -208,58 +215,10 @@ class _StepOfExactKeys(Program):
         q, k, v = (gpu.dense(u[:, 0]) for u in (inputs.q, inputs.k, inputs.v))
         given = {name: getattr(state.exact, name) for name in Held._fields}
         held: Any = {name: None if u is None else u.contiguous() for name, u in given.items()}
-        y, count, after = self.step(q, k, v, state.count.contiguous(), Held(**held), call.scale)
+        y, count, after = step(q, k, v, state.count.contiguous(), Held(**held), call.scale)
         exact = dataclasses.replace(state.exact, **after._asdict())
         y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
         return y, dataclasses.replace(state, count=count, exact=exact)
-
-    @abstractmethod
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
-    ) -> tuple[Tensor, Tensor, Held]:
-        """Rows, and the count of tokens and contents of the state after the token."""
-
-
-class KeptStep(_StepOfExactKeys):
-    """In one launch, with a program for each key-value head; for few keys."""
-
-    name = "kept step"
-
-    def cannot(self, call: Call) -> str | None:
-        window = call.spec.window
-        if window is None or not window.kept:
-            return "it supports only windows with kept keys"
-        return super().cannot(call)
-
-    def cost(self, call: Call) -> Cost:
-        """Exact keys are read and written once, by one program per head."""
-        size, heads = _exact_bytes(call), call.inputs.k.shape[0] * call.inputs.k.shape[2]
-        return Cost(0.0, moved_by(heads, 2 * size), 1, size)
-
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
-    ) -> tuple[Tensor, Tensor, Held]:
-        from maclaurin.programs.triton import kept_keys_step as program
-
-        return program.step(q, k, v, count, held, scale)
-
-
-class ExactStep(_StepOfExactKeys):
-    """In two launches, with the keys of a head split over the GPU; for many keys, kept or not."""
-
-    name = "exact step"
-
-    def cost(self, call: Call) -> Cost:
-        """Exact keys are read and written once."""
-        size = _exact_bytes(call)
-        return Cost(0.0, 2 * size, 2, size)
-
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, count: Tensor, held: Held, scale: float
-    ) -> tuple[Tensor, Tensor, Held]:
-        from maclaurin.programs.triton import exact_step as program
-
-        return program.step(q, k, v, count, held, scale)
 
 
 def _exact_bytes(call: Call) -> float:

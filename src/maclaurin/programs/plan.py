@@ -21,7 +21,7 @@ from maclaurin.forms.attend import Form
 from maclaurin.programs.about_mean import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
 from maclaurin.programs.by_heads import HeadSplit
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
-from maclaurin.programs.kept_keys import KEPT_KEYS, ExactStep, KeptStep
+from maclaurin.programs.kept_keys import KEPT_KEYS, ExactStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.one_query import OneQuery
@@ -39,7 +39,6 @@ PLAIN_FORMS = {form: PlainForm(form) for form in Form}
 PROGRAMS: tuple[Program, ...] = (
     StateStep(),
     WindowStep(),
-    KeptStep(),
     ExactStep(),
     TokenStep(),
     OneQuery(),

@@ -239,17 +239,6 @@ def dense_flops(call: Call) -> float:
     return 2.0 * batch * heads * queries * call.keys * (d + call.inputs.v.shape[3])
 
 
-#: how many programs move bytes at the rate of the GPU, if each waits for one tile of keys after the other.
-#: On an H200 a program that reads and writes keys of 256 bytes took about 54 ns for each (docs/LOG.md,
-#: 2026-11-18, long windows): 9.5 GB/s
-_PROGRAMS_TO_FILL = 300
-
-
-def moved_by(programs: int, number: float) -> float:
-    """Bytes that the whole GPU would move in the time that so few programs need for `number` of them."""
-    return number * max(1.0, _PROGRAMS_TO_FILL / programs)
-
-
 def working_bytes(call: Call) -> int:
     """Bytes per number in the working dtype."""
     return working_dtype(call.inputs.q.dtype).itemsize

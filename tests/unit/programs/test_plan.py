@@ -47,11 +47,11 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {}, "kept keys"),
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {"return_state": True}, "kept keys"),
         ("poly(0)+window(64,sinks=4)/sum", 8192, {"return_state": True}, "kept keys"),
-        ("poly(0)+window(16,sinks=4,kept=48)/sum", 1, {"state": True}, "kept step"),
+        ("poly(0)+window(16,sinks=4,kept=48)/sum", 1, {"state": True}, "exact step"),
         ("poly(0)+window(512,sinks=4,kept=1536)/sum", 1, {"state": True}, "exact step"),
         ("poly(0)+window(2048,sinks=4)/sum", 1, {"state": True}, "exact step"),
         ("taylor(2,about=mean)+window(2048,sinks=1)/sum", 1, {"state": True}, "window step"),
-        ("poly(0)+window(64,sinks=4)/sum", 1, {"state": True}, "window step"),
+        ("poly(0)+window(64,sinks=4)/sum", 1, {"state": True}, "exact step"),
     ],
 )
 @pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")

@@ -503,11 +503,9 @@ def _window_rows(
     head = row // GROUP
     most = tl.where(row % GROUP == 0, W + SINKS, 0)  # places it may write
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    centre, total, top = 0.0, tl.zeros((BE,), tl.float32), 0.0
-    if ORDERS > 0:
-        PARTIAL += row * BLOCKS[ORDERS] * P
-        centre = mean_score(PARTIAL, BLOCKS, E, P, BB) if CENTRED else 0.0
-        total = weighed_sums(PARTIAL, centre, e, BLOCKS, E, P, BB, TABLE, ORDERS)
+    PARTIAL += row * BLOCKS[ORDERS] * P
+    centre = mean_score(PARTIAL, BLOCKS, E, P, BB) if CENTRED else 0.0
+    total, top = weighed_sums(PARTIAL, centre, e, BLOCKS, E, P, BB, TABLE, ORDERS), 0.0
     count = tl.load(COUNT + b)
     q = tl.load(Q + b * q_b + h * q_h + d, mask=d < D, other=0.0).to(tl.float32) * scale
     new_k, new_v = K + b * k_b + (h // GROUP) * k_h, V + b * v_b + (h // GROUP) * v_h
@@ -550,22 +548,19 @@ def window_rows(
     count: Tensor,
     exact: Exact,
     token: Token,
-    layout: Layout | None,
+    layout: Layout,
     scale: float,
     table: Table,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Exact]:
     """y [B, 1, H, e] divided by the row sum plus eps, in the dtype of q; state, count and exact keys after the token.
 
-    state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout. The layout is None
-    without a tail.
+    state [B, K, F, e + 1] in fp32, contiguous; the table has a line per order of the layout.
     """
     recent_k, recent_v = exact.recent_k, exact.recent_v
     size, sinks, e = recent_k.shape[2], exact.sink_k.shape[2], token.v.shape[-1]
-    partial, blocks = None, _NO_BLOCKS
-    if layout is not None:
-        leaving = Token(recent_k[:, :, 0], token.q, recent_v[:, :, 0], count=count, late=size + sinks)
-        state, partial, blocks = pass_over(state, leaving, layout, scale, table)
+    leaving = Token(recent_k[:, :, 0], token.q, recent_v[:, :, 0], count=count, late=size + sinks)
+    state, partial, blocks = pass_over(state, leaving, layout, scale, table)
     q = launch.Layout.of(token.q)
     y = torch.empty((q.shape[0], 1, q.shape[-2], e), dtype=q.dtype, device=token.q.device)
     after = torch.empty_like(count)
@@ -580,9 +575,6 @@ def window_rows(
     )
     start(partial, count, token.q, token.k, token.v, *exact, y, after, *following)
     return y, state, after, following
-
-
-_NO_BLOCKS = Split((0,), (0,), BLOCK)
 
 
 @launch.by_shapes

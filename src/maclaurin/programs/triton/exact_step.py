@@ -1,7 +1,7 @@
 """Decode one token with exact keys alone, split over the GPU: two launches for window, sinks and kept keys.
 
-A program that walks all keys of a head takes as long as their number, however many multiprocessors are idle
-(triton/kept_keys_step.py). Here window and slots are split into stretches, a program for each:
+A program that walks all keys of a head takes as long as their number, however many multiprocessors are idle. So window
+and slots are split into stretches, with a program for each:
 
     1. a stretch   its keys are read, written at their new places, and attended to: largest score m, Σ e^{x−m} and
                    Σ e^{x−m} v, for window and sinks apart from slots. Scores x of the window are stored.
@@ -15,13 +15,14 @@ no scores.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
-from maclaurin.programs.triton.kept_keys_step import Held, moved, replaced_slot
 from maclaurin.programs.triton.launch import launched
 from maclaurin.programs.triton.one_query import (
     add_keys,
@@ -37,6 +38,47 @@ KEYS, SCORES = 64, 256
 _LOG2_E = 1.4426950408889634
 #: numbers that differ from spec to spec; triton must not compile a version for special values such as 1
 _ANY = ("W", "M", "SINKS", "stretch", "near", "stretches", "kv_heads")
+
+
+class Held(NamedTuple):
+    """Contents of a state, contiguous: keys and values [B, K, n, …], the newest last; scores [B, K, n] in fp32.
+
+    A window without kept keys has neither these nor scores.
+    """
+
+    recent_k: Tensor
+    recent_v: Tensor
+    sink_k: Tensor
+    sink_v: Tensor
+    recent_score: Tensor | None = None
+    kept_score: Tensor | None = None
+    kept_k: Tensor | None = None
+    kept_v: Tensor | None = None
+
+
+@triton.jit
+def moved(OLD, NEXT, head, number, source, place, is_new, new, inside, d, SIZE: tl.constexpr):
+    """Load vectors [n, size] from their old places, or take the new one, and store them at their new places."""
+    mask = inside[:, None] & (d < SIZE)[None, :]
+    at = OLD + (head * number + source)[:, None] * SIZE + d[None, :]
+    found = tl.load(at, mask=mask & (is_new == 0)[:, None], other=0.0)
+    found = tl.where(is_new[:, None], new[None, :], found)
+    tl.store(NEXT + (head * number + place)[:, None] * SIZE + d[None, :], found, mask=mask)
+    return found
+
+
+@triton.jit
+def replaced_slot(KEPT_SCORE, leaving, may_enter, M, BM: tl.constexpr):
+    """The slot whose key the leaving one replaces, and whether it does; M if not.
+
+    It is the first with the lowest score, and an empty slot has −∞. Later slots move down by one, and the key becomes the last.
+    """
+    slot = tl.arange(0, BM)
+    scores = tl.load(KEPT_SCORE + slot, mask=slot < M, other=float("inf"))
+    lowest = tl.min(scores, 0)
+    enters = may_enter & (leaving >= lowest)
+    worst = tl.min(tl.where((scores == lowest) & (slot < M), slot, BM), 0)
+    return tl.where(enters, worst, M), enters
 
 
 @launched
