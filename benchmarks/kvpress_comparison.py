@@ -32,7 +32,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 #: methods by their class in kvpress
 METHODS = (
@@ -165,35 +165,46 @@ def ask_ours(options: argparse.Namespace) -> None:
             logits = model(input_ids=more, past_key_values=cache).logits[0]
             yield _kept_of(row, logits)
 
-    def measure(name: str) -> None:
+    def measure(name: str, kind: str) -> None:
         if name in found:
             return
         rows, texts = given["questions"], given["texts"]
         summary = _summary(rows, list(answers(rows, "prompt")), list(answers(texts, "continuation")))
-        found[name] = {**summary, "machine": _machine(options.device)}
+        found[name] = {**summary, "machine": _machine(options.device), "kind": kind}
         _write(options.out, found)
 
-    measure("original")
-    for attention, name, is_rival in _plans(options):
-        if not is_rival:
-            with maclaurin.press(model, attention):
-                measure(f"{name}, pressed after reading")
-        with with_attention(model, attention):
-            measure(f"{name}, limited while reading")
+    measure("original", "full softmax")
+    for plan in _plans(options):
+        if not plan.is_rival:
+            with maclaurin.press(model, plan.attention):
+                measure(f"{plan.name}, pressed after reading", plan.kind)
+        with with_attention(model, plan.attention):
+            measure(f"{plan.name}, limited while reading", plan.kind)
 
 
-def _plans(options: argparse.Namespace) -> Iterator[tuple[list[str], str, bool]]:
-    """The attention and the name of every given plan, the rivals last, and whether it is one of those."""
+class _Plan(NamedTuple):
+    """An attention to measure, its name, and the kind of memory as pages name it."""
+
+    attention: list[str]
+    name: str
+    kind: str
+    is_rival: bool = False
+
+
+def _plans(options: argparse.Namespace) -> Iterator[_Plan]:
+    """Every given plan, the rivals last."""
     for file in options.attention:
         written = json.loads(file.read_text())
-        yield written["attention"], _name_of(written["chosen"]), False
+        choice = written["chosen"]
+        best = next(plan for plan in choice["measured"] if plan["name"] == choice["plan"]["name"])
+        yield _Plan(written["attention"], _name_of(choice), best["kind"])
     chosen = {} if options.plans is None else json.loads(options.plans.read_text())["chosen"]
     plans = [plan for plan in chosen.values() if plan["budget"]["at"] == CONTEXT]
     for plan in plans:
-        yield plan["attention"], _name_of(plan), False
+        yield _Plan(plan["attention"], _name_of(plan), plan["plan"]["kind"])
     for plan in plans if options.rivals else ():
         for name, attention in plan.get("rivals", {}).items():
-            yield attention, _name_of({**plan, "plan": {"name": name}}), True
+            yield _Plan(attention, _name_of({**plan, "plan": {"name": name}}), name, is_rival=True)
 
 
 # ----------------------------------------------------------------------------------------- kvpress
@@ -324,7 +335,7 @@ def put_together(options: argparse.Namespace) -> None:
     methods: dict[str, Any] = {}
     for file in options.results:
         for name, row in json.loads(file.read_text()).items():
-            methods[name] = {**row, "share": _share(name), "kind": _kind(name)}
+            methods[name] = {**row, "share": _share(name), "kind": row.get("kind", "kvpress")}
     written = {
         "model": "SmolLM2-135M-Instruct, Q4_1 weights in fp32",
         "machine": "; ".join(sorted({row.get("machine", "a CPU") for row in methods.values()})),
@@ -364,17 +375,6 @@ def _share(name: str) -> float:
     if name.startswith("Maclaurin"):
         return float(name.partition("%")[0].rpartition(" ")[2]) / 100
     return float(name.rpartition(" ")[2])
-
-
-def _kind(name: str) -> str:
-    """The kind of memory, as pages name it; ours by the plan in its name."""
-    if name == "original":
-        return "full softmax"
-    if not name.startswith("Maclaurin"):
-        return "kvpress"
-    from maclaurin.conversion.memory_page import method_of
-
-    return method_of(name)
 
 
 def _kept_of(row: dict[str, Any], logits: Any) -> list[float]:

@@ -52,12 +52,14 @@ from maclaurin.conversion import allocate, choose_memory, fact_questions, head_m
 from maclaurin.conversion.allocate import (
     FINAL_QUESTIONS,
     MOSTLY_KEPT,
+    SINKS,
     TAIL,
     WHOLE,
     WINDOW_ALONE,
     Place,
     attention_of,
     bytes_of,
+    exact_keys,
     filling,
     memories_to_try,
     plans_for,
@@ -806,11 +808,16 @@ def _recall_summary(
 
 def _chosen(chosen: ChosenMemory) -> dict[str, Any]:
     best = chosen.decision.best.plan
-    return {"attention": list(best.attention), "top": best.top, **to_plain(chosen.record())}
+    record = to_plain(chosen.record())
+    record["plan"]["kind"] = best.kind
+    return {"attention": list(best.attention), "top": best.top, **record}
 
 
 def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[str, list[str]]]:
-    """Windows, kept keys, a tail, and whole layers, each filling the budget."""
+    """Windows, kept keys, a tail, and every key of some layers or heads, each filling the budget.
+
+    Their names are their kinds, as pages have them.
+    """
     score = torch.tensor(chosen["heads"]["score"])
     places = [(layer, head) for layer in range(score.shape[0]) for head in range(score.shape[1])]
     budget, size = chosen["budget"]["bytes"], config.head_size
@@ -825,8 +832,8 @@ def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[s
 
     equal = {
         "window": (WINDOW_ALONE, None),
-        "window and kept": (MOSTLY_KEPT, None),
-        "window and tail": (WINDOW_ALONE, TAIL),
+        "window + kept": (MOSTLY_KEPT, None),
+        "tail": (WINDOW_ALONE, TAIL),
     }
     for name, (near, tail) in equal.items():
         memory = filling(budget / len(places), size, near, tail)
@@ -835,9 +842,9 @@ def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[s
     if goal.constant is None:
         number = round(0.75 * budget / (goal.at * key))
         layers = score.sum(1).sort(descending=True).indices.tolist()[: number // score.shape[1]]
-        yield from hybrid([place for place in places if place[0] in layers], "whole layers")
+        yield from hybrid([place for place in places if place[0] in layers], "every key in some layers")
         best = sorted(places, key=lambda place: -float(score[place]))[:number]
-        yield from hybrid(best, "whole heads, others equal")
+        yield from hybrid(best, "every key in some heads")
 
 
 def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:
@@ -864,15 +871,15 @@ def planned(
 ) -> dict[str, Any]:
     """The plan of a goal that is trained, in the format that `_chosen` writes."""
     plans = plans_for(config, budget, ranking, damage, [goal.reach])
-    fitting = [p for p in plans if "by their damage" in p.of_others and p.top]
+    fitting = [p for p in plans if p.is_by_damage and p.top]
     if goal.constant is not None:
-        fitting = [p for p in fitting if f"window({goal.reach}," in p.of_top]
+        fitting = [p for p in fitting if p.of_top == exact_keys(goal.reach + SINKS)]
     best = min(fitting or plans, key=lambda plan: abs(plan.top - goal.top))
     return {
         "attention": list(best.attention),
         "top": best.top,
         "budget": asdict(budget),
-        "plan": {"name": best.name, "bytes": best.bytes},
+        "plan": {"name": best.name, "bytes": best.bytes, "kind": best.kind},
         "heads": [list(place) for place in ranking[: best.top]],
     }
 

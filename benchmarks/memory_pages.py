@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from maclaurin.conversion.memory_page import MemoryPage, Point, memories_of, method_of
+from maclaurin.conversion.memory_page import MemoryPage, Point, memories_of
 
 
 def page_of_bench(
@@ -29,9 +29,10 @@ def page_of_bench(
         recall = arm.get(f"recall {distance}", {})
         size = budget["original"] if name == "original" else arm.get("bytes", chosen["plan"]["bytes"])
         label = chosen["plan"]["name"] if name == goal else name.removeprefix(f"{goal}: ")
+        kind = label if name.startswith(f"{goal}:") else chosen["plan"]["kind"]  # a rival is its kind
         points.append(
             Point(
-                "full softmax" if name == "original" else method_of(label),
+                "full softmax" if name == "original" else kind,
                 label,
                 size,
                 arm.get(f"perplexity {length}"),

@@ -2,12 +2,12 @@
 
     exp(q·k) = Σ_n (q·k)ⁿ/n! = Σ_n ⟨q^⊗n, k^⊗n⟩/n!
 
-Every variant of attention is one small piece of data, and the same piece of data runs in parallel,
+Every variant of attention is a spec, a small frozen value, and the same spec runs in parallel,
 in chunks and step by step as an RNN, with the same answer and the same gradients:
 
     y = maclaurin.attention(q, k, v, "exp/l2")
 
-Specs need no torch: it is imported with the first name that needs it, and so is the package of studies.
+Specs do not need torch: torch, and the package `study`, are imported on first use.
 """
 
 import importlib

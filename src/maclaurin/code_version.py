@@ -7,7 +7,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-#: Version of the numbers that training gives. Raise it with every change after which the same run, with the
+#: Version of the numerics of training. Raise it with every change after which the same run, with the
 #: same config, data and torch, ends in another loss. Results of other versions are not reused.
 NUMERICS_VERSION = 2
 
@@ -20,12 +20,12 @@ FREE_KEYS = ("keep", "trackers", "checkpoint_every", "log_every")
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """The version of the installed package."""
+    """Digest of the source that results depend on."""
     return digest_of_source(Path(__file__).parent)
 
 
 def digest_of_source(package: Path) -> str:
-    """SHA-256 over names and contents of the Python files of those packages."""
+    """SHA-256 over names and contents of the Python files in PACKAGES."""
     total = hashlib.sha256()
     for name in PACKAGES:
         place = package / name

@@ -44,7 +44,7 @@ class InputError(MaclaurinError):
 
 
 class NoFiniteStateError(MaclaurinError):
-    """A recurrent form was requested of a spec that has none."""
+    """The recurrent form was requested for a spec that has none."""
 
 
 class StateBudgetError(MaclaurinError):

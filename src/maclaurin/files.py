@@ -1,4 +1,4 @@
-"""Files and folders: written completely or not at all, locked, and checked when a user names them.
+"""Atomic writes of files and folders, locks, and checks of paths that a user gives.
 
 Everything is written under a temporary name in the same folder, flushed to the disk and renamed. A reader
 never sees half a file, even after a crash or with a full disk.
@@ -48,7 +48,7 @@ def new_file(path: Path, *, flush: bool = True) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: str | bytes, *, flush: bool = True) -> None:
-    """Replace the file by this content in one step; text is written as UTF-8, folders are made."""
+    """Write the file atomically; text is encoded as UTF-8, missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path, flush=flush) as temporary:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)

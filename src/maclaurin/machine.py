@@ -40,7 +40,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def stamp() -> dict[str, Any]:
-    """The same with a date, and of the versions only torch's: for a file of benchmark results."""
+    """`machine_facts` with a date, and torch's version alone: for a file of benchmark results."""
     facts = machine_facts()
     torch_version = facts.pop("versions")["torch"]
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")

@@ -46,7 +46,7 @@ def finite(plain: Any, digits: int | None = None) -> Any:
 
 
 def digest(plain: Any) -> str:
-    """sha256 of plain data (numbers, strings, lists, dicts) in its canonical spelling, in hex."""
+    """SHA-256 of plain data (numbers, strings, lists, dicts) as canonical JSON, in hex."""
     spelling = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(spelling.encode()).hexdigest()
 

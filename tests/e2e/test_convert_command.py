@@ -112,7 +112,7 @@ def test_a_memory_is_chosen_for_a_budget(folder):
         ("--memory=40%", "--out=/proc/none/bad"): "cannot be written",
         ("--memory=40%", "--layers=1", "--out=bad"): "--layers cannot be combined with a budget",
         ("--memory=40%", "--keep-sharp=none.json", "--dry-run"): "--keep-sharp cannot be combined",
-        ("--memory=900MB", "--out=bad"): "needs no limit",
+        ("--memory=900MB", "--out=bad"): "limits nothing",
     }
     for options, words in wrong.items():
         result = maclaurin("convert", "run", *options, *probes, cwd=folder, expect=2)

@@ -32,7 +32,7 @@ BAD = [
     (lambda q, k, v: attention(q, k, v, "exp/len", input_gate=q[..., 0]), "has no \\*in"),
     (lambda q, k, v: attention(q, k, v, "exp*in/len", input_gate=q[..., 0]), "input_gate must be"),
     (lambda q, k, v: attention(q, k, v, "exp/len*out", output_gate=q[..., 0].long()), "floating point"),
-    (lambda q, k, v: attention(q, k, v, "exp/sum", form="serial"), "known are auto, parallel"),
+    (lambda q, k, v: attention(q, k, v, "exp/sum", form="serial"), "forms are auto, parallel"),
     (lambda q, k, v: attention(q, k, v, None), "spec must be"),
     (lambda q, k, v: attention(q, k, v, "exp/sum", key_padding_mask=[[True]]), "must be a bool tensor"),
     (lambda q, k, v: attention(q, k, v, "taylor(2)/sum", state="x"), "state must be"),
@@ -42,7 +42,7 @@ BAD = [
     (lambda q, k, v: attention(q, k, v, "taylor(2)/sum", form="recurrent", causal=False), "left to right"),
     (
         lambda q, k, v: attention(q, k, v, "exp*forget/sum", log_forget=-k[..., 0].abs(), causal=False),
-        "no meaning",
+        "undefined for causal=False",
     ),
     (lambda q, k, v: attention(q, k[:, :2], v[:, :2], "exp/sum"), "cross attention"),
     (lambda q, k, v: attention(q[:, :2], k, v, "taylor(2)/sum", form="recurrent"), "one query per key"),

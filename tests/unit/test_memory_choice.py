@@ -23,7 +23,7 @@ from maclaurin.conversion.fact_questions import answers_together, fact_questions
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile
 from maclaurin.conversion.memory_budget import MemoryBudget
-from maclaurin.conversion.memory_page import method_of
+from maclaurin.conversion.memory_page import METHODS
 from maclaurin.conversion.recover import Recovery
 from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
@@ -81,7 +81,7 @@ def test_budgets_are_shares_or_bytes(model):
             read(memory=wrong)
     for more in ({"memory": "120%"}, {"memory": "900MB"}, {"constant": "1GB"}):
         with pytest.raises(
-            InputError, match="needs no limit: every key and value of 1,000 tokens takes 128,000"
+            InputError, match="limits nothing: all keys and values of 1,000 tokens take 128,000"
         ):
             read(**more)
     with pytest.raises(InputError, match="give one of"):
@@ -122,7 +122,7 @@ def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
 
 def test_bytes_go_to_the_heads_that_suffer_most_without(model):
     budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
-    plan = next(p for p in plans_for(model.config, budget, RANKING, DAMAGE) if "to" in p.of_others)
+    plan = next(p for p in plans_for(model.config, budget, RANKING, DAMAGE) if p.is_by_damage)
     assert plan.top == 0
     memories = {
         (n, h): group.spec.window
@@ -398,8 +398,8 @@ def test_a_large_budget_is_shared_by_damage_beyond_a_thousand_keys(model):
     damage = TextDamage({m: [[harm(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
     budget = MemoryBudget.read(model.config, memory="50%", constant=None, at=4096)
     plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if not p.top)
-    assert plan.of_others.startswith(("1,", "772", "5"))
-    low, high = (int(n.replace(",", "")) for n in plan.of_others.split(" exact")[0].split(" to "))
+    low, high = (parse(memory).window.slots for memory in (plan.others[0], plan.others[-1]))
+    assert high >= 1000
     assert high >= 2 * low
 
 
@@ -412,7 +412,7 @@ def test_few_exact_heads_with_the_others_by_damage_are_among_the_plans():
     of = {m: [[harm(m, n, h) for h in range(3)] for n in range(30)] for m in memories_to_try(1280)}
     budget = MemoryBudget.read(config, memory="12.5%", constant=None, at=1280)
     plans = plans_for(config, budget, ranking, TextDamage(of))
-    assert {2, 3, 5, 7} <= {plan.top for plan in plans if "by their damage" in plan.of_others}
+    assert {2, 3, 5, 7} <= {plan.top for plan in plans if plan.is_by_damage}
 
 
 def test_no_candidate_leaves_much_of_the_budget_unused():
@@ -436,25 +436,45 @@ def test_the_map_names_the_keys_of_every_head():
 
 
 @pytest.mark.parametrize(
-    ("top", "of_top", "of_others", "words"),
+    ("top", "of_top", "others", "words", "kind"),
     [
         (
             5,
             "exp/sum",
-            "36 to 1,028 exact keys by their damage on text",
+            ("poly(0)+window(32,sinks=4)/sum", "poly(0)+window(256,sinks=4,kept=768)/sum"),
             "5 exact; others 36–1,028 by damage",
+            "every key in some heads",
         ),
-        (0, "exp/sum", "poly(0)+window(45,sinks=4,kept=134)/sum", "all heads 183 (window 45, kept 134)"),
+        (
+            0,
+            "exp/sum",
+            ("poly(0)+window(45,sinks=4,kept=134)/sum",),
+            "all heads 183 (window 45, kept 134)",
+            "window + kept",
+        ),
         (
             9,
             "poly(0)+window(996,sinks=4)/sum",
-            "taylor(2,about=mean)+window(16,sinks=4)/sum",
+            ("taylor(2,about=mean)+window(16,sinks=4)/sum",),
             "9 with 1,000 (window 996); others 20 (window 16, tail)",
+            "long windows for some heads",
         ),
+        (
+            0,
+            "exp/sum",
+            ("taylor(2,about=mean)+window(64,sinks=4)/sum",),
+            "all heads 68 (window 64, tail)",
+            "tail",
+        ),
+        (0, "exp/sum", ("poly(0)+window(64,sinks=4)/sum",), "all heads 68 (window 64)", "window"),
+        (4, "exp/sum", (), "4 exact; others none", "every key in some heads"),
     ],
 )
-def test_a_plan_is_summed_up_in_a_few_words(top, of_top, of_others, words):
-    assert MemoryPlan(top, of_top, of_others, (), 0).summary == words
+def test_a_plan_is_summed_up_in_a_few_words(top, of_top, others, words, kind):
+    plan = MemoryPlan(top, of_top, others, (), 0)
+    assert plan.summary == words
+    assert plan.kind == kind
+    assert kind in METHODS
 
 
 # --------------------------------------------------------------------------------------- conversions
@@ -583,24 +603,3 @@ def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):
     (saved / "small").mkdir()
     with pytest.raises(InputError, match="exists already"):
         convert(saved)
-
-
-# --------------------------------------------------------------------------------------------- pages
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("20 heads exp/sum, others poly(0)+window(64,sinks=4,kept=256)/sum", "every key in some heads"),
-        (
-            "9 heads poly(0)+window(900,sinks=4)/sum, others 20 to 68 exact keys",
-            "long windows for some heads",
-        ),
-        ("taylor(2,about=mean)+window(64,sinks=4)/sum", "tail"),
-        ("poly(0)+window(64,sinks=4,kept=256)/sum", "window + kept"),
-        ("window and tail", "tail"),
-        ("whole layers", "every key in some layers"),
-    ],
-)
-def test_plans_are_sorted_into_kinds(name, method):
-    assert method_of(name) == method

@@ -17,7 +17,12 @@ def bench_results():
             "30% at 4k": {
                 "attention": ["0: exp/sum; 1: poly(0)+window(16,sinks=4,kept=48)/sum"],
                 "budget": {"bytes": 300, "at": 4096, "constant": False, "original": 1000},
-                "plan": {"name": "1 heads exp/sum, others 68 exact keys", "bytes": 299, "cost": 0.1},
+                "plan": {
+                    "name": "1 heads exp/sum, others 68 exact keys",
+                    "bytes": 299,
+                    "cost": 0.1,
+                    "kind": "every key in some heads",
+                },
                 "heads": {"score": [[0.9, 0.1]]},
             }
         },

@@ -190,7 +190,7 @@ def test_forget_gates_begin_with_horizons_from_4_to_1024_tokens():
 
 
 def test_an_unknown_size_gets_the_known_ones():
-    with pytest.raises(InputError, match="known are pico"):
+    with pytest.raises(InputError, match="sizes are pico"):
         size_named("nanno")
 
 

@@ -124,7 +124,7 @@ def measure_call(case: Case, setting: Setting, left_out: Mapping[str, str] = NON
 
 
 def first_call(case: Case, setting: Setting, key: str) -> float | None:
-    """Call a case, or one of its peers, once, with all that is checked before it is timed.
+    """Call a case, or one of its peers, once, including the checks that precede timing.
 
     Afterwards caches on disk have its programs. Returns the seconds of the first call; None for a peer that
     is not available or not correct.
@@ -306,7 +306,7 @@ class _PackedComparison(_Comparison):
         return plan(q, k, v, inputs.spec, form=form, cu_seqlens=self.cuts)
 
     def own(self) -> Implementation:
-        """Our call on the tensors viewed as one row; no row equals a peer's, so the piece checks them."""
+        """Our call on all tensors as one packed row; its rows are not the peers', so a piece is checked."""
         cuts, leaves = self.cuts, tuple(self.inputs.tensors.values())
         return Implementation(OWN_NAME, lambda: self._output(self.inputs, cuts), leaves, None)
 

@@ -41,7 +41,7 @@ class _Done(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Prepared:
-    """What first calls took, and which did not end in time."""
+    """Durations of the first calls, and the calls that did not finish in time."""
 
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     late: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Prepared:
 @final
 @dataclass(frozen=True)
 class Preparation:
-    """Call every case and peer once, in so many processes, for at most so many seconds."""
+    """Call every case and peer once, in several processes, within a time limit."""
 
     processes: int
     seconds: float

@@ -260,7 +260,7 @@ class FirstCall(Target):
         return self.most_s
 
     def read(self, measured: Measured) -> Reading:
-        """The time of our first call; one beside others that took too long says nothing."""
+        """The time of our first call. If it ran beside others and took too long, there is no verdict."""
         own, shared = measured.own.first_call_s, measured.own.first_call_shared
         if own is None:
             return NOT_MEASURED

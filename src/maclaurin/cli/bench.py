@@ -47,16 +47,16 @@ def bench(
         bool, typer.Option("--resume", help="Skip cases the file already has for this machine and code.")
     ] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Begin no further case after this many minutes.")
+        float | None, typer.Option(min=0.0, help="Start no new case after this many minutes.")
     ] = None,
     prepare: Annotated[
         int,
         typer.Option(
-            min=0, help="First call every case once in this many processes, which fills caches on disk."
+            min=0, help="Before timing, call every case once in this many processes, to fill compile caches."
         ),
     ] = 0,
     prepare_seconds: Annotated[
-        float, typer.Option(min=0.0, help="Leave out peers that --prepare has not called after this time.")
+        float, typer.Option(min=0.0, help="Seconds that --prepare may take; slower peers are left out.")
     ] = 180.0,
     without_peer: Annotated[
         list[str] | None,

@@ -27,14 +27,12 @@ def convert(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="Choose an attention that fits these bytes: 25% of the original's, or 64MB."),
+        typer.Option(help="Choose an attention within this budget: 25% of the original's cache, or 64MB."),
     ] = None,
     constant: Annotated[
-        str | None, typer.Option(help="The same, for a memory that does not grow with the text: 32MB.")
+        str | None, typer.Option(help="The same, for a cache that does not grow with the text: 32MB.")
     ] = None,
-    at: Annotated[
-        int, typer.Option(min=2, help="Length of text that the memory is for: plans are judged at it.")
-    ] = 4096,
+    at: Annotated[int, typer.Option(min=2, help="Text length in tokens at which plans are measured.")] = 4096,
     probe: Annotated[
         str | None,
         typer.Option(
@@ -42,16 +40,16 @@ def convert(
         ),
     ] = None,
     probe_questions: Annotated[
-        int, typer.Option(min=1, help="Questions at each distance that heads are measured by.")
+        int, typer.Option(min=1, help="Number of questions per distance for measuring heads.")
     ] = 12,
     final_questions: Annotated[
-        int, typer.Option(min=1, help="Questions that decide between the best three plans.")
+        int, typer.Option(min=1, help="Number of questions for choosing among the best three plans.")
     ] = 64,
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run",
-            help="Print plans, also for half and double the bytes; with --out, keep measures and a page.",
+            help="Print plans, also for half and double the budget; with --out, save them and a page.",
         ),
     ] = False,
     attention: Annotated[
@@ -81,18 +79,18 @@ def convert(
     questions: Annotated[int, typer.Option(min=1, max=200, help="With --recall: number of questions.")] = 200,
     match_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of matching attention.")] = 0,
     kl_steps: Annotated[
-        int, typer.Option(min=0, help="Recovery: steps of matching the original's predictions (KL).")
+        int, typer.Option(min=0, help="Recovery: steps that match the original's predictions (KL).")
     ] = 0,
     text_steps: Annotated[int, typer.Option(min=0, help="Recovery: steps of next-token training.")] = 0,
     data: Annotated[str, typer.Option(help="Recovery: text to train on.")] = "stdlib",
     mix: Annotated[
         float,
         typer.Option(
-            min=0, max=0.9, help="Recovery: share of rows with facts and questions, or copies, in their text."
+            min=0, max=0.9, help="Recovery: share of rows with inserted facts and questions, or with repeats."
         ),
     ] = 0.0,
     reach: Annotated[
-        int | None, typer.Option(help="With --mix: largest distance of facts; by default the length.")
+        int | None, typer.Option(help="With --mix: most tokens from fact to question; default --length.")
     ] = None,
     answer_weight: Annotated[
         float,
@@ -102,7 +100,7 @@ def convert(
     length: Annotated[int, typer.Option(min=2, help="Recovery: tokens per row.")] = 1024,
     batch_size: Annotated[int, typer.Option(min=1, help="Recovery: rows per step.")] = 8,
     accumulate: Annotated[
-        int, typer.Option(min=1, help="Recovery: parts a batch is computed in, to save memory.")
+        int, typer.Option(min=1, help="Recovery: gradient accumulation: parts per batch, to save memory.")
     ] = 1,
     lr: Annotated[
         float, typer.Option(help="Recovery: learning rate of matching predictions and of text.")
@@ -209,8 +207,8 @@ def _print_plans(chosen: ChosenMemory) -> None:
         table.add_row("taken" if found is decision.best else "", *_cells(found))
     console.print(table)
     console.print(
-        "cost: increase of the loss per token + a tenth of the fall of the log-odds, ± its standard error. "
-        "All plans were asked the same first questions, the best three more. Exact heads keep every key.",
+        "cost: increase in loss per token + 0.1 × decrease in log-odds, ± standard error. "
+        "All plans answered the same first questions; the best three, more. Exact heads keep every key.",
         markup=False,
     )
 

@@ -57,7 +57,7 @@ def eval_(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …, or auto.")] = "auto",
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Seed of our tasks' items and of samples.")
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed for our tasks' items and for sampling.")
     ] = 0,
     out: Annotated[
         Path | None,

@@ -39,7 +39,7 @@ def inspect(
     orders: Annotated[str, typer.Option(help="Orders to try on the whole model.")] = "1,2,4,6,8,12,16,24,32",
     windows: Annotated[str, typer.Option(help="Windows to try on the whole model, or none.")] = "32,64,128",
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that stay exact with a window.")] = 1,
-    tolerance: Annotated[float, typer.Option(help="Error of a head's output that counts as small.")] = 0.01,
+    tolerance: Annotated[float, typer.Option(help="Acceptable error of a head's output.")] = 0.01,
     weights: Annotated[
         str, typer.Option(help="float32, or round the weights to bfloat16 or float16 first.")
     ] = "float32",

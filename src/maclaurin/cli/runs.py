@@ -35,7 +35,7 @@ def runs(
         list[Path] | None,
         typer.Argument(help="Folders of runs, or folders that contain runs; runs/ by default."),
     ] = None,
-    sort: Annotated[str, typer.Option(help="newest, or a number such as loss.")] = "newest",
+    sort: Annotated[str, typer.Option(help="Sort by newest, or a metric such as loss.")] = "newest",
 ) -> None:
     """List the training runs of `maclaurin train`, of sweeps and of the pool of studies.
 

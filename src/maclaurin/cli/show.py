@@ -59,7 +59,7 @@ def _paragraphs(spec: AttentionSpec, entries: list[Entry]) -> list[tuple[str, st
         )
         paragraphs.append(("denominator", answer))
     if spec.cancelled_parts:
-        paragraphs.append(("cancels", f"the norm divides out: {', '.join(map(str, spec.cancelled_parts))}"))
+        paragraphs.append(("cancelled by the norm", f"{', '.join(map(str, spec.cancelled_parts))}"))
     if (simpler := spec.simplified()) != spec:
         paragraphs.append(("equal and simpler", str(simpler)))
     for entry in entries:

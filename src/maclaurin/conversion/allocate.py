@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import heapq
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -47,9 +46,9 @@ SHARES_OF_TOP = (0.0, 0.25, 0.35, 0.5, 0.7, 0.85)
 CONSTANT_TOPS = ((0.0, 0.0), (0.1, 0.3), (0.2, 0.4), (0.2, 0.6))
 #: share of the budget for heads whose window is as long as a distance of the questions
 SHARE_OF_REACH = 0.4
-#: a plan that leaves more than this share of the budget unused is no candidate if another one uses it
+#: a plan that leaves more than this share of the budget unused is not a candidate if another plan uses more
 MOST_UNUSED = 0.1
-#: questions that all plans are asked, and those that the best FINALISTS are asked
+#: questions that all plans answer, questions that the best plans answer, and how many those are
 FIRST_QUESTIONS, FINAL_QUESTIONS, FINALISTS = 12, 64, 3
 #: shares of a head's slots that are its window; the others are kept keys
 WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
@@ -63,28 +62,53 @@ Place = tuple[int, int]  # (layer, key-value head)
 @final
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The attention of every layer, and the memory a text takes with it."""
+    """The attention of every layer, and the memory a text takes with it.
 
-    top: int  # number of top-ranked heads that use `of_top`
+    top      number of top-ranked heads, which have the memory `of_top`
+    others   the different memories of the other heads, the smallest first
+    """
+
+    top: int
     of_top: str
-    of_others: str  # their attention, or a range of them
+    others: tuple[str, ...]
     attention: tuple[str, ...]
     bytes: int
 
     @property
+    def is_by_damage(self) -> bool:
+        """Whether the other heads have as many keys as their damage on text suggests."""
+        return len(self.others) > 1
+
+    @property
     def name(self) -> str:
         """The plan in one line."""
-        return self.of_others if not self.top else f"{self.top} heads {self.of_top}, others {self.of_others}"
+        others = self.others[0] if self.others else "none"
+        if self.is_by_damage:
+            fewest, most = _slots(self.others[0]), _slots(self.others[-1])
+            others = f"{fewest:,} to {most:,} exact keys by their damage on text"
+        return others if not self.top else f"{self.top} heads {self.of_top}, others {others}"
 
     @property
     def summary(self) -> str:
         """The keys of its heads in a few words: 5 exact; others 36–1,028 by damage."""
-        shared = re.fullmatch(r"(\S+) to (\S+) exact keys by their damage on text", self.of_others)
-        others = f"{shared[1]}–{shared[2]} by damage" if shared else memory_in_words(self.of_others)
+        others = memory_in_words(self.others[0]) if self.others else "none"
+        if self.is_by_damage:
+            others = f"{_slots(self.others[0]):,}–{_slots(self.others[-1]):,} by damage"
         if not self.top:
             return f"all heads {others}"
         top = "exact" if self.of_top == WHOLE else f"with {memory_in_words(self.of_top)}"
         return f"{self.top} {top}; others {others}"
+
+    @property
+    def kind(self) -> str:
+        """How it spends memory, one of memory_page.METHODS."""
+        if self.top:
+            return "every key in some heads" if self.of_top == WHOLE else "long windows for some heads"
+        specs = [parse(memory) for memory in self.others]
+        if any(spec.orders for spec in specs):
+            return "tail"
+        has_kept = any(spec.window is not None and spec.window.kept for spec in specs)
+        return "window + kept" if has_kept else "window"
 
 
 @final
@@ -93,7 +117,7 @@ class Measured:
     """A plan on calibration text and questions.
 
     recall       share of the questions that are answered right; guessing gets one in four
-    error        standard error of the cost: that of its recall part, in which almost all of it lies; None
+    error        standard error of the cost, from its recall part, which dominates it; None
                  with a single question
     questions    how many were asked
     """
@@ -167,7 +191,7 @@ def decide(
 ) -> Decision:
     """Choose the cheapest plan on rows [B, T] and questions; what is in the file is not measured again.
 
-    All plans are asked the first FIRST_QUESTIONS, then the best `finalists` all questions. The best of those
+    All plans answer the first FIRST_QUESTIONS; then the best `finalists` answer all. The best of those
     is chosen.
     """
     own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
@@ -243,7 +267,7 @@ def plans_for(
         attention = attention_of(config, memories)
         size = bytes_of(config, attention, budget.at)
         if size <= budget.bytes:
-            plan = MemoryPlan(top, of_top, _in_words(others), attention, size)
+            plan = MemoryPlan(top, of_top, tuple(sorted(set(others), key=_slots)), attention, size)
             found.setdefault(attention, plan)
     full = [plan for plan in found.values() if plan.bytes >= (1 - MOST_UNUSED) * budget.bytes]
     if not found:
@@ -366,12 +390,8 @@ def _tops_by_reach(
 
 def keys_of_heads(attention: Sequence[str], heads: int) -> list[list[str]]:
     """How many keys each head keeps, [layers][heads]: all, 260, 260w (a window alone), +t with a tail."""
-    found = []
-    for text in attention:
-        groups = LayerAttention.read(text, heads).groups
-        by_head = {head: _keys_of(str(group.spec)) for group in groups for head in group.heads}
-        found.append([by_head[head] for head in range(heads)])
-    return found
+    layers = [LayerAttention.read(text, heads) for text in attention]
+    return [[_keys_of(str(spec)) for spec in layer.by_head] for layer in layers]
 
 
 def _keys_of(memory: str) -> str:
@@ -384,20 +404,12 @@ def _keys_of(memory: str) -> str:
 
 def memory_in_words(memory: str) -> str:
     """poly(0)+window(45,sinks=4,kept=134)/sum → 183 (window 45, kept 134)"""
-    window = None if memory == "none" else parse(memory).window
+    window = parse(memory).window
     if window is None:
         return memory
     kept = f", kept {window.kept:,}" if window.kept else ""
     tail = "" if memory.startswith("poly(0)") else ", tail"
     return f"{_slots(memory):,} (window {window.size:,}{kept}{tail})"
-
-
-def _in_words(memories: Sequence[str]) -> str:
-    """The memory that all share, or the least and the most."""
-    by_size = sorted(set(memories), key=_slots)
-    if len(by_size) < 2:
-        return by_size[0] if by_size else "none"
-    return f"{_slots(by_size[0]):,} to {_slots(by_size[-1]):,} exact keys by their damage on text"
 
 
 def _slots(memory: str) -> int:

@@ -2,7 +2,7 @@
 
     --at 4096      facts 256, 1,024 and 3,072 tokens back, calibration texts of 4,096 tokens
 
-so that a plan is judged at the length it is for. Neighbouring budgets (a half, double) show what more or
+so that plans are measured at their own length. Neighbouring budgets (a half, double) show what more or
 fewer bytes would give.
 """
 
@@ -30,11 +30,11 @@ from maclaurin.conversion.allocate import (
     plans_for,
 )
 from maclaurin.conversion.conversion_record import (
+    ChosenPlan,
     MeasuredOriginal,
     MeasuredPlan,
     MemoryChoice,
     SampleSettings,
-    TakenPlan,
 )
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import (
@@ -76,7 +76,7 @@ class MemoryRequest:
 
     memory            bytes of a text of `at` tokens: 25% of the original's, or 64MB
     constant          bytes that no text may exceed, such as 32MB
-    at                the length of text that the memory is for, and that it is judged at
+    at                text length in tokens that the memory is meant for and measured at
     distances         tokens between facts and questions that heads and plans are measured by; () for a
                       sixteenth, a quarter and three quarters of `at`
     questions         that heads are measured by, at each distance
@@ -132,7 +132,7 @@ class ChosenMemory:
         others = [found for budget, found in self.frontier if budget != self.budget]
         return MemoryChoice(
             budget=self.budget,
-            plan=TakenPlan(best.plan.name, best.plan.bytes, best.cost, best.error),
+            plan=ChosenPlan(best.plan.name, best.plan.bytes, best.cost, best.error),
             original=MeasuredOriginal(original.loss, original.log_odds, original.recall),
             measured=tuple(_recorded(found) for found in self.decision.measured),
             heads={name: [[round(x, 4) for x in row] for row in u.tolist()] for name, u in named.items()},
@@ -150,6 +150,7 @@ def _recorded(found: Measured) -> MeasuredPlan:
         found.cost,
         found.error,
         found.questions,
+        found.plan.kind,
     )
 
 
@@ -307,7 +308,7 @@ def _announce(
     if rows.shape[1] < length:
         print(
             f"the calibration text allows only {rows.shape[1]:,} tokens, not {length:,}: "
-            "a longer text would judge plans at the length they are for",
+            "give a longer text to measure plans at the full length",
             file=sys.stderr,
             flush=True,
         )
@@ -337,7 +338,7 @@ def _seconds_to_choose(
 
 
 def _equal_damage(config: MaclaurinConfig, length: int) -> TextDamage:
-    """A guess before anything is measured, to count plans: every head loses as much, less with more keys."""
+    """Placeholder to count plans before measuring: equal damage for all heads, less with more keys."""
     memories = memories_to_try(length)
     layers, heads = config.num_hidden_layers, config.kv_heads
     return TextDamage({memory: [[1 / n] * heads] * layers for n, memory in enumerate(memories, start=1)})

@@ -96,8 +96,8 @@ class MeasuredGap:
 
 @final
 @dataclass(frozen=True)
-class TakenPlan:
-    """The plan that was taken."""
+class ChosenPlan:
+    """The chosen plan."""
 
     name: str
     bytes: int
@@ -108,7 +108,11 @@ class TakenPlan:
 @final
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan on calibration text and so many questions; `error` is the standard error of its cost."""
+    """A plan on calibration text and so many questions.
+
+    error   the standard error of its cost
+    kind    how it spends memory, one of memory_page.METHODS
+    """
 
     name: str
     bytes: int
@@ -118,6 +122,7 @@ class MeasuredPlan:
     cost: float | None = None
     error: float | None = None
     questions: int | None = None
+    kind: str = "window + kept"
 
 
 @final
@@ -140,7 +145,7 @@ class MemoryChoice:
     """
 
     budget: MemoryBudget
-    plan: TakenPlan
+    plan: ChosenPlan
     original: MeasuredOriginal
     measured: tuple[MeasuredPlan, ...]
     heads: dict[str, list[list[float]]]

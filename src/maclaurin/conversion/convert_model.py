@@ -123,7 +123,7 @@ def convert(
     measured first (conversion/head_measures.py, conversion/allocate.py).
 
     memory, constant    choose an attention of this size: one of the two, or `attention`
-    at                  the length of text that the memory is for: bytes are counted and plans judged at it
+    at                  text length in tokens at which bytes are counted and plans are measured
     distances           tokens between facts and questions that heads and plans are measured by; by default
                         a sixteenth, a quarter and three quarters of `at`
     questions           that heads are measured by, at each distance

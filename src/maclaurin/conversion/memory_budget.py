@@ -47,7 +47,7 @@ class MemoryBudget:
         found = MemoryBudget(_bytes(text, original, parameter), at, constant is not None, original)
         if found.bytes > original:
             raise InputError(
-                f"`{parameter}`: {text} needs no limit: every key and value of {at:,} tokens takes "
+                f"`{parameter}`: {text} limits nothing: all keys and values of {at:,} tokens take "
                 f"{original:,} bytes. Give less, or a longer `at`."
             )
         return found

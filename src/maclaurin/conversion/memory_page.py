@@ -25,6 +25,7 @@ from maclaurin.report.page import (
     Text,
     render,
 )
+from maclaurin.spec.head_groups import LayerAttention
 
 #: ways to spend memory, in the order of the legend
 METHODS = (
@@ -126,14 +127,14 @@ def page_of_choice(source: str, chosen: MemoryChoice, attention: Sequence[str]) 
     points = [
         Point("full softmax", "exp/sum", budget.original, math.exp(original.loss), original.log_odds),
         *(
-            Point(method_of(m.name), m.name, m.bytes, math.exp(m.loss), m.log_odds)
+            Point(m.kind, m.name, m.bytes, math.exp(m.loss), m.log_odds)
             for m in (*chosen.measured, *chosen.other_budgets)
         ),
     ]
     taken = next(m for m in chosen.measured if m.name == best.name)
     ratio = math.exp(taken.loss - original.loss)
     findings = (
-        f"Taken: {best.name}, {best.bytes:,} bytes, {best.bytes / budget.original:.1%} of the "
+        f"Chosen: {best.name}, {best.bytes:,} bytes, {best.bytes / budget.original:.1%} of the "
         f"original's at {budget.at:,} tokens.",
         f"Perplexity on calibration text {ratio:.4f} times the original's; log-odds of right answers "
         f"{taken.log_odds:+.2f}, the original {original.log_odds:+.2f}.",
@@ -151,27 +152,9 @@ def page_of_choice(source: str, chosen: MemoryChoice, attention: Sequence[str]) 
     )
 
 
-def method_of(name: str) -> str:
-    """The kind of a plan, from its name."""
-    if "whole layers" in name:
-        return "every key in some layers"
-    if "heads" in name:
-        every_key = "exp/sum" in name or "whole heads" in name
-        return "every key in some heads" if every_key else "long windows for some heads"
-    if "taylor" in name or "tail" in name:
-        return "tail"
-    return "window + kept" if "kept" in name or "exact keys" in name else "window"
-
-
 def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
     """The notation of every head, by layer."""
-    from maclaurin.spec.head_groups import LayerAttention
-
-    found = []
-    for text in attention:
-        by_head = {h: str(g.spec) for g in LayerAttention.read(text, heads).groups for h in g.heads}
-        found.append([by_head[head] for head in range(heads)])
-    return found
+    return [[str(spec) for spec in LayerAttention.read(text, heads).by_head] for text in attention]
 
 
 # ------------------------------------------------------------------------------------ charts and tables

@@ -124,10 +124,10 @@ class StandardLibrary(Corpus):
     Left out are files that are not text in the encoding they declare (some tests are invalid on purpose), the
     folder encodings, and every file with at least half of its characters in lines of a table (topics of the
     help, HTML entities, locale names). Tables are easy or impossible to predict, and one of them can be a
-    large part of a small test set. Files longer than 60,000 characters are trained on whatever their hash, so
+    large part of a small test set. Files longer than 60,000 characters always go to the training split, so
     that no file is more than about a tenth of the test or the validation data.
 
-    Another Python has another library. For the same text there, `copy_to` writes a folder to take along, and
+    Each version of Python has its own library. To use this text elsewhere, `copy_to` writes a folder, and
     $MACLAURIN_STDLIB names it.
     """
 

@@ -189,7 +189,7 @@ class MixedRows(Source):
 
 
 def _so_many(rows: int, share: float) -> int:
-    """How many of the first rows are not plain text; a small surplus keeps 0.1 · 10 at 1."""
+    """How many of the first rows are not plain text; a small epsilon makes 0.1 · 10 count as 1."""
     return int(rows * share + 1e-9)
 
 

@@ -105,7 +105,7 @@ class Source(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a record of a run says about its data."""
+        """Facts about the data, for the record of a run."""
         return {"data": self.name, "content": self.content}
 
     @property

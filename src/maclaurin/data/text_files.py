@@ -159,7 +159,7 @@ def read_parquet(path: Path, field: str) -> Texts:
                 raise DataError(f"{path}: {_no_field(field, file.schema_arrow.names)}")
             yield from _parquet_rows(file, field, path)
     except (arrow.ArrowInvalid, OSError) as problem:
-        raise DataError(f"{path} is not a complete parquet file: {problem}. Fetch it again.") from None
+        raise DataError(f"{path} is not a complete parquet file: {problem}. Download it again.") from None
 
 
 def _parquet_rows(file: Any, field: str, path: Path) -> Texts:
@@ -224,7 +224,7 @@ def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
                 yield raw, raw
     except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as problem:
         raise DataError(
-            f"{path} is not a complete compressed file ({problem}). Fetch it again or leave it out."
+            f"{path} is not a complete compressed file ({problem}). Download it again or leave it out."
         ) from None
 
 

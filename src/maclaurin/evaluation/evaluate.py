@@ -63,13 +63,13 @@ class EvaluationRequest:
     include       folders with task files of the harness
     text          file whose sentences our tasks hide facts in; None: an excerpt of a novel
     limit         items of each task; None: 200 of ours, all of the harness's
-    batch_size    texts at once in the harness; our own tasks are asked one by one
+    batch_size    texts at once in the harness; our own tasks run one item at a time
     max_length    most tokens the model reads; None: from its config
     device        cpu, cuda, …
     seed          of our tasks' items and of all sampling
     out           JSON file for the results; tasks finished there are not repeated
     again         replace `out`
-    harness       ask our tasks through lm-evaluation-harness as well
+    harness       run our tasks through lm-evaluation-harness instead of our own scorer
     """
 
     model: str
@@ -321,7 +321,7 @@ def numbers_of(name: str) -> tuple[str, ...]:
 
 
 def task_items(name: str, number: int, seed: int) -> tuple[Item, ...]:
-    """The items a run is asked: at most `number`."""
+    """The items of a task for a run, at most `number`."""
     items = tuple(islice(run_task(name).task.items(Prose.embedded(), seed), number))
     if not items:
         raise InputError(f"the task {name} has no items on this machine.")

@@ -1,4 +1,4 @@
-"""Ask our tasks without a harness: each context is read once; choices and answers continue from there."""
+"""Score our tasks without the harness: each context is read once, and choices continue from its cache."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ class Lines(TextTask):
         return 1 / self.options
 
     def items(self, prose: Prose, seed: int) -> Iterator[Item]:
-        """Fours of lines in random order; all four ends of an item are asked."""
+        """Groups of four lines in random order; all four ends of a group are scored."""
         fours = [
             four
             for number, source in enumerate(held_out_sources())
@@ -341,7 +341,7 @@ class Lines(TextTask):
 @register("perplexity")
 @dataclass(frozen=True)
 class HeldOutText(TextTask):
-    """Passages of the standard-library files that our runs test on, in random order."""
+    """Passages of the standard-library files held out for testing, in random order."""
 
     modes: ClassVar[tuple[ScoringMode, ...]] = ("text",)
     characters: ClassVar[int] = 4000
@@ -350,7 +350,7 @@ class HeldOutText(TextTask):
     @property
     def measures(self) -> str:
         """Short description for listings."""
-        return "source text of the standard library that runs of ours test on"
+        return "source files of the standard library held out from training"
 
     @property
     def guess(self) -> float:

@@ -21,7 +21,7 @@ class ResidualLinear(nn.Linear):
 
 
 class AttentionLayer(nn.Module):
-    """x → W_o attention(φ-ready W_q x, W_k x, W_v x; gates of x)."""
+    """x → W_o attention(W_q x, W_k x, W_v x; gates of x)."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class AttentionLayer(nn.Module):
         if others:
             raise InputError(
                 f"the heads of this layer differ ({LayerAttention(self.groups)}), so it has no single spec: "
-                "look at its groups."
+                "use `groups`."
             )
         return first.spec
 

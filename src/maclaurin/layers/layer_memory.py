@@ -174,7 +174,7 @@ class LayerMemory:
     """The memory of a layer with these groups of heads.
 
     rollback   how many of the last tokens can be dropped
-    prompt     attention for the first piece of a text, instead of each group's; memories stay the groups' own
+    prompt     attention for the first piece of a text, instead of each group's; groups decide what is kept
     """
 
     def __init__(

@@ -401,14 +401,14 @@ def _one_token(sizes: Sizes, batch: int, dtype: torch.dtype) -> Inputs:
     return Inputs(q, k, v)
 
 
-#: bytes of states from which on it is checked whether they fit
+#: states of at least this many bytes are checked against free memory
 _LARGE_STATES = 1 << 28
 
 
 def require_memory(config: MaclaurinConfig, batch: int, like: Tensor) -> None:
     """Raise unless the states of a batch fit in the free memory of the device.
 
-    Of small states the device is not asked: that takes a GPU as long as some layers.
+    For small states free memory is not queried: on a GPU that takes as long as several layers.
     """
     needed = state_bytes(config, batch, like.dtype)
     if needed < _LARGE_STATES:

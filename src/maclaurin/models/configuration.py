@@ -171,6 +171,6 @@ def size_named(name: str) -> Size:
     """The size of that name, or an error with the known ones."""
     if name not in SIZES:
         raise InputError(
-            f"there is no size {name!r}; known are {', '.join(SIZES)}." + did_you_mean(name, list(SIZES))
+            f"there is no size {name!r}; sizes are {', '.join(SIZES)}." + did_you_mean(name, list(SIZES))
         )
     return SIZES[name]

@@ -20,7 +20,7 @@ from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.models.recorded_step import RecordedStep, can_record, fixed_shapes
 from maclaurin.wording import first_line
 
-#: shorter texts do not repay the recording of a step
+#: for fewer steps, recording a CUDA graph costs more than it saves
 _STEPS_BEFORE_RECORDING = 8
 
 

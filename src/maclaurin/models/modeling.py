@@ -260,7 +260,7 @@ class MaclaurinForCausalLM(MaclaurinPreTrainedModel, GenerationMixin):
             raise InputError(
                 f"a pressed prompt is read all at once, but with prefill_chunk_size={chunk} all but its "
                 "first tokens are read in the small memory: leave prefill_chunk_size out, or use a converted "
-                "model, which always reads so."
+                "model, which always reads in small memory."
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = MaclaurinCache(cast("MaclaurinConfig", self.config))
@@ -327,7 +327,7 @@ def set_attention(model: MaclaurinForCausalLM, attention: Sequence[str]) -> None
 
 @contextmanager
 def with_attention(model: MaclaurinForCausalLM, attention: Sequence[str]) -> Iterator[None]:
-    """The same within a `with` block; caches made in the block have it too."""
+    """`set_attention` within a `with` block; caches created in the block use it too."""
     layers: list[Any] = [block.self_attn for block in model.model.layers]
     own, groups = model.config.attention, [layer.groups for layer in layers]
     try:

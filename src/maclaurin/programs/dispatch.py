@@ -184,8 +184,8 @@ def attention(
             their outputs are 0.
         form: "auto" (the cheapest), "parallel", "blocked" (parallel, a block of queries at a time),
             "chunked" or "recurrent".
-        chunk_size: tokens per chunk; any size gives the same answer.
-        tolerance: how far exp as a series may be from exp, relative to max|v|.
+        chunk_size: tokens per chunk; any size gives the same result.
+        tolerance: largest error of exp as a truncated series, relative to max|v|.
         score_bound: for exp as a series, a bound on |scale·q·k| for this and all later tokens of
             the text; by default the bound for the tokens so far, which later ones may exceed.
         state_budget: bytes a state may take.
@@ -570,7 +570,7 @@ class _Request(NamedTuple):
             form = Form(self.options.form)
         except ValueError:
             known = ", ".join(["auto", *(f.value for f in Form)])
-            raise InputError(f"there is no form {self.options.form!r}; known are {known}.") from None
+            raise InputError(f"there is no form {self.options.form!r}; forms are {known}.") from None
         stateless = not self.spec.has_finite_state and not self.needs_series_for(form)
         return Form.BLOCKED if form is Form.CHUNKED and stateless else form
 

@@ -214,7 +214,7 @@ def why_it_must_be_causal(spec: AttentionSpec) -> str | None:
     part = spec.irreversible_part
     if part is None or not spec.has_order_of_time:
         return None
-    return f"{spec} has {part.mark}{part}, which has no meaning with causal=False"
+    return f"{spec} has {part.mark}{part}, which is undefined for causal=False"
 
 
 def first_reason(*reasons: Callable[[], str | None]) -> str | None:

@@ -14,10 +14,10 @@ Backward, with do = e^g dy and a = ∂g/∂lse: the scores get dx = P∘(do Vᵀ
 do for the gradient and (1−a)o for the output it saved. Where D does not depend on the row's weights (1, t,
 a learned sum, a detached row sum) a = 1, and that output is zero. Where D is also constant and there is no
 gate, dx = e^{x − ln D}∘(dy Vᵀ): torch's backward gets dy itself, and ln D for the log-sum-exp it saved, and
-no rows are kept. Under a gate p, whose gradient is Σ dy∘y/p, only the answer y is kept; a gate of zero counts
+no rows are kept. Under a gate p, whose gradient is Σ dy∘y/p, only the output y is kept; a gate of zero counts
 as 1e-30.
 
-Under a norm, y = N(o) = o·length/‖o‖: the answer and one number per row determine o, so only these are
+Under a norm, y = N(o) = o·length/‖o‖: the output and one number per row determine o, so only these are
 kept. A mean that the norm subtracts is lost, but δ = Σ do∘o does not depend on it, as the mean of do is zero.
 
 torch's backward takes memory for do, o and its own sums besides the gradients. If rows are large, it runs on
@@ -460,7 +460,7 @@ class _GainedRows(NamedTuple):
 
 
 class _Normed(NamedTuple):
-    """What a softmax needs from its spec if a norm per head follows; only its answer is kept."""
+    """What a softmax needs from its spec if a norm per head follows; only its output is kept."""
 
     stock: TorchSoftmax
     length: float
@@ -561,7 +561,7 @@ _SLICES, _SLICES_WITH_ROWS = 2, 3
 class _RowsOfSome(Protocol):
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows besides the answer were kept for the backward pass."""
+        """Whether rows besides the output were kept for the backward pass."""
         ...
 
     def part(self, some: slice | None) -> tuple[Tensor, Tensor, Tensor]:

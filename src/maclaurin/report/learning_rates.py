@@ -1,4 +1,4 @@
-"""The learning rates of an experiment: the best of those tried, and how much being off costs.
+"""The learning rates of an experiment: the best of those tried, and the cost of a rate that is off.
 
 Rates are tried in factors of two. A parabola through the best rate and its neighbours, over log₂ of the rate,
 says how wide the range of good rates is and what half a step of the grid costs.

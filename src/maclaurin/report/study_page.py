@@ -237,8 +237,8 @@ class Composer:
                 records,
                 f"Left: mean and standard deviation over seeds, and the line through ln {metric} against ln "
                 "parameters. Right: difference seed by seed with its 95 % interval, the line through all "
-                "seeds and its 95 % band; points at one size stand side by side so that they can be told "
-                "apart. Lines whose slope is decided are thick, others dashed.",
+                "seeds and its 95 % band; points of one size are drawn side by side so that they do not "
+                "overlap. Lines whose slope is decided are thick, others dashed.",
             ),
             self._table(
                 ladder_slopes_table(found), f"Change of the difference to {found.baseline} with size", records
@@ -470,7 +470,7 @@ class Composer:
                 f"{outcome.metric.capitalize()} against the bytes kept at the trained length",
                 charts.memory(outcome),
                 outcome.records,
-                "A state has its size whatever the length; softmax keeps keys and values, counted here at "
+                "A state has a fixed size at any length; softmax keeps keys and values, counted here at "
                 "the trained length. Large points are means, small ones seeds.",
             ),
         ]
@@ -504,7 +504,7 @@ class Composer:
 def _added_seeds(seeds: Sequence[int]) -> str:
     names = f"{'Seed' if len(seeds) == 1 else 'Seeds'} {listed([str(seed) for seed in seeds])}"
     return (
-        f"{names} {'was' if len(seeds) == 1 else 'were'} added later: if somebody added seeds until a p was "
+        f"{names} {'was' if len(seeds) == 1 else 'were'} added later: if seeds were added until a p was "
         "small (optional stopping), p and intervals are too optimistic."
     )
 
@@ -555,5 +555,5 @@ def _cautions(factorial: Factorial) -> Iterator[str]:
     if factorial.spreads_differ:
         yield (
             "The spread over seeds differs between cells (Bartlett's test, p < 0.05), so F, which pools it, "
-            "is too sure of some effects."
+            "overstates the significance of some effects."
         )

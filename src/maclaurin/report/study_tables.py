@@ -191,7 +191,7 @@ def _held_out(outcome: Outcome) -> list[tuple[str, str]]:
     words = [share] if scored is None else [share, f"{scored:,.0f} tokens scored"]
     held_out = first.provenance.get("held_out")
     if held_out is None:
-        words.append("the number of documents was not recorded then")
+        words.append("the number of documents was not recorded")
     else:
         test = held_out["test"]
         words.insert(1, f"{test['documents']:,} documents, the largest {test['largest']:.0%} of them")
@@ -289,9 +289,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
 
 _FACTOR_COLUMNS = (
     Column("output factor", "number", "rate of the output projections of attention over the learning rate"),
-    Column(
-        "gain over factor 1", "number", "to the best rate tried for all weights alike, on the tuning seeds"
-    ),
+    Column("gain over factor 1", "number", "over the best single rate for all weights, on the tuning seeds"),
 )
 
 

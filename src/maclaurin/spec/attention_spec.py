@@ -340,7 +340,7 @@ def _part_from_dict(data: Any) -> Part:
     known = registered(data["family"])
     name = data.get("name")
     if not isinstance(name, str) or name not in known:
-        raise SpecError(f"there is no {data['family']} {name!r}; known are {', '.join(sorted(known))}.")
+        raise SpecError(f"there is no {data['family']} {name!r}; choose from {', '.join(sorted(known))}.")
     return known[name].from_dict({k: v for k, v in data.items() if k != "family"})
 
 

@@ -44,7 +44,7 @@ class FeatureMap(Part):
         """φ(u) as text."""
 
     def size(self, d: int) -> int:
-        """How many numbers φ makes of d."""
+        """The size of φ(u) for u of size d."""
         return d
 
     def default_scale(self, d: int) -> float:
@@ -138,7 +138,7 @@ def read_feature_map(text: str) -> FeatureMap:
     known = registered("feature map")
     if name not in known:
         raise SpecError(
-            f"there is no feature map {name!r}; known are {', '.join(sorted(known))}."
+            f"there is no feature map {name!r}; choose from {', '.join(sorted(known))}."
             + did_you_mean(name, list(known)),
             place=name,
         )

@@ -107,7 +107,7 @@ _HOLE = "Ω"  # a letter in place of the term while the text around it is looked
 
 
 def _inserted(write: Callable[[str], str], term: str) -> str:
-    """write(term), the term in brackets where the text around it would tear it apart."""
+    """write(term), the term in brackets where it would otherwise be read differently."""
     text = write(_HOLE)
 
     def bracketed(hole: re.Match[str]) -> str:

@@ -99,6 +99,12 @@ class LayerAttention:
         """The attention of each group."""
         return tuple(group.spec for group in self.groups)
 
+    @property
+    def by_head(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each key-value head."""
+        found = {head: group.spec for group in self.groups for head in group.heads}
+        return tuple(found[head] for head in sorted(found))
+
     @staticmethod
     def of_heads(specs: Sequence[AttentionSpec], extras: LayerExtras | None = None) -> LayerAttention:
         """The attention of a layer, from the spec of each of its key-value heads."""

@@ -150,7 +150,7 @@ class Kernel(Part):
         mapped, size = feature_map(u), self.key_size(u.shape[-1])
         if mapped.shape[-1] != size:
             raise SpecError(
-                f"the feature map {feature_map} made {mapped.shape[-1]} numbers of {u.shape[-1]}, but its "
+                f"the feature map {feature_map} maps size {u.shape[-1]} to {mapped.shape[-1]}, but its "
                 f"size(d) says {size}: define size(self, d) on the class {type(feature_map).__qualname__}."
             )
         return mapped

@@ -99,7 +99,7 @@ class _Reader:
         if name not in known:
             raise self.error(
                 at,
-                f"there is no {' or '.join(families)} {name!r}; known are "
+                f"there is no {' or '.join(families)} {name!r}; choose from "
                 f"{', '.join(sorted(known))}." + did_you_mean(name, list(known)),
             )
         positional, named = self.arguments()

@@ -267,7 +267,7 @@ def _check_fields(part: type[Part]) -> None:
     what = f"the {part.family} {part.__qualname__}"
     if any(isinstance(value, dataclasses.Field) for value in vars(part).values()):
         raise SpecError(
-            f"{what} has fields but is no dataclass: put @dataclass(frozen=True, slots=True) between "
+            f"{what} has fields but is not a dataclass: put @dataclass(frozen=True, slots=True) between "
             "@register and the class."
         )
     for field in dataclasses.fields(part):

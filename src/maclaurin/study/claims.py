@@ -59,7 +59,7 @@ class Claim:
     says         the claim
     experiment   the experiment whose runs decide
     cells        which of its cells; their meaning depends on the kind of claim
-    source       who made the claim, and where; empty for your own claim
+    source       citation of the claim; empty for your own claim
     published    published numbers for it
     note         other published findings, in words
     """

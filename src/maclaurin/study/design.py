@@ -67,7 +67,7 @@ class Tune:
     metric   the number to choose by
     seeds    seeds of the tuning runs; the final runs have others
     confirm  further seeds for the two best settings, to decide between them by the mean
-    most     limit on the rates tried at one factor, and on the factors at one rate, for cells without a best
+    most     limit on rates tried at one factor, and factors at one rate, if the best stays at the edge
     """
 
     rates: tuple[float, ...]
@@ -100,7 +100,7 @@ class Tune:
 
     @property
     def least_trials(self) -> int:
-        """Runs of the first grids: the search has at least these."""
+        """Number of runs in the first grids, a lower bound for the search."""
         return (len(self.rates) + max(0, len(self.factors) - 1)) * len(self.seeds)
 
     def _check_factors(self) -> None:

@@ -55,7 +55,7 @@ METRICS_OF_TEST_DATA = ("loss", "accuracy", "perplexity")
 
 #: prefix of the metrics of a task of `maclaurin eval`: task:NAME, or task:NAME:NUMBER for another number
 TASK = "task:"
-#: the share of right answers, the meaning of task:NAME
+#: the metric that task:NAME stands for: the share of right answers
 RIGHT_ANSWERS = ("acc", "exact_match")
 #: other numbers of tasks, with their titles on a page
 _TASK_NUMBERS = {

@@ -16,10 +16,10 @@ from maclaurin.plain_data import from_plain, write_json
 from maclaurin.progress_bar import Display
 
 SECONDS_BETWEEN_REPORTS = 1.0
-#: a run is stopped when its loss is this far above its start at so many judged steps in a row
+#: a run is stopped when its loss is this far above its start at this many checked steps in a row
 NATS_ABOVE_START = 1.0
 JUDGED_STEPS = 10
-#: every tenth step is judged. This does not depend on the log interval, which must not change a result
+#: every tenth step is checked. This does not depend on the log interval, which must not change a result
 STEPS_BETWEEN_JUDGED = 10
 
 

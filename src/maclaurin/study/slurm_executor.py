@@ -77,7 +77,7 @@ class SlurmExecutor:
 
     @property
     def threads(self) -> int | None:
-        """As many as cores were asked for."""
+        """The number of cores requested for a job."""
         return self._cores
 
     def free(self) -> int:

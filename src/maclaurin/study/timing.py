@@ -1,4 +1,4 @@
-"""Training speed of each cell, measured alone on this machine: the runs of a study share it.
+"""Training speed of each cell, measured alone on this machine, because the runs of a study share it.
 
 After the runs, one process trains a few steps of each distinct config, one after the other, with all threads.
 The seed, the learning rate and the number of steps do not matter for the speed, so cells that differ only in

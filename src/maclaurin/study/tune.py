@@ -260,7 +260,7 @@ class Search:
 
     @property
     def is_on_edge(self) -> bool:
-        """Whether the best rate or factor is the largest or smallest that was tried beside the other."""
+        """Whether the best rate or factor is the largest or smallest tried with the other at its best."""
         best = self.best
         return any(getattr(best, axis) in _ends(self._line(best, axis)) for axis in self._axes)
 

@@ -1,6 +1,6 @@
 """Shipped oracles, tolerances, strategies and the laws that every spec inherits.
 
-`SpecLaws` needs the extra `testing` (hypothesis and pytest); the rest needs nothing.
+`SpecLaws` needs the extra `testing` (hypothesis and pytest); the rest needs no extra.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -60,7 +60,7 @@ class TrainConfig:
     )
     steps: int = _key(400, "Optimizer steps; with --resume, a larger number extends the run.")
     batch_size: int = _key(16, "Rows per step, over all processes and accumulated parts.")
-    accumulate: int = _key(1, "Split each batch into this many parts, to save memory.")
+    accumulate: int = _key(1, "Gradient accumulation: compute a batch in this many parts, to save memory.")
     lr: float = _key(1e-3, "Peak learning rate.")
     output_lr: float = _key(1.0, "Factor of the learning rate for the output projections of attention.")
     schedule: str = _key("cosine", "Decay of the learning rate: cosine, linear or constant.")

@@ -506,7 +506,7 @@ def test_the_page_names_seeds_that_were_added_later():
     (e,) = study.experiments
     later = dataclasses.replace(study, experiments=(dataclasses.replace(e, added_seeds=(1, 2)),))
     page = "".join(str(article) for article in study_articles([analysis(later)]))
-    assert "Seeds 1 and 2 were added later: if somebody added seeds until a p was small" in page
+    assert "Seeds 1 and 2 were added later: if seeds were added until a p was small" in page
     assert "added later" not in "".join(str(article) for article in study_articles([analysis(study)]))
 
 

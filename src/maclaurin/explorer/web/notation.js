@@ -107,7 +107,7 @@ function readFeature(text) {
   const known = Object.keys(FEATURES);
   if (!known.includes(name))
     throw new SpecError(
-      `there is no feature map ${quoted(name)}; known are ${[...known].sort().join(", ")}.` + didYouMean(name, known), name);
+      `there is no feature map ${quoted(name)}; choose from ${[...known].sort().join(", ")}.` + didYouMean(name, known), name);
   if (positional.length) throw new SpecError(`${name} does not take ${quoted(positional[0])}; it is written ${name}.`, positional[0]);
   for (const option of named.keys())
     throw new SpecError(`${name} has no option ${quoted(option)}; it is written ${name}.`, option);
@@ -458,7 +458,7 @@ class Reader {
     const known = families.flatMap((f) => Object.keys(PARTS).filter((name) => PARTS[name].family === f));
     if (!known.includes(word))
       throw this.error(
-        at, `there is no ${kinds} ${quoted(word)}; known are ${[...known].sort().join(", ")}.` + didYouMean(word, known));
+        at, `there is no ${kinds} ${quoted(word)}; choose from ${[...known].sort().join(", ")}.` + didYouMean(word, known));
     const { positional, named } = this.arguments();
     try {
       return fromArguments(word, positional, named);

@@ -1,6 +1,6 @@
 """Decode one token with exact keys alone, split over the GPU: two launches for window, sinks and kept keys.
 
-A program that walks all keys of a head takes as long as their number, however many multiprocessors are idle. So window
+One thread block for all keys of a head takes time in proportion to them, while other multiprocessors idle. So window
 and slots are split into stretches, with a program for each:
 
     1. a stretch   its keys are read, written at their new places, and attended to: largest score m, Σ e^{x−m} and
