@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from maclaurin.conversion.memory_page import METHODS
+
 FILE = Path(__file__).parents[2] / "benchmarks" / "kvpress_comparison.py"
 SPEC = importlib.util.spec_from_file_location("benchmarks_kvpress_comparison", FILE)
 script = importlib.util.module_from_spec(SPEC)
@@ -19,25 +21,22 @@ SHARED = "Maclaurin 12.5%: 20 to 1,028 exact keys by their damage on text, limit
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "kind"),
+    ("name", "share"),
     [
-        ("original", 1.0, "full softmax"),
-        ("KeyDiffPress 0.25", 0.25, "kvpress"),
-        ("KeyDiffPress limited while reading 0.125", 0.125, "kvpress"),
-        (EXACT, 0.25, "every key in some heads"),
-        (SHARED, 0.125, "window + kept"),
+        ("original", 1.0),
+        ("KeyDiffPress 0.25", 0.25),
+        ("KeyDiffPress limited while reading 0.125", 0.125),
+        (EXACT, 0.25),
+        (SHARED, 0.125),
     ],
 )
-def test_a_name_says_the_share_and_the_kind(name, share, kind):
+def test_a_name_gives_the_share(name, share):
     assert script._share(name) == share
-    assert script._kind(name) == kind
 
 
-def test_the_published_kinds_are_those_of_the_plans():
+def test_the_published_kinds_are_those_of_pages():
     written = json.loads((FILE.parent / "results" / "kvpress.json").read_text())
-    assert {name: row["kind"] for name, row in written["methods"].items()} == {
-        name: script._kind(name) for name in written["methods"]
-    }
+    assert {row["kind"] for row in written["methods"].values()} <= set(METHODS)
 
 
 def test_a_plan_is_named_by_its_share_of_the_bytes():
@@ -69,7 +68,7 @@ def test_results_of_both_environments_are_put_together(tmp_path):
     for name, content in {
         "questions": {"distance": 9, "questions": [1, 2], "texts": [1]},
         "kvpress": {"KnormPress 0.25": row},
-        "ours": {"original": row, SHARED: row},
+        "ours": {"original": {**row, "kind": "full softmax"}, SHARED: {**row, "kind": "window + kept"}},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     files = [tmp_path / "kvpress.json", tmp_path / "ours.json"]
@@ -79,6 +78,9 @@ def test_results_of_both_environments_are_put_together(tmp_path):
     assert (written["questions"], written["texts"], written["machine"]) == (2, 1, "a machine")
     assert {name: row["share"] for name, row in written["methods"].items()} == {
         "KnormPress 0.25": 0.25, "original": 1.0, SHARED: 0.125
+    }  # fmt: skip
+    assert {name: row["kind"] for name, row in written["methods"].items()} == {
+        "KnormPress 0.25": "kvpress", "original": "full softmax", SHARED: "window + kept"
     }  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def test_plans_and_their_rivals_come_from_the_results_of_memory(tmp_path):
     plan = {
         "attention": ["a"],
         "budget": budget,
-        "plan": {"name": "5 heads exp/sum"},
+        "plan": {"name": "5 heads exp/sum", "kind": "every key in some heads"},
         "rivals": {"window": ["w"]},
     }
     other = {**plan, "budget": {**budget, "at": 4096}}
@@ -130,8 +132,6 @@ def test_plans_and_their_rivals_come_from_the_results_of_memory(tmp_path):
     file.write_text(json.dumps({"chosen": {"25% at 1280": plan, "30% at 4k": other}}))
     options = Namespace(attention=[], plans=file, rivals=True)
     assert list(script._plans(options)) == [
-        (["a"], "Maclaurin 25%: 5 heads exp/sum", False),
-        (["w"], "Maclaurin 25%: window", True),
+        (["a"], "Maclaurin 25%: 5 heads exp/sum", "every key in some heads", False),
+        (["w"], "Maclaurin 25%: window", "window", True),
     ]
-    assert script._kind("Maclaurin 25%: window, limited while reading") == "window"
-    assert script._kind("Maclaurin 25%: whole layers, limited while reading") == "every key in some layers"

@@ -145,7 +145,7 @@ def test_advice_to_do_without_a_state_is_never_refused(spec, queries, causal, op
     with pytest.raises(MaclaurinError) as problem:
         attention(q[:, -queries:], k, v, spec, **options, **call)
     if "form=" not in str(problem.value):
-        assert "no meaning with causal=False" in str(problem.value)
+        assert "undefined for causal=False" in str(problem.value)
         return
     for form in re.findall(r"'(\w+)'", str(problem.value)):
         attention(q[:, -queries:], k, v, spec, form=form, **call)
