@@ -6,7 +6,7 @@
     python benchmarks/kvpress_comparison.py ours MODEL questions.json ours.json --plans memory.json
     # in a separate environment with kvpress and transformers: the results of its methods
     python benchmarks/kvpress_comparison.py kvpress HF_FOLDER questions.json kvpress.json --share 0.25 0.125
-    # both together, for benchmarks/results and for the page (benchmarks/memory.py --draw)
+    # both together, for benchmarks/results and for the page (benchmarks/memory_pages.py)
     python benchmarks/kvpress_comparison.py together questions.json kvpress.json ours.json --out together.json
 
 kvpress compresses after the whole prompt was read with full attention. `ours` is measured both ways: pressed

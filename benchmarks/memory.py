@@ -131,9 +131,6 @@ def main() -> None:
     """Measure everything that is missing and fits into the time."""
     options = _options()
     results = Results.open(options.out, options.resume)
-    if options.draw is not None:
-        draw(results.found, options)
-        return
     clock = Clock(options.seconds)
     with clock.step("load", 25) as go:
         if not go:
@@ -154,28 +151,12 @@ def main() -> None:
     clock.table()
 
 
-def draw(found: dict[str, Any], options: argparse.Namespace) -> None:
-    """A page for each goal whose memory was chosen by measuring, and one for kvpress."""
-    from memory_pages import page_of_bench, page_of_presses
-
-    options.draw.mkdir(parents=True, exist_ok=True)
-    chosen = found.get("chosen", {})
-    for goal in (name for name in chosen if "measured" in chosen[name] and name in found["arms"]):
-        page = page_of_bench(found, goal, source=options.out.name)
-        (options.draw / f"{goal.replace(' ', '-').replace('%', '')}.html").write_text(page.html())
-    if options.kvpress is not None:
-        page = page_of_presses(json.loads(options.kvpress.read_text()), options.kvpress.name)
-        (options.draw / "kvpress.html").write_text(page.html())
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--carry", type=Path, default=Path("runs/carry"), help="what carry_memory.py wrote")
     parser.add_argument("--model", help="another model than the carried one")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--resume", type=Path, help="earlier results file to resume from")
-    parser.add_argument("--draw", type=Path, help="only write the pages of known results into this folder")
-    parser.add_argument("--kvpress", type=Path, help="with --draw: benchmarks/results/kvpress.json")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=STAGES, help="do only these")
     parser.add_argument("--train-steps", type=int, default=200, help="of 6 rows")

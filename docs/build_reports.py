@@ -1,14 +1,14 @@
-"""The reports of the shipped studies, made from their committed records, and what docs/ shows of them.
+"""The reports of studies and of small memories, made from committed results, and what docs/ shows of them.
 
     python docs/build_reports.py            (or: make docs)
-    python docs/build_reports.py --check    exit code 1 if docs/results.md has other tables
+    python docs/build_reports.py --check    exit code 1 if a page of docs has other tables
 
 Whole reports (page, figures, CSV files) go to build/reports/STUDY; they are built again only if the records
 or the code have changed, and `make site` puts them on the site. Kept in git, under docs/reports/STUDY, are
 tables.md and the figures that README.md or a page of docs/ shows.
 
-docs/results.md gets its tables from there. A marker names a study, a heading of its tables.md, and optionally
-a heading below it:
+docs/results.md and docs/memory.md get their tables from there. A marker names a report, a heading of its
+tables.md, and optionally a heading below it:
 
     <!-- table: mini / Next token of Python's standard library / Learning rates -->
     (the table; replaced by the first one under that heading)
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -40,13 +41,13 @@ def main() -> int:
     """Build the reports and fill docs/, or check the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    page = DOCS / "results.md"
-    before = page.read_text(encoding="utf-8")
+    pages = {page: page.read_text(encoding="utf-8") for page in (DOCS / "results.md", DOCS / "memory.md")}
     if parser.parse_args().check:
-        return int(before != filled(before))
+        return int(any(text != filled(text) for text in pages.values()))
     for report in build_reports():
         keep_linked(report)
-    page.write_text(filled(before), encoding="utf-8")
+    for page, text in pages.items():
+        page.write_text(filled(text), encoding="utf-8")
     return 0
 
 
@@ -63,7 +64,18 @@ def build_reports() -> list[Path]:
         if old := [study for study in studies if not _is_current(study)]:
             with ProcessPoolExecutor(min(len(old), os.cpu_count() or 1), get_context("spawn")) as pool:
                 list(pool.map(_build, old))
-    return [BUILT / study.name for study in studies]
+        _build_memory(BUILT / "memory")
+    return [*(BUILT / study.name for study in studies), BUILT / "memory"]
+
+
+def _build_memory(folder: Path) -> None:
+    """The pages of small memories (benchmarks/memory_pages.py)."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        write_report = importlib.import_module("memory_pages").write_report
+    finally:
+        sys.path.pop(0)
+    write_report(folder)
 
 
 def _is_current(study: Path) -> bool:
@@ -130,11 +142,11 @@ def table_of(source: str) -> str:
         sections = re.split(rf"^{mark} ", text, flags=re.MULTILINE)[1:]
         found = [section for section in sections if section.startswith(heading)]
         if not found:
-            raise SystemExit(f"results.md: reports/{report}/tables.md has no heading {mark} {heading}…")
+            raise SystemExit(f"reports/{report}/tables.md has no heading {mark} {heading}…")
         text = re.split(r"^#{1,%d} " % depth, found[0], flags=re.MULTILINE)[0] if depth > 2 else found[0]
     table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     if table is None:
-        raise SystemExit(f"results.md: there is no table under {source}")
+        raise SystemExit(f"there is no table under {source}")
     return table[0]
 
 

@@ -104,7 +104,7 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
     note = "Recall comes with its 95 % interval where answers were counted."
     blocks = [
         Text(BYTES),
-        figure(_bytes_figure, "Perplexity and recall against megabytes", note),
+        figure(bytes_figure, "Perplexity and recall against megabytes", note),
         Tabled(_methods_table(page), "All measured ways to spend memory", number("Table")),
     ]
     if any("pressed" in p.name or p.method == "kvpress" for p in page.points):
@@ -160,7 +160,7 @@ def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
 # ------------------------------------------------------------------------------------ charts and tables
 
 
-def _bytes_figure(page: MemoryPage) -> Figure:
+def bytes_figure(page: MemoryPage) -> Figure:
     """Two panels with the same horizontal axis: bytes."""
     import altair as alt
 
