@@ -60,3 +60,25 @@ def test_presses_are_drawn_at_their_bytes():
     assert [p.bytes for p in page.points] == [250, 250]
     assert "KeyDiffPress: 0.400" in page.findings[0]
     assert "after the whole prompt was read" in page.html()
+
+
+def test_the_report_of_the_shipped_results_has_every_table_and_page(tmp_path):
+    pages.write_report(tmp_path)
+    tables = (tmp_path / "tables.md").read_text()
+    headings = [line for line in tables.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## Nothing trained", "## Other memories of the same bytes", "## Before training", "## Trained", "## Speed",
+        "## Compared with kvpress",
+    ]  # fmt: skip
+    assert "| KeyDiff (kvpress), after the prompt |" in tables
+    for name in ("30-at-4k", "constant-53-MB", "kvpress"):
+        assert (tmp_path / f"{name}.html").exists()
+        assert (tmp_path / "figures" / f"{name}.svg").read_text().startswith("<svg")
+
+
+def test_recall_is_relative_to_what_the_original_has_above_chance():
+    arm, original = ({"recall 1024": {"accuracy": share}} for share in (0.4, 0.55))
+    assert pages._recall(original, None, 1024) == "0.550"
+    assert pages._recall(arm, original, 1024) == "0.400 (50 %)"
+    assert pages._recall({"recall 1024": {"accuracy": 0.2}}, original, 1024) == "0.200 (0 %)"
+    assert pages._recall({}, original, 1024) == "–"
