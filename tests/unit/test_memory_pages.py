@@ -67,8 +67,8 @@ def test_the_report_of_the_shipped_results_has_every_table_and_page(tmp_path):
     tables = (tmp_path / "tables.md").read_text()
     headings = [line for line in tables.splitlines() if line.startswith("## ")]
     assert headings == [
-        "## Nothing trained", "## Other memories of the same bytes", "## Before training", "## Trained", "## Speed",
-        "## Compared with kvpress",
+        "## Nothing trained", "## Other memories of the same bytes", "## Before training", "## Trained",
+        "## Speed", "## Compared with kvpress",
     ]  # fmt: skip
     assert "| KeyDiff (kvpress), after the prompt |" in tables
     for name in ("30-at-4k", "constant-53-MB", "kvpress"):
