@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 
 if TYPE_CHECKING:
     from maclaurin.conversion.allocate import Measured
@@ -135,45 +135,45 @@ def convert(
         raise InputError(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
-    with requires_extra("models", "transformers", "safetensors"):
-        from maclaurin.conversion.convert_model import convert as convert_model
-        from maclaurin.conversion.measure import MeasureFile
-        from maclaurin.conversion.recover import Recovery
+    load_extra("transformers", "models", "this command")
+    from maclaurin.conversion.convert_model import convert as convert_model
+    from maclaurin.conversion.measure import MeasureFile
+    from maclaurin.conversion.recover import Recovery
 
-        try:
-            result = convert_model(
-                model,
-                out,
-                memory=memory,
-                constant=constant,
-                at=at,
-                distances=_numbers("--probe", probe),
-                questions=probe_questions,
-                final_questions=final_questions,
-                dry_run=dry_run,
-                attention=attention,
-                layers=layers,
-                keep_sharp=keep_sharp,
-                keep=keep,
-                sharp_attention=sharp_attention,
-                text=text,
-                lengths=_numbers("--lengths", lengths),
-                sample_tokens=sample_tokens,
-                recall=_numbers("--recall", recall),
-                recall_questions=questions,
-                recovery=Recovery(
-                    match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
-                    precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
-                    answer_weight=answer_weight, accumulate=accumulate,
-                ),
-                device=device,
-                resume=resume,
-                on_result=lambda found: _print(found, out),
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            if attention is None and out is not None and MeasureFile.path_for(out).is_file():
-                Console(stderr=True).print("stopped; continue with --resume", highlight=False)
-            raise
+    try:
+        result = convert_model(
+            model,
+            out,
+            memory=memory,
+            constant=constant,
+            at=at,
+            distances=_numbers("--probe", probe),
+            questions=probe_questions,
+            final_questions=final_questions,
+            dry_run=dry_run,
+            attention=attention,
+            layers=layers,
+            keep_sharp=keep_sharp,
+            keep=keep,
+            sharp_attention=sharp_attention,
+            text=text,
+            lengths=_numbers("--lengths", lengths),
+            sample_tokens=sample_tokens,
+            recall=_numbers("--recall", recall),
+            recall_questions=questions,
+            recovery=Recovery(
+                match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
+                precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
+                answer_weight=answer_weight, accumulate=accumulate,
+            ),
+            device=device,
+            resume=resume,
+            on_result=lambda found: _print(found, out),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if attention is None and out is not None and MeasureFile.path_for(out).is_file():
+            Console(stderr=True).print("stopped; continue with --resume", highlight=False)
+        raise
     if not result.finished:
         Console().print("stopped; continue with --resume", highlight=False)
     for kind, measured in (result.recovered or {}).items():

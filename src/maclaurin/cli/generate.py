@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import not_utf8, require_writable_file
 from maclaurin.model_names import require_model
 from maclaurin.progress_bar import status
@@ -95,17 +95,17 @@ def generate(
         maclaurin generate runs/taylor --prompt " And then" --load-state talk.safetensors
     """
     require_model(model)
-    with requires_extra("models", "transformers"):
-        from maclaurin.models.generating import Sampling
+    load_extra("transformers", "models", "this command")
+    from maclaurin.models.generating import Sampling
 
-        sampling = Sampling(temperature, top_k, top_p)
-        _check_options(prompt, chat, system, save_state)
-        network, tokenizer = _load(model, attention, device)
-        if constant_memory:
-            _require_constant(network)
-        ends = set() if ignore_end else _end_tokens(network, tokenizer)
-        writer = _Writer(network, tokenizer, sampling, seed, load_state, max_new_tokens, prefill_chunk, ends)
-        generation = writer.talk(prompt, system) if chat else writer.continue_each(prompt or [""])
+    sampling = Sampling(temperature, top_k, top_p)
+    _check_options(prompt, chat, system, save_state)
+    network, tokenizer = _load(model, attention, device)
+    if constant_memory:
+        _require_constant(network)
+    ends = set() if ignore_end else _end_tokens(network, tokenizer)
+    writer = _Writer(network, tokenizer, sampling, seed, load_state, max_new_tokens, prefill_chunk, ends)
+    generation = writer.talk(prompt, system) if chat else writer.continue_each(prompt or [""])
     if save_state is not None:
         generation.save(str(save_state))
     _report(generation, writer.figures, save_state, stats)

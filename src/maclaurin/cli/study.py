@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli import table_console
-from maclaurin.errors import InputError, MaclaurinError, requires_extra
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 from maclaurin.wording import in_list
 
@@ -156,46 +156,46 @@ def run_study(
         return
     if device not in (None, "auto", "cpu", "cuda"):
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
-    with requires_extra("models", "transformers"):
-        from maclaurin.study.executors import check_executor
-        from maclaurin.study.plan_runs import read_scale
-        from maclaurin.study.runner import prepare, run
-        from maclaurin.study.terminal_view import make_view
+    load_extra("transformers", "models", "this command")
+    from maclaurin.study.executors import check_executor
+    from maclaurin.study.plan_runs import read_scale
+    from maclaurin.study.runner import prepare, run
+    from maclaurin.study.terminal_view import make_view
 
-        study, scale, cells = load_study(name), read_scale(budget), only or []
-        if dry_run:
-            check_executor(executor, torchrun)
-            found = prepare(
-                study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
-                torchrun=torchrun, torch_version=torch_version,
-            )  # fmt: skip
-            _print_plan(found, torchrun)
-            return
-        try:
-            ending = run(
-                study,
-                out=out,
-                pool=pool,
-                only=cells,
-                scale=scale,
-                seeds=seeds,
-                tune=tune,
-                smoke=smoke,
-                device=device,
-                executor=executor,
-                workers=workers,
-                torchrun=torchrun,
-                ray_address=ray_address,
-                slurm=slurm,
-                retry=retry,
-                keep_models=keep_models,
-                time=time,
-                torch_version=torch_version,
-                view=make_view(study.title, Console(stderr=True)),
-            )
-        except KeyboardInterrupt:
-            _print_resume_command(None)
-            raise typer.Exit(INTERRUPTED) from None
+    study, scale, cells = load_study(name), read_scale(budget), only or []
+    if dry_run:
+        check_executor(executor, torchrun)
+        found = prepare(
+            study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
+            torchrun=torchrun, torch_version=torch_version,
+        )  # fmt: skip
+        _print_plan(found, torchrun)
+        return
+    try:
+        ending = run(
+            study,
+            out=out,
+            pool=pool,
+            only=cells,
+            scale=scale,
+            seeds=seeds,
+            tune=tune,
+            smoke=smoke,
+            device=device,
+            executor=executor,
+            workers=workers,
+            torchrun=torchrun,
+            ray_address=ray_address,
+            slurm=slurm,
+            retry=retry,
+            keep_models=keep_models,
+            time=time,
+            torch_version=torch_version,
+            view=make_view(study.title, Console(stderr=True)),
+        )
+    except KeyboardInterrupt:
+        _print_resume_command(None)
+        raise typer.Exit(INTERRUPTED) from None
     _print_ending(ending)
     if ending.interrupted:
         _print_resume_command(ending.out)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.cli.train import with_config_options
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 from maclaurin.plain_data import write_json
 
 
@@ -63,14 +63,14 @@ def _rate(text: str) -> float:
 
 def _validation_loss(config: Any, folder: Path) -> float | str:
     """The final validation loss of one run, trained now or earlier, or a text if it diverged."""
-    with requires_extra("models", "transformers"):
-        from maclaurin.training.optimizer_step import Diverged
-        from maclaurin.training.trainer import train
+    load_extra("transformers", "models", "this command")
+    from maclaurin.training.optimizer_step import Diverged
+    from maclaurin.training.trainer import train
 
-        try:
-            outcome = train(config, folder, resume=(folder / "config.json").exists())
-        except Diverged as problem:
-            return f"diverged at step {problem.step}"
+    try:
+        outcome = train(config, folder, resume=(folder / "config.json").exists())
+    except Diverged as problem:
+        return f"diverged at step {problem.step}"
     if not outcome.finished:
         raise typer.Exit(128 + (outcome.signal or signal.SIGTERM))
     if outcome.validation is None:

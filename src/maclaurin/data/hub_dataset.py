@@ -86,7 +86,7 @@ class HubDataset(Corpus):
         return revision
 
     def _current_revision(self) -> str:
-        hub = load_extra("huggingface_hub", "reading data sets of the Hugging Face hub", _INSTEAD)
+        hub = load_extra("huggingface_hub", "data", "reading data sets of the Hugging Face hub", _INSTEAD)
         try:
             return hub.HfApi().dataset_info(self.path, timeout=20).sha
         except hub.errors.RepositoryNotFoundError:
@@ -98,7 +98,7 @@ class HubDataset(Corpus):
             raise self._unreachable(problem) from problem
 
     def _stream(self) -> Iterator[dict[str, Any]]:
-        datasets = load_extra("datasets", "streaming data sets of the Hugging Face hub", _INSTEAD)
+        datasets = load_extra("datasets", "data", "streaming data sets of the Hugging Face hub", _INSTEAD)
         revision = None if self._is_local else self._revision
         path = str(Path(self.path).expanduser()) if self._is_local else self.path
         try:

@@ -22,7 +22,7 @@ SMALLEST = 257
 TRAINED_ON = 256_000_000
 """At most this many characters of training text are used: more text changes the result little."""
 
-_LIBRARY = ("tokenizers", "a bpe tokenizer", "use tokenizer=bytes")
+_LIBRARY = ("tokenizers", "data", "a bpe tokenizer", "use tokenizer=bytes")
 
 
 class Tokenizer(ABC):
@@ -278,7 +278,7 @@ def open_hub_tokenizer(written: str) -> HubTokenizer:
     """`NAME`, a folder, or a file such as tokenizer.json."""
     if not written:
         raise DataError("hf: names no tokenizer; use hf:NAME, hf:/folder or hf:/path/tokenizer.json.")
-    transformers = load_extra("transformers", "a Hugging Face tokenizer", "use tokenizer=bytes")
+    transformers = load_extra("transformers", "models", "a Hugging Face tokenizer", "use tokenizer=bytes")
     path = Path(written).expanduser()
     try:
         if path.is_file():

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
 from maclaurin.study.pool import Pool, Workplace
@@ -32,11 +32,7 @@ SECONDS_TO_ANSWER = 10.0
 def require_ray() -> Any:
     """The ray module; raises with the install command if it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise MaclaurinError("--executor ray needs ray: pip install 'maclaurin[ray]'.") from None
-    return ray
+    return load_extra("ray", "ray", "executor ray")
 
 
 @final

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
 from maclaurin.study.pool import Pool, PoolEntry, Workplace
@@ -26,11 +26,7 @@ DEFAULT_MINUTES = 24 * 60
 
 def require_submitit() -> Any:
     """The submitit module; raises with the install command if it is missing."""
-    try:
-        import submitit
-    except ImportError:
-        raise MaclaurinError("--executor slurm needs submitit: pip install 'maclaurin[slurm]'.") from None
-    return submitit
+    return load_extra("submitit", "slurm", "executor slurm")
 
 
 def read_options(text: str) -> tuple[str | None, dict[str, Any]]:
