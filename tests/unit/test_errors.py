@@ -13,7 +13,8 @@ def test_a_missing_package_is_named_with_its_extra_and_the_alternative(monkeypat
     with pytest.raises(MissingExtraError) as caught:
         load_extra("zstandard", "data", "reading .zst files", "use .gz")
     assert str(caught.value) == (
-        "reading .zst files needs zstandard, which is not installed: pip install 'maclaurin[data]', or use .gz."
+        "reading .zst files needs zstandard, which is not installed: "
+        "pip install 'maclaurin[data]', or use .gz."
     )
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
