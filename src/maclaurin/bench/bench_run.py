@@ -21,7 +21,7 @@ from maclaurin.bench.setting import Setting, measure_roofs
 from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError
-from maclaurin.machine import full_stamp
+from maclaurin.machine import BENCHMARKED_PACKAGES, provenance
 from maclaurin.progress_bar import report_progress
 from maclaurin.report.formatting import counted
 
@@ -125,7 +125,7 @@ class BenchRun:
 
 def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
     """The record to continue (the file's if machine, code and shapes are the same), and notes for users."""
-    fresh = BenchRecord(full_stamp(), setting.device.type, setting.full_shapes)
+    fresh = BenchRecord(provenance(BENCHMARKED_PACKAGES), setting.device.type, setting.full_shapes)
     notes = [] if setting.full_shapes else ["Small shapes: ratios are shown, targets are for the full ones."]
     if not out.is_file():
         return fresh, notes

@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -35,7 +33,7 @@ from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import AskedBy, Identity, Results, Score, TaskResult, finished_tasks
 from maclaurin.evaluation.scoring import Asked, Report, Scorer, ask
 from maclaurin.files import require_writable_file
-from maclaurin.machine import machine_facts
+from maclaurin.machine import PACKAGES, provenance
 from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -165,7 +163,8 @@ class _Asking:
 
     def run(self, identity: Identity, finished: Mapping[str, TaskResult]) -> Results:
         """Run the tasks that are not finished; the file is written after each task."""
-        machine = _machine(self._answering is not None)
+        packages = PACKAGES if self._answering is None else (*PACKAGES, "lm-eval")
+        machine = provenance(packages)
         results = Results(identity, machine, dict(finished), self._groups(finished))
         for result in (*self._ours(finished), *self._others(finished)):
             tasks = {**results.tasks, result.task: result}
@@ -277,14 +276,6 @@ def _mean_of(results: Sequence[TaskResult]) -> dict[str, Score]:
                 value=sum(known) / len(known), higher_is_better=results[0].metrics[name].higher_is_better
             )
     return found
-
-
-def _machine(harness: bool) -> dict[str, Any]:
-    """Versions, machine and time."""
-    facts = machine_facts()
-    if harness:
-        facts["versions"]["lm-eval"] = metadata.version("lm-eval")
-    return {**facts, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 # ----------------------------------------------------------------------- at the end of a training run

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import json
 import math
 import os
 import signal
@@ -30,8 +28,8 @@ from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
-from maclaurin.machine import machine_facts
-from maclaurin.plain_data import from_plain, write_json
+from maclaurin.machine import provenance
+from maclaurin.plain_data import read_value, write_json
 from maclaurin.study.metrics import task_number
 from maclaurin.study.plan_runs import INSTALLED_TORCH
 from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
@@ -51,6 +49,8 @@ INPUT_ERROR = 2
 
 #: version of the loaded code; files may be edited while a study runs
 CODE = code_version()
+#: of the provenance, what describes the machine
+MACHINE = ("platform", "processor", "cores", "threads", "gpu")
 #: kind of a line in records.jsonl → prefix of its numbers
 CURVES = {"test": "", "validation": "validation_"}
 FINALS = {"final": "", "final-validation": "validation_"}
@@ -74,7 +74,7 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job of a file."""
-        return from_plain(cls, json.loads(path.read_text(encoding="utf-8")))
+        return read_value(cls, path)
 
 
 def work(job: Job, report: Report | None = None) -> RunRecord | None:
@@ -209,7 +209,7 @@ def from_folder(
         curves=_curves(lines),
         loss_by_position=by_position(last.get("loss_by_position", ())),
         seconds=seconds,
-        provenance={**waiting.provenance, **provenance(place)},
+        provenance={**waiting.provenance, **where_made(place.runs_at_once)},
     )
 
 
@@ -235,22 +235,12 @@ def _facts(answer: TaskResult) -> dict[str, Any]:
     return {**{name: getattr(answer, name) for name in names}, "errors": errors}
 
 
-def provenance(place: Workplace) -> dict[str, Any]:
-    """Commit, machine, versions and date of a result."""
-    facts = machine_facts()
-    return {
-        "commit": facts["commit"],
-        "code": CODE,
-        "machine": {
-            "platform": facts["platform"],
-            "cores": os.cpu_count(),
-            "threads": facts["threads"],
-            "gpu": facts["gpu"],
-        },
-        "runs_at_once": place.runs_at_once,
-        "versions": {"python": facts["python"], **facts["versions"]},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+def where_made(runs_at_once: int | None) -> dict[str, Any]:
+    """`provenance` as records of runs hold it: the machine as one entry."""
+    facts = provenance()
+    machine = {name: facts.pop(name) for name in MACHINE}
+    versions = {"python": facts.pop("python"), **facts.pop("versions")}
+    return {**facts, "code": CODE, "machine": machine, "versions": versions, "runs_at_once": runs_at_once}
 
 
 def _metrics(line: Mapping[str, Any]) -> dict[str, float]:

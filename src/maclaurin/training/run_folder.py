@@ -23,7 +23,7 @@ from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
 from maclaurin.files import LockedError, is_locked, locked, write_file
-from maclaurin.machine import machine_facts
+from maclaurin.machine import provenance
 from maclaurin.plain_data import read_json, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
@@ -98,7 +98,7 @@ class RunFolder:
         """Write the first files of a run, the config last."""
         own = extensions_of(spec for text in config.attention for spec in specs_in(text))
         imports = [found.shown for found in own]
-        write_json(self.machine, {**machine_facts(), "data": data, "imports": imports})
+        write_json(self.machine, {**provenance(), "data": data, "imports": imports})
         write_json(self.config, config.to_dict())
 
     def imports(self) -> list[str]:

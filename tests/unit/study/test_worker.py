@@ -54,6 +54,8 @@ def test_a_run_leaves_its_record_and_no_weights(pool):
         record.metrics
     )
     assert {"data", "commit", "machine", "versions", "date", "runs_at_once"} <= set(record.provenance)
+    assert record.provenance["machine"].keys() == {"platform", "processor", "cores", "threads", "gpu"}
+    assert record.provenance["versions"].keys() >= {"python", "torch", "maclaurin"}
     assert json.loads(entry.progress.read_text())["step"] == 4
     assert not (entry.path / "checkpoints").exists()
     assert work(asked) == record  # not trained again
