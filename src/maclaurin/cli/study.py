@@ -224,7 +224,7 @@ def _print_list() -> None:
 
 
 def _print_plan(found: Prepared, torchrun: str | None) -> None:
-    from maclaurin.study.plan_runs import cost_of
+    from maclaurin.study.cost import cost_of
     from maclaurin.study.pool import Pool
     from maclaurin.wording import duration
 
