@@ -158,9 +158,9 @@ def run_study(
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
     load_extra("transformers", "models", "this command")
     from maclaurin.study.executors import check_executor
+    from maclaurin.study.live_table import make_view
     from maclaurin.study.plan_runs import read_scale
     from maclaurin.study.runner import prepare, run
-    from maclaurin.study.terminal_view import make_view
 
     study, scale, cells = load_study(name), read_scale(budget), only or []
     if dry_run:
@@ -285,10 +285,10 @@ def _state(size: int | None) -> str:
 def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchrun: str) -> None:
     """Print one command per run and write its job file; the study later finds the results in the pool."""
     from maclaurin.study.executors import torchrun_command
-    from maclaurin.study.pool import Workplace
+    from maclaurin.study.pool import RunPlace
     from maclaurin.study.worker import Job
 
-    place = Workplace(pool=str(pool.root), code=planner.code)
+    place = RunPlace(pool=str(pool.root), code=planner.code)
     for label, record in plan.items():
         words = re.sub(r"[^A-Za-z0-9]+", "-", f"{label.experiment}-{label.cell}").strip("-")
         file = out / "jobs" / f"{words}-seed-{label.seed}-{record.run.key[:6]}.json"

@@ -14,7 +14,7 @@ from maclaurin.data.corpus import Corpus
 from maclaurin.data.splits import Splitter
 from maclaurin.errors import DataError, load_extra
 from maclaurin.plain_data import digest, read_json, write_json
-from maclaurin.progress_bar import Report, report_progress
+from maclaurin.progress_bar import Progress, report_progress
 from maclaurin.wording import first_line
 
 SEPARATOR = "<|separator|>"
@@ -185,7 +185,7 @@ def train_byte_pairs(size: int, texts: Iterator[str]) -> str:
     return tokenizer.to_str()
 
 
-def _training_texts(corpus: Corpus, splitter: Splitter, report: Report) -> Iterator[str]:
+def _training_texts(corpus: Corpus, splitter: Splitter, report: Progress) -> Iterator[str]:
     read = 0
     for document in corpus.documents():
         for text in splitter.training_texts(document.text):

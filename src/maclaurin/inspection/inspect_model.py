@@ -52,7 +52,7 @@ LONGEST_CONTEXT = 1024
 HEADS_COST = 15
 
 #: called with the share of the work done so far, and a description
-Report = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 
 @final
@@ -114,7 +114,7 @@ def inspect_model(
     settings: Settings,
     folder: InspectionFolder,
     *,
-    report: Report = lambda share, what: None,
+    report: Progress = lambda share, what: None,
 ) -> Inspection:
     """Measure a model on a text; progress is saved in `folder`, which must not belong to another model."""
     fingerprint = weights_fingerprint(model)
@@ -136,7 +136,7 @@ class _Work:
         contexts: Contexts,
         settings: Settings,
         folder: InspectionFolder,
-        report: Report,
+        report: Progress,
     ) -> None:
         self.name, self.model, self.fingerprint = name, model, fingerprint
         self.contexts, self.settings, self.folder = contexts, settings, folder

@@ -19,8 +19,8 @@ from typing import Any, final
 from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
-from maclaurin.study.pool import Pool, Workplace
-from maclaurin.study.progress import RunProgress
+from maclaurin.study.pool import Pool, RunPlace
+from maclaurin.study.run_progress import RunProgress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
@@ -79,7 +79,7 @@ class RayExecutor:
         """How many more tasks can start now."""
         return self._workers - len(self._running)
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Start a task for this run."""
         # tasks go to any node, so how many share one is unknown
         job = Job(record=record, place=dataclasses.replace(place, study_lock=None, runs_at_once=None))

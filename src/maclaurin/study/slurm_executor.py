@@ -14,8 +14,8 @@ from typing import Any, final
 from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
-from maclaurin.study.pool import Pool, PoolEntry, Workplace
-from maclaurin.study.progress import RunProgress, read_progress
+from maclaurin.study.pool import Pool, PoolEntry, RunPlace
+from maclaurin.study.run_progress import RunProgress, read_progress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
@@ -80,7 +80,7 @@ class SlurmExecutor:
         """How many more jobs can be queued."""
         return self._workers - len(self._running)
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Queue a job for this run."""
         entry = Pool(Path(place.pool)).entry(record.key)
         entry.path.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,8 @@ from maclaurin.machine import provenance
 from maclaurin.plain_data import read_value, write_json
 from maclaurin.study.metrics import task_number
 from maclaurin.study.plan_runs import INSTALLED_TORCH
-from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
-from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
+from maclaurin.study.pool import Pool, PoolEntry, RunPlace, end_with_study
+from maclaurin.study.run_progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
 from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
@@ -42,7 +42,7 @@ from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.run_folder import RunFolder, read_records
 from maclaurin.training.trainer import Trainer
 
-Report = Callable[[RunProgress], None]
+OnProgress = Callable[[RunProgress], None]
 
 #: exit code for wrong input
 INPUT_ERROR = 2
@@ -64,7 +64,7 @@ class Job:
     """The input of a worker: a waiting run, and where to train it."""
 
     record: RunRecord
-    place: Workplace
+    place: RunPlace
     gpu: str | None = None
 
     def write(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Job:
         return read_value(cls, path)
 
 
-def work(job: Job, report: Report | None = None) -> RunRecord | None:
+def work(job: Job, report: OnProgress | None = None) -> RunRecord | None:
     """Train the run in its pool; returns its record, or None if it was asked to stop.
 
     If another process is training the same run, wait for it and take its result.
@@ -107,11 +107,11 @@ def work(job: Job, report: Report | None = None) -> RunRecord | None:
 
 def _train(
     waiting: RunRecord,
-    place: Workplace,
+    place: RunPlace,
     source: Source,
     entry: PoolEntry,
     processes: Processes,
-    report: Report | None,
+    report: OnProgress | None,
 ) -> RunRecord | None:
     config = config_from(waiting.run.config)
     before = read_progress(entry.progress)
@@ -190,7 +190,7 @@ def from_folder(
     *,
     step: int,
     seconds: float | None,
-    place: Workplace,
+    place: RunPlace,
     message: str | None = None,
 ) -> RunRecord:
     """The record of a run: what its folder holds, and how it ended."""
@@ -284,7 +284,7 @@ def _is_finite(value: Any) -> bool:
 # ------------------------------------------------------------------------------------- small steps
 
 
-def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) -> Report:
+def _reporting(entry: PoolEntry, processes: Processes, report: OnProgress | None) -> OnProgress:
     """Report to the file in the pool and to `report`, from the first process only."""
 
     def pass_on(progress: RunProgress) -> None:
@@ -296,7 +296,7 @@ def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) ->
     return pass_on
 
 
-def _set_tracker_names(place: Workplace) -> None:
+def _set_tracker_names(place: RunPlace) -> None:
     """Set what wandb.init reads: the study as group, the name of the run, and whether it tunes."""
     names = {"WANDB_RUN_GROUP": place.group, "WANDB_NAME": place.run_name, "WANDB_JOB_TYPE": place.job_type}
     os.environ.update({name: value for name, value in names.items() if value and place.group})
