@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from maclaurin.cli import whole_numbers
 from maclaurin.errors import InputError, load_extra
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def convert(
             memory=memory,
             constant=constant,
             at=at,
-            distances=_numbers("--probe", probe),
+            distances=_token_counts("--probe", probe),
             questions=probe_questions,
             final_questions=final_questions,
             dry_run=dry_run,
@@ -157,9 +158,9 @@ def convert(
             keep=keep,
             sharp_attention=sharp_attention,
             text=text,
-            lengths=_numbers("--lengths", lengths),
+            lengths=_token_counts("--lengths", lengths),
             sample_tokens=sample_tokens,
-            recall=_numbers("--recall", recall),
+            recall=_token_counts("--recall", recall),
             recall_questions=questions,
             recovery=Recovery(
                 match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
@@ -337,13 +338,5 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
-    try:
-        values = [int(piece) for piece in text.split(",")] if text else []
-    except ValueError:
-        raise InputError(
-            f"{option} takes comma-separated whole numbers, such as 1024,4096; got {text!r}."
-        ) from None
-    if values and min(values) < 2:
-        raise InputError(f"{option} takes token counts, at least 2; got {min(values)}.")
-    return values
+def _token_counts(option: str, written: str | None) -> list[int]:
+    return whole_numbers(written, option, "1024,4096", least=2) if written else []

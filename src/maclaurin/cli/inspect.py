@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from maclaurin.cli import whole_numbers
 from maclaurin.device import usable_device
-from maclaurin.errors import InputError, load_extra
+from maclaurin.errors import load_extra
 from maclaurin.files import require_file, require_writable_folder
 from maclaurin.model_names import require_model
 from maclaurin.progress_bar import status
@@ -75,8 +76,8 @@ def inspect(
     settings = Settings(
         tokens=tokens,
         context=context,
-        orders=whole_numbers(orders, "orders", "1,2,4,8"),
-        windows=() if windows.strip() == "none" else whole_numbers(windows, "windows", "32,64,128, or none"),
+        orders=_sorted(whole_numbers(orders, "--orders", "1,2,4,8")),
+        windows=_windows(windows),
         sinks=sinks,
         tolerance=tolerance,
         weights=weights,
@@ -112,15 +113,13 @@ def _inspect(
     return found, folder.write(found, inspection_files(found))
 
 
-def whole_numbers(written: str, what: str, example: str) -> tuple[int, ...]:
-    """'4,2,2' as (2, 4)."""
-    numbers = []
-    for word in written.split(","):
-        if not word.strip().isdecimal():
-            raise InputError(
-                f"--{what}: {word.strip()!r} in {written!r} is not a whole number; write --{what} {example}."
-            )
-        numbers.append(int(word))
+def _windows(written: str) -> tuple[int, ...]:
+    if written.strip() == "none":
+        return ()
+    return _sorted(whole_numbers(written, "--windows", "32,64,128, or none"))
+
+
+def _sorted(numbers: list[int]) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
