@@ -95,7 +95,7 @@ def _speed_table(speeds: dict[str, Any]) -> Iterator[str]:
     machine, shape, dtype = speeds["machine"], speeds["shape"], speeds["dtype"].removeprefix("torch.")
     yield (
         f"A model of SmolLM2-135M's shape ({shape['num_hidden_layers']} layers), {dtype}, one "
-        f"text; {machine['gpu']}, torch {machine['torch']}, {machine['date']}."
+        f"text; {machine['gpu']}, torch {_torch(machine)}, {machine['date'][:10]}."
     )
     yield ""
     yield "| attention | tokens read before | cache, MB | tokens/s, recorded | tokens/s, step by step |"
@@ -116,7 +116,7 @@ def _recovery_table(name: str, found: dict[str, Any]) -> Iterator[str]:
         f"{name}: {settings['match_steps']} steps of matching attention and {settings['text_steps']} of next "
         f"tokens, {tokens:,} tokens each; {settings['about']}. {machine['gpu']}, "
         f"{arms['tail']['seconds_of_training']:.0f} s of training, in parallel with the two others, "
-        f"{machine['date']}."
+        f"{machine['date'][:10]}."
     )
     for kind, unit in (("perplexity", "tokens"), ("recall", "tokens ago")):
         yield ""
@@ -131,6 +131,11 @@ def _recovery_table(name: str, found: dict[str, Any]) -> Iterator[str]:
             shares = [_share(found["gap_closed"][kind][at][which]) for which in ("trained", "among_trained")]
             cells = [*(f"{value:.2f}" for value in (*own, alone, softmax)), *shares]
             yield f"| {int(at):,} | " + " | ".join(cells) + " |"
+
+
+def _torch(machine: dict[str, Any]) -> str:
+    """Older results have torch's version beside those of other packages."""
+    return machine.get("torch") or machine["versions"]["torch"]
 
 
 def _named(attention: str) -> str:

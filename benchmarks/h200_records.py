@@ -35,9 +35,9 @@ from h200_runs import (
 )
 
 from maclaurin.code_version import NUMERICS_VERSION
+from maclaurin.study.cost import attention_facts
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.find import read_study_file
-from maclaurin.study.plan_runs import attention_facts
 from maclaurin.study.run_record import (
     FILE,
     CellTuning,

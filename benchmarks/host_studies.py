@@ -156,7 +156,7 @@ def run_studies(given: argparse.Namespace) -> None:
     os.environ["PYTHONPATH"] = SOURCE if not before else f"{SOURCE}{os.pathsep}{before}"
 
     from maclaurin.study import run
-    from maclaurin.study.view import Overview, View
+    from maclaurin.study.live_table import Overview, View
 
     work = given.work or given.out.absolute().parent / "host_studies"
     pool, out = work / "pool", work / "host"

@@ -6,9 +6,7 @@ A message writes parameters in backticks, `out` or `resume=True`; commands print
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -55,26 +53,28 @@ class DataError(MaclaurinError):
     """Data that is missing, cannot be read, or cannot be used as requested."""
 
 
-def load_extra(library: str, purpose: str, instead: str = "") -> Any:
-    """Import the library, or raise an error that names the extra to install and what works without it."""
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        alternative = f", or {instead}" if instead else ""
-        raise DataError(
-            f"{purpose} needs the library {library}, which is not installed: "
-            f"pip install 'maclaurin[data]'{alternative}."
-        ) from None
+class MissingExtraError(MaclaurinError):
+    """An optional package is not installed."""
 
 
-@contextlib.contextmanager
-def requires_extra(extra: str, *modules: str) -> Iterator[None]:
-    """Turn a missing optional module into the command that installs it."""
+def load_extra(module: str, extra: str, purpose: str, instead: str = "") -> Any:
+    """Import an optional module, or raise an error that names the extra to install.
+
+    purpose   what needs the module, such as "reading .zst files"
+    instead   what works without it, such as "use .gz"
+    """
     try:
-        yield
+        return importlib.import_module(module)
     except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] not in modules:
+        missing = problem.name or module
+        if missing.split(".")[0] == "maclaurin":
             raise
-        raise MaclaurinError(
-            f"this command needs {problem.name}: pip install 'maclaurin[{extra}]'."
-        ) from None
+        raise missing_extra(missing, extra, purpose, instead) from None
+
+
+def missing_extra(module: str, extra: str, purpose: str, instead: str = "") -> MissingExtraError:
+    """The error of `load_extra`, for code that looks for a module without importing it."""
+    alternative = f", or {instead}" if instead else ""
+    return MissingExtraError(
+        f"{purpose} needs {module}, which is not installed: pip install 'maclaurin[{extra}]'{alternative}."
+    )

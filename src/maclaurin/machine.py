@@ -19,42 +19,32 @@ from maclaurin.code_version import code_version, commit
 #: packages whose version may change the result of a run
 PACKAGES = ("maclaurin", "torch", "numpy", "transformers", "tokenizers")
 #: packages whose version may change a figure of a benchmark
-BENCHMARKED_PACKAGES = ("maclaurin", "triton", "flash-linear-attention", "retention")
+BENCHMARKED_PACKAGES = (
+    "maclaurin", "torch", "triton", "flash-linear-attention", "retention", "cuda", "cudnn",
+)  # fmt: skip
 #: size of the square matrices, and seconds of warm-up and measurement
 MATMUL_SIDE = {"cuda": 8192, "cpu": 512}
 WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.2
 
 
-def machine_facts() -> dict[str, Any]:
-    """Versions, processor and commit: what a result may depend on in addition to the config."""
+def provenance(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
+    """Where and when a number is made: date, commit, machine, and what else its value may depend on."""
     return {
-        "versions": versions_of(PACKAGES),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "code": code_version(),  # the checkout may be dirty
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "commit": commit(),
+        "versions": versions_of(packages),
     }
 
 
-def stamp() -> dict[str, Any]:
-    """`machine_facts` with a date, and torch's version alone: for a file of benchmark results."""
-    facts = machine_facts()
-    torch_version = facts.pop("versions")["torch"]
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    return {"date": date, **facts, "commit": facts["commit"] or "unknown", "torch": torch_version}
-
-
-def full_stamp() -> dict[str, Any]:
-    """`stamp` with a digest of the code, as the checkout may be dirty, and versions of the peers."""
-    cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    return {**stamp(), "code": code_version(), "versions": {**versions_of(BENCHMARKED_PACKAGES), **cuda}}
-
-
 def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
-    """Package → its version; None if it is not installed."""
+    """Package → its version; None if it is not installed. "cuda" and "cudnn" are those of torch."""
     return {package: _version(package) for package in packages}
 
 
@@ -83,6 +73,11 @@ def _version(package: str) -> str | None:
         import maclaurin
 
         return maclaurin.__version__
+    if package == "cuda":
+        return torch.version.cuda
+    if package == "cudnn":
+        number = torch.backends.cudnn.version()
+        return None if number is None else str(number)
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

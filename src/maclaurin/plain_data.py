@@ -17,6 +17,8 @@ from maclaurin.errors import InputError
 from maclaurin.files import write_file
 
 T = TypeVar("T")
+#: whole numbers from here on are not all exact in JavaScript
+LARGEST_IN_JAVASCRIPT = 1 << 53
 
 
 def to_plain(value: Any) -> Any:
@@ -32,17 +34,27 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def significant(value: float, digits: int) -> float:
+    """The number rounded to this many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def finite(plain: Any, digits: int | None = None) -> Any:
-    """Plain data with null in place of numbers that are not finite, others rounded to significant digits."""
+    """Plain data with null in place of numbers that are not finite, others rounded to significant digits.
+
+    Rounding includes whole numbers that JavaScript cannot hold exactly: a state of order 80 has 5e30 bytes.
+    """
     if isinstance(plain, dict):
         return {key: finite(part, digits) for key, part in plain.items()}
     if isinstance(plain, list | tuple):
         return [finite(part, digits) for part in plain]
-    if not isinstance(plain, float):
+    if isinstance(plain, int) and (digits is None or abs(plain) < LARGEST_IN_JAVASCRIPT):
+        return plain
+    if not isinstance(plain, float | int):
         return plain
     if not math.isfinite(plain):
         return None
-    return plain if digits is None else float(f"{plain:.{digits}g}")
+    return plain if digits is None else significant(plain, digits)
 
 
 def digest(plain: Any) -> str:
@@ -76,6 +88,26 @@ def read_json(path: Path) -> Any | None:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
+        return None
+
+
+def read_value(cls: type[T], path: Path) -> T:
+    """The value that `write_json` wrote without a schema; any error is raised as it comes."""
+    return from_plain(cls, json.loads(path.read_bytes()))
+
+
+def read_or_none(
+    cls: type[T], path: Path, change: Callable[[dict[str, Any]], None] = lambda data: None
+) -> T | None:
+    """The value in a JSON file; None if the file is missing, damaged or of another version.
+
+    change   called with the plain data first; it may raise ValueError to reject them
+    """
+    try:
+        data = json.loads(path.read_bytes())
+        change(data)
+        return from_plain(cls, data)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError):
         return None
 
 

@@ -23,7 +23,7 @@ QUIET_SECONDS = 2.0
 LINE_SECONDS = 10.0
 
 
-class Report(ABC):
+class Progress(ABC):
     """Receives how much is done."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Report(ABC):
 
 
 @contextmanager
-def report_progress(title: str, enabled: bool = True) -> Iterator[Report]:
+def report_progress(title: str, enabled: bool = True) -> Iterator[Progress]:
     """A report that prints nothing in its first seconds, and nothing at all if not enabled."""
     report = _chosen(title, enabled)
     try:
@@ -71,14 +71,14 @@ def status(text: str, enabled: bool = True) -> Iterator[None]:
         console.print(f"{text}: {seconds:.0f} s", markup=False, soft_wrap=True)
 
 
-def _chosen(title: str, enabled: bool = True) -> Report:
+def _chosen(title: str, enabled: bool = True) -> Progress:
     if not enabled:
         return Silent()
     return Bar(title) if sys.stderr.isatty() else Lines(title)
 
 
 @final
-class Silent(Report):
+class Silent(Progress):
     """Prints nothing."""
 
     def __call__(self, fraction: float | None, note: str = "") -> None:
@@ -92,7 +92,7 @@ class Silent(Report):
 
 
 @final
-class Lines(Report):
+class Lines(Progress):
     """A line every few seconds, for logs; `start` is the share that was done before."""
 
     def __init__(self, title: str, *, quiet: float | None = None, start: float = 0.0) -> None:
@@ -126,7 +126,7 @@ class Lines(Report):
 
 
 @final
-class Bar(Report):
+class Bar(Progress):
     """A rich bar with the time left, shown once the work has taken a few seconds; `keep` leaves it there."""
 
     def __init__(
@@ -158,15 +158,15 @@ class Bar(Report):
             self._bar.stop()
 
     def _open(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich import progress
 
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[note]}", markup=False),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
             console=self._console,
             transient=not self._keep,
         )
@@ -205,7 +205,7 @@ class TerminalDisplay(Display):
     def __init__(self, title: str, steps: int, start: int) -> None:
         self._steps = steps
         done = start / max(1, steps)
-        self._report: Report = (
+        self._report: Progress = (
             Bar(title, quiet=0.0, start=done, keep=True)
             if sys.stderr.isatty()
             else Lines(title, quiet=0.0, start=done)

@@ -6,7 +6,7 @@ import pytest
 
 from maclaurin.plain_data import to_plain
 from maclaurin.study.plan_runs import Sources, resolved, waiting
-from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.pool import Pool, RunPlace
 from maclaurin.study.worker import Job
 from tests.e2e.studies import (
     COMMON,
@@ -78,7 +78,7 @@ def test_a_node_without_the_disk_trains_in_a_folder_of_its_own(tmp_path, monkeyp
     board = SimpleNamespace(
         report=SimpleNamespace(remote=lambda key, progress: reports.append((key, progress["step"])))
     )
-    job = Job(record=record, place=Workplace(pool=str(pool.root), marker="of another disk", threads=1))
+    job = Job(record=record, place=RunPlace(pool=str(pool.root), marker="of another disk", threads=1))
     answer = train_task(to_plain(job), board)
     assert answer["record"]["status"] == "finished"
     assert pool.entry(record.key).record() is None

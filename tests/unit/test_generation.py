@@ -7,7 +7,8 @@ from transformers import TextStreamer
 from maclaurin import InputError, State, StateBudgetError
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 from maclaurin.models import cache as maclaurin_cache
-from maclaurin.models.generating import Generation, Sampling
+from maclaurin.models.generating import Generation, Sampling, TextWriter, end_tokens
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
 from maclaurin.models.recorded_step import RecordedStep, can_record
 
 FINITE = [
@@ -535,3 +536,24 @@ def test_drawing_stays_among_the_likeliest():
     assert drawn(top_p=0.01) == {0}
     assert drawn(temperature=0) == {0}
     assert drawn(temperature=0.05) == {0}
+
+
+def test_a_writer_passes_on_the_text_of_a_generation_and_counts_its_tokens():
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        attention="taylor(2)/sum", vocab_size=257, hidden_size=32, intermediate_size=48,
+        num_hidden_layers=1, num_attention_heads=2, initializer_range=0.3,
+    )  # fmt: skip
+    model, tokenizer, pieces = MaclaurinForCausalLM(config).eval(), as_fast_tokenizer(byte_tokenizer()), []
+    writer = TextWriter(model, tokenizer, pieces.append, sampling=Sampling(0.0), max_new_tokens=12)
+    writer.continue_text("It was")
+    generation = Generation(model, sampling=Sampling(0.0))
+    prompt = tokenizer("It was")["input_ids"]
+    generation.add(torch.tensor([prompt]))
+    expected = [int(generation.step()[0]) for _ in range(12)]
+    assert "".join(pieces) == tokenizer.decode(expected, skip_special_tokens=True) + "\n"
+    assert (writer.figures.prompt_tokens, writer.figures.tokens) == (len(prompt), 12)
+    ends = TextWriter(model, tokenizer, pieces.append, sampling=Sampling(0.0), ends={expected[3]})
+    ends.continue_text("It was")
+    assert ends.figures.tokens == 1 + expected.index(expected[3])
+    assert end_tokens(model, tokenizer) == {tokenizer.eos_token_id}

@@ -1,27 +1,27 @@
 """Facts about the machine in records, and the speed of its matrix products."""
 
+import datetime
+
 import torch
 
 import maclaurin
-from maclaurin.machine import full_stamp, machine_facts, matmul_flops_per_second, stamp, versions_of
+from maclaurin.machine import BENCHMARKED_PACKAGES, matmul_flops_per_second, provenance, versions_of
 
 
-def test_facts_name_versions_and_processor():
-    facts = machine_facts()
+def test_provenance_names_versions_processor_and_date():
+    facts = provenance()
     assert facts["versions"]["maclaurin"] == maclaurin.__version__
     assert facts["versions"]["numpy"]
     assert facts["processor"]
     assert facts["cores"] >= 1
+    assert datetime.datetime.fromisoformat(facts["date"]).tzinfo is not None
+    assert len(facts["code"]) == 64
 
 
-def test_a_stamp_has_the_same_machine_a_date_and_the_version_of_torch():
-    facts, stamped = machine_facts(), stamp()
-    assert {key: stamped[key] for key in ("python", "platform", "processor", "gpu")} == {
-        key: facts[key] for key in ("python", "platform", "processor", "gpu")
-    }
-    assert stamped["torch"] == facts["versions"]["torch"]
-    assert len(stamped["date"]) == 10
-    assert full_stamp().keys() == {*stamped, "code", "versions"}
+def test_provenance_of_a_benchmark_has_the_versions_of_its_peers_and_of_cuda():
+    versions = provenance(BENCHMARKED_PACKAGES)["versions"]
+    assert versions.keys() >= {"torch", "triton", "cuda", "cudnn"}
+    assert versions["cuda"] == torch.version.cuda
 
 
 def test_a_package_that_is_not_installed_has_no_version():

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maclaurin import InputError
-from maclaurin.plain_data import finite, from_plain, read_json, read_record, to_plain, write_json
+from maclaurin.plain_data import (
+    finite,
+    from_plain,
+    read_json,
+    read_or_none,
+    read_record,
+    significant,
+    to_plain,
+    write_json,
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,34 @@ def test_numbers_that_are_not_finite_become_null():
         "a": [1.23, None],
         "b": [None, 3],
     }
+
+
+def test_rounding_includes_whole_numbers_that_a_page_cannot_hold_exactly():
+    assert finite([12345678, 5 * 10**30 + 1, True], 3) == [12345678, 5e30, True]
+    assert finite(5 * 10**30 + 1) == 5 * 10**30 + 1
+    assert significant(0.0123456, 3) == 0.0123
+    assert significant(0.0, 3) == 0.0
+
+
+def test_a_value_of_another_form_is_none(tmp_path):
+    file = tmp_path / "a.json"
+    assert read_or_none(Twig, file) is None
+    for other in ("{", "[]", "null", '{"width": 3}', '{"length": 3, "width": 4}'):
+        file.write_text(other)
+        assert read_or_none(Twig, file) is None
+    write_json(file, Twig(3))
+    assert read_or_none(Twig, file) == Twig(3)
+
+
+def test_a_check_of_the_plain_data_may_reject_them(tmp_path):
+    def require_version(data):
+        if data.pop("version") != 2:
+            raise ValueError("another version")
+
+    file = tmp_path / "a.json"
+    for version, expected in ((1, None), (2, Twig(3))):
+        write_json(file, {"version": version, "length": 3})
+        assert read_or_none(Twig, file, require_version) == expected
 
 
 def test_a_json_file_that_cannot_be_read_is_none(tmp_path):

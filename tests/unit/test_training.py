@@ -31,6 +31,7 @@ from maclaurin.training.losses import evaluate, summed_cross_entropy, summed_div
 from maclaurin.training.model import model_config
 from maclaurin.training.optimizer_step import Diverged, OptimizerStep, learning_rate
 from maclaurin.training.processes import Processes
+from maclaurin.training.rate_sweep import Sweep, sweep
 from maclaurin.training.run_folder import Records, read_records
 from maclaurin.training.trainer import Trainer
 
@@ -583,3 +584,19 @@ def test_the_output_projections_can_have_another_rate(tiny, tmp_path):
         expected = 0.25 * moved if ".o_proj." in name else moved
         assert factors[0.25][name] == pytest.approx(expected, rel=1e-3), name
     assert len(trainer(tmp_path, RECALL).step.optimizer.param_groups) == 2
+
+
+def test_a_sweep_knows_its_best_rate_and_whether_to_look_further():
+    assert Sweep(5, {1e-3: 2.0, 2e-3: 1.0, 4e-3: 3.0}).best == 2e-3
+    assert Sweep(5, {1e-3: 2.0, 2e-3: 1.0, 4e-3: 3.0}).next_rate is None
+    assert Sweep(5, {1e-3: 2.0, 2e-3: 1.0}).next_rate == 4e-3
+    assert Sweep(5, {1e-3: 1.0, 2e-3: "diverged at step 3"}).next_rate == 5e-4
+    assert Sweep(5, {1e-3: "diverged at step 3"}).best is None
+    assert Sweep(5, {1e-3: 1.0}).next_rate is None
+
+
+def test_a_sweep_refuses_rates_that_cannot_be(tmp_path):
+    with pytest.raises(InputError, match="must be positive, got -1"):
+        sweep({}, [1e-3, -1.0], tmp_path)
+    with pytest.raises(InputError, match="from `rates`, not from `lr`"):
+        sweep({"lr": 1e-3}, [1e-3], tmp_path)

@@ -21,7 +21,7 @@ from maclaurin.bench.setting import Setting, measure_roofs
 from maclaurin.bench.table import line_of
 from maclaurin.bench.workloads import Case
 from maclaurin.errors import InputError
-from maclaurin.machine import full_stamp
+from maclaurin.machine import BENCHMARKED_PACKAGES, provenance
 from maclaurin.progress_bar import report_progress
 from maclaurin.report.formatting import counted
 
@@ -70,16 +70,15 @@ class BenchRun:
             print(self._prepared, file=sys.stderr, flush=True)
         roofs = self._measure_roofs()
         trouble = ""
-        total, begun = len(waiting), time.perf_counter()
-        with report_progress("measuring", enabled=sys.stderr.isatty()) as report:
+        total = len(waiting)
+        with report_progress("measuring") as report:
             while waiting and not trouble and (deadline is None or time.perf_counter() < deadline):
                 case = waiting.pop(0)
                 done = total - len(waiting)
                 report((done - 1) / total, case.name)
                 found = self._measured(case, roofs)
                 self._keep(self._record.with_case(found))
-                left = (time.perf_counter() - begun) / done * len(waiting)
-                print(f"{done}/{total} {line_of(found)}; {left:.0f} s left", file=sys.stderr, flush=True)
+                report.say(f"{done}/{total} {line_of(found)}")
                 trouble = self._trouble_of_device()
         self._keep(dataclasses.replace(self._record, left_out=tuple(case.name for case in waiting)))
         return Ending(self._record, trouble)
@@ -125,7 +124,7 @@ class BenchRun:
 
 def _beginning(setting: Setting, out: Path) -> tuple[BenchRecord, list[str]]:
     """The record to continue (the file's if machine, code and shapes are the same), and notes for users."""
-    fresh = BenchRecord(full_stamp(), setting.device.type, setting.full_shapes)
+    fresh = BenchRecord(provenance(BENCHMARKED_PACKAGES), setting.device.type, setting.full_shapes)
     notes = [] if setting.full_shapes else ["Small shapes: ratios are shown, targets are for the full ones."]
     if not out.is_file():
         return fresh, notes

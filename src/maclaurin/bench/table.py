@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maclaurin.bench.bench_record import BenchRecord, CaseRecord, Figures, Verdict
@@ -37,14 +37,20 @@ def heading(record: BenchRecord) -> str:
     dtypes = listed(sorted({case.dtype for case in record.cases})) or "nothing yet"
     shapes = "" if record.full_shapes else ", small shapes"
     return (
-        f"{where}, {dtypes}, causal{shapes}; torch {made.get('torch')}, commit {made.get('commit')}, "
-        f"{made.get('date')}. Forward and forward+backward in ms, medians; memory beyond inputs and outputs."
+        f"{where}, {dtypes}, causal{shapes}; torch {_torch(made)}, commit {made.get('commit') or 'unknown'}, "
+        f"{made.get('date', '')[:10]}. Forward and forward+backward in ms, medians; memory beyond inputs and "
+        "outputs."
         + (
             " CPU µs: from a forward call until it returns; after a pause, per call of ten."
             if _has_issue_times(record)
             else ""
         )
     )
+
+
+def _torch(made: Mapping[str, Any]) -> str | None:
+    """Older records have torch's version beside those of other packages."""
+    return made.get("torch") or made.get("versions", {}).get("torch")
 
 
 def _has_issue_times(record: BenchRecord) -> bool:

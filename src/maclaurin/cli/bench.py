@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maclaurin.cli import table_console
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import require_writable_folder, write_file
 
 if TYPE_CHECKING:
@@ -248,6 +248,5 @@ def _draw(record: BenchRecord, folder: Path) -> None:
 
 def _require_plots(folder: Path) -> None:
     """Raise before any work if figures cannot be drawn."""
-    with requires_extra("plot", "matplotlib"):
-        import matplotlib  # noqa: F401
+    load_extra("matplotlib", "plot", "--plots")
     require_writable_folder(folder, "plots")

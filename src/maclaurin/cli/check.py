@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import require_file, require_writable_file
 from maclaurin.plain_data import finite, to_plain
 from maclaurin.spec import AttentionSpec
@@ -122,15 +122,11 @@ def _case(
 
     if inputs is None:
         return random_tensors(spec, shape, seed, kind, size=size)
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise MaclaurinError("--inputs needs safetensors: pip install 'maclaurin[state]'.") from None
+    safetensors = load_extra("safetensors", "state", "--inputs")
     require_file(inputs, "inputs")
     try:
-        stored = load_file(str(inputs))
-    except (SafetensorError, OSError) as problem:
+        stored = load_extra("safetensors.torch", "state", "--inputs").load_file(str(inputs))
+    except (safetensors.SafetensorError, OSError) as problem:
         raise InputError(
             f"--inputs: {inputs} is not a safetensors file ({problem}). Save q, k, v and gates with "
             "safetensors.torch.save_file."
@@ -254,10 +250,7 @@ def _number(value: float | None) -> str:
 
 def _require_plot(path: Path) -> None:
     """Raise before any work if the figure cannot be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MaclaurinError("--plot needs matplotlib: pip install 'maclaurin[plot]'.") from None
+    load_extra("matplotlib", "plot", "--plot")
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(
             f"--plot draws png, svg or pdf, not {path.suffix or 'a file without an extension'!r}."

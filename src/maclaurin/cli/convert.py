@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.cli import whole_numbers
+from maclaurin.errors import InputError, load_extra
 
 if TYPE_CHECKING:
     from maclaurin.conversion.allocate import Measured
@@ -135,45 +136,45 @@ def convert(
         raise InputError(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
-    with requires_extra("models", "transformers", "safetensors"):
-        from maclaurin.conversion.convert_model import convert as convert_model
-        from maclaurin.conversion.measure import MeasureFile
-        from maclaurin.conversion.recover import Recovery
+    load_extra("transformers", "models", "this command")
+    from maclaurin.conversion.convert_model import convert as convert_model
+    from maclaurin.conversion.measure import MeasureFile
+    from maclaurin.conversion.recover import Recovery
 
-        try:
-            result = convert_model(
-                model,
-                out,
-                memory=memory,
-                constant=constant,
-                at=at,
-                distances=_numbers("--probe", probe),
-                questions=probe_questions,
-                final_questions=final_questions,
-                dry_run=dry_run,
-                attention=attention,
-                layers=layers,
-                keep_sharp=keep_sharp,
-                keep=keep,
-                sharp_attention=sharp_attention,
-                text=text,
-                lengths=_numbers("--lengths", lengths),
-                sample_tokens=sample_tokens,
-                recall=_numbers("--recall", recall),
-                recall_questions=questions,
-                recovery=Recovery(
-                    match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
-                    precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
-                    answer_weight=answer_weight, accumulate=accumulate,
-                ),
-                device=device,
-                resume=resume,
-                on_result=lambda found: _print(found, out),
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            if attention is None and out is not None and MeasureFile.path_for(out).is_file():
-                Console(stderr=True).print("stopped; continue with --resume", highlight=False)
-            raise
+    try:
+        result = convert_model(
+            model,
+            out,
+            memory=memory,
+            constant=constant,
+            at=at,
+            distances=_token_counts("--probe", probe),
+            questions=probe_questions,
+            final_questions=final_questions,
+            dry_run=dry_run,
+            attention=attention,
+            layers=layers,
+            keep_sharp=keep_sharp,
+            keep=keep,
+            sharp_attention=sharp_attention,
+            text=text,
+            lengths=_token_counts("--lengths", lengths),
+            sample_tokens=sample_tokens,
+            recall=_token_counts("--recall", recall),
+            recall_questions=questions,
+            recovery=Recovery(
+                match_steps, text_steps, data, lora, length, batch_size, text_lr=lr,
+                precision=precision, kl_steps=kl_steps, mix=mix, reach=reach,
+                answer_weight=answer_weight, accumulate=accumulate,
+            ),
+            device=device,
+            resume=resume,
+            on_result=lambda found: _print(found, out),
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        if attention is None and out is not None and MeasureFile.path_for(out).is_file():
+            Console(stderr=True).print("stopped; continue with --resume", highlight=False)
+        raise
     if not result.finished:
         Console().print("stopped; continue with --resume", highlight=False)
     for kind, measured in (result.recovered or {}).items():
@@ -337,13 +338,5 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
-    try:
-        values = [int(piece) for piece in text.split(",")] if text else []
-    except ValueError:
-        raise InputError(
-            f"{option} takes comma-separated whole numbers, such as 1024,4096; got {text!r}."
-        ) from None
-    if values and min(values) < 2:
-        raise InputError(f"{option} takes token counts, at least 2; got {min(values)}.")
-    return values
+def _token_counts(option: str, written: str | None) -> list[int]:
+    return whole_numbers(written, option, "1024,4096", least=2) if written else []

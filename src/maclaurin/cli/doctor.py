@@ -36,13 +36,13 @@ def doctor(
 
     from maclaurin.bench.check_programs import examine
     from maclaurin.device import usable_device
-    from maclaurin.machine import full_stamp
+    from maclaurin.machine import BENCHMARKED_PACKAGES, provenance
     from maclaurin.progress_bar import report_progress
 
     if out is not None:
         require_writable_file(out, "out")
     chosen, console = torch.device(usable_device(device)), Console(highlight=False)
-    about = full_stamp()
+    about = provenance(BENCHMARKED_PACKAGES)
     for line in _machine_lines(about, chosen):
         console.print(line, markup=False, soft_wrap=True)
     with report_progress("checking programs") as report:
@@ -63,7 +63,7 @@ def _machine_lines(about: dict[str, Any], device: torch.device) -> list[str]:
 
     versions = about["versions"]
     lines = [
-        f"maclaurin {versions['maclaurin']}, torch {about['torch']}, python {about['python']}, "
+        f"maclaurin {versions['maclaurin']}, torch {versions['torch']}, python {about['python']}, "
         f"triton {versions['triton'] or 'not installed'}",
         f"{about['processor']}, {about['cores']} cores",
     ]

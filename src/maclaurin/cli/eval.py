@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maclaurin.device import usable_device
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra, missing_extra
 from maclaurin.model_names import hub_is_reachable, require_model
 from maclaurin.progress_bar import status
 
@@ -97,33 +97,32 @@ def eval_(
     names = _names(tasks)
     if model is None:
         raise InputError("no model is given: maclaurin eval MODEL --tasks …")
-    with requires_extra("models", "transformers", "tokenizers"):
-        from maclaurin.evaluation.eval_task import is_ours
+    from maclaurin.evaluation.eval_task import is_ours
 
-        others = [name for name in names if not is_ours(name)]
+    others = [name for name in names if not is_ours(name)]
     if others or harness:
         _require_harness(others)
     require_model(model)
-    with requires_extra("models", "transformers", "tokenizers"), requires_extra("eval", *_HARNESS):
-        from maclaurin.evaluation.evaluate import EvaluationRequest
-        from maclaurin.progress_bar import report_progress
+    load_extra("transformers", "models", "this command")
+    from maclaurin.evaluation.evaluate import EvaluationRequest
+    from maclaurin.progress_bar import report_progress
 
-        results = EvaluationRequest(
-            model=model,
-            tasks=tuple(names),
-            attention=tuple(attention or ()),
-            tokenizer=tokenizer,
-            include=tuple(folders),
-            text=text,
-            limit=limit,
-            batch_size=batch_size,
-            max_length=max_length,
-            device=usable_device(device),
-            seed=seed,
-            out=out,
-            again=again,
-            harness=harness,
-        ).run(progress=lambda title: report_progress(title, enabled=True), status=status)
+    results = EvaluationRequest(
+        model=model,
+        tasks=tuple(names),
+        attention=tuple(attention or ()),
+        tokenizer=tokenizer,
+        include=tuple(folders),
+        text=text,
+        limit=limit,
+        batch_size=batch_size,
+        max_length=max_length,
+        device=usable_device(device),
+        seed=seed,
+        out=out,
+        again=again,
+        harness=harness,
+    ).run(progress=lambda title: report_progress(title, enabled=True), status=status)
     _print_results(results)
 
 
@@ -134,10 +133,9 @@ def _require_harness(others: list[str]) -> None:
     for name in others:
         if name.startswith(PREFIX):
             members(name)  # raises and suggests similar names
-    with requires_extra("eval", *_HARNESS):
-        for module in _HARNESS:
-            if importlib.util.find_spec(module) is None:
-                raise ModuleNotFoundError(name=module)
+    for module in _HARNESS:
+        if importlib.util.find_spec(module) is None:
+            raise missing_extra(module, "eval", "the harness")
     if others and not hub_is_reachable():
         # set before its libraries are imported: else they try the hub six times for each file
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -174,11 +172,9 @@ def _print_list(folders: list[Path]) -> None:
     for name, tasks in groups().items():
         console.print(f"[bold]{name}[/]: {_short(tasks)}", soft_wrap=True)
     if folders:
-        with requires_extra("eval", *_HARNESS):
-            from maclaurin.evaluation.harness import local_tasks
-
-            for name in local_tasks(folders):
-                console.print(name, markup=False)
+        harness = load_extra("maclaurin.evaluation.harness", "eval", "listing the tasks of a folder")
+        for name in harness.local_tasks(folders):
+            console.print(name, markup=False)
     console.print("\nThe harness's own tasks, most of which need the hub: lm-eval ls tasks")
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from maclaurin.device import usable_device
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 from maclaurin.explorer.explorer_page import explorer_page
 from maclaurin.files import require_file, require_writable_folder, write_file
 from maclaurin.model_names import require_model
@@ -72,8 +72,8 @@ def explore(
             _require_file_place(file, option)
     captured = None
     if model is not None and text is not None:
-        with requires_extra("models", "transformers"):
-            captured = _captured(model, text, tokens, tokenizer, usable_device(device))
+        load_extra("transformers", "models", "this command")
+        captured = _captured(model, text, tokens, tokenizer, usable_device(device))
     if capture is not None:
         write_json(capture, captured, indent=None)
     page = out or Path(tempfile.mkdtemp(prefix="maclaurin-")) / "explorer.html"

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import not_utf8, require_writable_file
 from maclaurin.model_names import require_model
 from maclaurin.progress_bar import status
-from maclaurin.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from maclaurin.models.generating import Generation, Sampling
+    from maclaurin.models.generating import Figures, Generation, TextWriter
     from maclaurin.models.modeling import MaclaurinForCausalLM
-
-#: a streamer decodes a line again with each new token; lines with more tokens are decoded in pieces
-_MOST_DECODED_AGAIN = 256
 
 
 def generate(
@@ -95,29 +89,32 @@ def generate(
         maclaurin generate runs/taylor --prompt " And then" --load-state talk.safetensors
     """
     require_model(model)
-    with requires_extra("models", "transformers"):
-        from maclaurin.models.generating import Sampling
+    load_extra("transformers", "models", "this command")
+    from maclaurin.models.generating import Sampling, TextWriter, end_tokens
 
-        sampling = Sampling(temperature, top_k, top_p)
-        _check_options(prompt, chat, system, save_state)
-        network, tokenizer = _load(model, attention, device)
-        if constant_memory:
-            _require_constant(network)
-        ends = set() if ignore_end else _end_tokens(network, tokenizer)
-        writer = _Writer(network, tokenizer, sampling, seed, load_state, max_new_tokens, prefill_chunk, ends)
-        generation = writer.talk(prompt, system) if chat else writer.continue_each(prompt or [""])
+    sampling = Sampling(temperature, top_k, top_p)
+    _check_options(prompt, chat, system, save_state)
+    network, tokenizer = _load(model, attention, device)
+    if constant_memory:
+        _require_constant(network)
+    writer = TextWriter(
+        network,
+        tokenizer,
+        _write,
+        sampling=sampling,
+        seed=seed,
+        state=load_state,
+        max_new_tokens=max_new_tokens,
+        prefill_chunk=prefill_chunk,
+        ends=() if ignore_end else end_tokens(network, tokenizer),
+    )
+    if chat:
+        generation = writer.talk(_lines() if prompt is None else prompt, system)
+    else:
+        generation = _continue_each(writer, prompt or [""])
     if save_state is not None:
         generation.save(str(save_state))
     _report(generation, writer.figures, save_state, stats)
-
-
-@dataclass
-class _Figures:
-    prompt_tokens: int = 0
-    prompt_seconds: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    interrupted: bool = False
 
 
 def _check_options(prompt: list[str] | None, chat: bool, system: str | None, save_state: Path | None) -> None:
@@ -161,138 +158,18 @@ def _require_constant(network: MaclaurinForCausalLM) -> None:
         )
 
 
-def _loaded_cache(path: Path | None, network: MaclaurinForCausalLM) -> Any:
-    from maclaurin.models.cache import MaclaurinCache
-
-    return None if path is None else MaclaurinCache.load(path, network)
-
-
-def _end_tokens(network: MaclaurinForCausalLM, tokenizer: Any) -> set[int]:
-    configured = getattr(network.generation_config, "eos_token_id", None)
-    several = configured if isinstance(configured, list) else [configured]
-    return {int(token) for token in [*several, tokenizer.eos_token_id] if token is not None}
-
-
-class _Writer:
-    """Continues texts, or answers messages, on standard output."""
-
-    def __init__(
-        self,
-        network: MaclaurinForCausalLM,
-        tokenizer: Any,
-        sampling: Sampling,
-        seed: int | None,
-        load_state: Path | None,
-        max_new_tokens: int,
-        prefill_chunk: int | None,
-        ends: set[int],
-    ) -> None:
-        self._network, self._tokenizer, self._sampling, self._seed = network, tokenizer, sampling, seed
-        self._load_state, self._most, self._chunk, self._ends = (
-            load_state,
-            max_new_tokens,
-            prefill_chunk,
-            ends,
-        )
-        self.figures = _Figures()
-
-    def continue_each(self, prompts: list[str]) -> Generation:
-        """Continue each prompt as a separate text."""
-        generation = self._new()
-        for number, prompt in enumerate(prompts, start=1):
-            text = _read_standard_input() if prompt == "-" else prompt
-            if len(prompts) > 1:
-                _write(f"[{number}] {text}")
-            generation = self._new() if number > 1 else generation
-            self._add(generation, text)
-            self._write_text(generation)
-            if self.figures.interrupted:
-                break
-        return generation
-
-    def talk(self, prompts: list[str] | None, system: str | None) -> Generation:
-        """Answer each prompt, or each line of standard input, as the next message of one conversation."""
-        from maclaurin.models.generating import Conversation
-
-        generation = self._new()
-        conversation = Conversation(generation, self._tokenizer, system)
-        for message in _lines() if prompts is None else prompts:
-            conversation.ask(message)
-            self._write_text(generation)
-            if self.figures.interrupted:
-                break
-        return generation
-
-    def _new(self) -> Generation:
-        from maclaurin.models.generating import Generation
-
-        return Generation(
-            self._network, _loaded_cache(self._load_state, self._network), self._sampling, self._seed
-        )
-
-    def _add(self, generation: Generation, prompt: str) -> None:
-        """Add the prompt's tokens; a new text gets the tokens with which the tokenizer starts one."""
-        import torch
-
-        is_new = self._load_state is None
-        ids = self._tokenizer(prompt, add_special_tokens=is_new)["input_ids"] if prompt or is_new else []
-        begin = self._tokenizer.bos_token_id
-        if not ids and is_new and begin is not None:
-            ids = [begin]
-        if ids:
-            generation.add(torch.tensor([ids], dtype=torch.long))
-        if generation.pending is None:
-            raise InputError("there is nothing to continue: give --prompt TEXT.")
-        if generation.pending.shape[0] != 1:
-            raise InputError(
-                f"this state holds {generation.pending.shape[0]} texts; this command continues one."
-            )
-
-    def _write_text(self, generation: Generation) -> None:
-        """Read the prompt, then write text until the end-of-text token, the limit or Ctrl-C."""
-        import torch
-
-        figures, streamer = self.figures, _standard_output(self._tokenizer)
-        assert generation.pending is not None
-        figures.prompt_tokens += generation.pending.shape[1]
-        with StopRequest("SIGINT") as stop:
-            start = time.perf_counter()
-            for _ in generation.read(self._chunk):
-                if stop.is_set:
-                    break
-            begun = time.perf_counter()
-            figures.prompt_seconds += begun - start
-            for _ in range(self._most):
-                if stop.is_set:
-                    break
-                token = int(generation.step()[0])
-                figures.tokens += 1
-                if token in self._ends:
-                    break
-                streamer.put(torch.tensor([token]))
-            figures.seconds += time.perf_counter() - begun
-            figures.interrupted = stop.is_set
-        streamer.end()
-        _write("\n")
-
-
-def _standard_output(tokenizer: Any) -> Any:
-    """transformers' streamer, with a bound on how much of a long line it decodes again."""
-    from transformers import TextStreamer
-
-    class Streamer(TextStreamer):
-        """Writes to standard output; a long line is decoded in pieces."""
-
-        def put(self, value: Any) -> None:
-            super().put(value)
-            held = self.token_cache
-            if len(held) >= _MOST_DECODED_AGAIN and not tokenizer.decode(held[-8:]).endswith("�"):
-                self.end()
-
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            _write(text)
-
-    return Streamer(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def _continue_each(writer: TextWriter, prompts: list[str]) -> Generation:
+    """Continue each prompt as a separate text; returns the last."""
+    generation = None
+    for number, prompt in enumerate(prompts, start=1):
+        text = _read_standard_input() if prompt == "-" else prompt
+        if len(prompts) > 1:
+            _write(f"[{number}] {text}")
+        generation = writer.continue_text(text)
+        if writer.figures.interrupted:
+            break
+    assert generation is not None
+    return generation
 
 
 def _lines() -> Iterator[str]:
@@ -320,7 +197,7 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
-def _report(generation: Generation, figures: _Figures, saved: Path | None, more: bool) -> None:
+def _report(generation: Generation, figures: Figures, saved: Path | None, more: bool) -> None:
     from maclaurin.models.cache import key_value_bytes
 
     cache, model = generation.cache, generation.model

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from maclaurin.cli import whole_numbers
 from maclaurin.device import usable_device
-from maclaurin.errors import InputError, requires_extra
+from maclaurin.errors import load_extra
 from maclaurin.files import require_file, require_writable_folder
 from maclaurin.model_names import require_model
 from maclaurin.progress_bar import status
@@ -69,27 +70,25 @@ def inspect(
 
         maclaurin inspect runs/norm --text novel.txt --windows none --json
     """
-    with requires_extra("models", "transformers"):
-        from maclaurin.inspection.inspect_model import Settings
+    load_extra("transformers", "models", "this command")
+    from maclaurin.inspection.inspect_model import Settings
 
-        settings = Settings(
-            tokens=tokens,
-            context=context,
-            orders=whole_numbers(orders, "orders", "1,2,4,8"),
-            windows=()
-            if windows.strip() == "none"
-            else whole_numbers(windows, "windows", "32,64,128, or none"),
-            sinks=sinks,
-            tolerance=tolerance,
-            weights=weights,
-            chunk=chunk,
-            device=usable_device(device),
-        )
-        folder = out or Path("inspections") / _folder_name(model)
-        require_file(text, "text")
-        require_writable_folder(folder)
-        require_model(model)
-        found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)
+    settings = Settings(
+        tokens=tokens,
+        context=context,
+        orders=_sorted(whole_numbers(orders, "--orders", "1,2,4,8")),
+        windows=_windows(windows),
+        sinks=sinks,
+        tolerance=tolerance,
+        weights=weights,
+        chunk=chunk,
+        device=usable_device(device),
+    )
+    folder = out or Path("inspections") / _folder_name(model)
+    require_file(text, "text")
+    require_writable_folder(folder)
+    require_model(model)
+    found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)
     _print(found, page, as_json)
 
 
@@ -114,15 +113,13 @@ def _inspect(
     return found, folder.write(found, inspection_files(found))
 
 
-def whole_numbers(written: str, what: str, example: str) -> tuple[int, ...]:
-    """'4,2,2' as (2, 4)."""
-    numbers = []
-    for word in written.split(","):
-        if not word.strip().isdecimal():
-            raise InputError(
-                f"--{what}: {word.strip()!r} in {written!r} is not a whole number; write --{what} {example}."
-            )
-        numbers.append(int(word))
+def _windows(written: str) -> tuple[int, ...]:
+    if written.strip() == "none":
+        return ()
+    return _sorted(whole_numbers(written, "--windows", "32,64,128, or none"))
+
+
+def _sorted(numbers: list[int]) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from maclaurin.cli import table_console
-from maclaurin.errors import InputError, MaclaurinError, requires_extra
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 from maclaurin.wording import in_list
 
@@ -156,46 +156,46 @@ def run_study(
         return
     if device not in (None, "auto", "cpu", "cuda"):
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
-    with requires_extra("models", "transformers"):
-        from maclaurin.study.executors import check_executor
-        from maclaurin.study.plan_runs import read_scale
-        from maclaurin.study.runner import prepare, run
-        from maclaurin.study.terminal_view import make_view
+    load_extra("transformers", "models", "this command")
+    from maclaurin.study.executors import check_executor
+    from maclaurin.study.live_table import make_view
+    from maclaurin.study.plan_runs import read_scale
+    from maclaurin.study.runner import prepare, run
 
-        study, scale, cells = load_study(name), read_scale(budget), only or []
-        if dry_run:
-            check_executor(executor, torchrun)
-            found = prepare(
-                study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
-                torchrun=torchrun, torch_version=torch_version,
-            )  # fmt: skip
-            _print_plan(found, torchrun)
-            return
-        try:
-            ending = run(
-                study,
-                out=out,
-                pool=pool,
-                only=cells,
-                scale=scale,
-                seeds=seeds,
-                tune=tune,
-                smoke=smoke,
-                device=device,
-                executor=executor,
-                workers=workers,
-                torchrun=torchrun,
-                ray_address=ray_address,
-                slurm=slurm,
-                retry=retry,
-                keep_models=keep_models,
-                time=time,
-                torch_version=torch_version,
-                view=make_view(study.title, Console(stderr=True)),
-            )
-        except KeyboardInterrupt:
-            _print_resume_command(None)
-            raise typer.Exit(INTERRUPTED) from None
+    study, scale, cells = load_study(name), read_scale(budget), only or []
+    if dry_run:
+        check_executor(executor, torchrun)
+        found = prepare(
+            study, out=out, pool=pool, only=cells, scale=scale, seeds=seeds, smoke=smoke, device=device,
+            torchrun=torchrun, torch_version=torch_version,
+        )  # fmt: skip
+        _print_plan(found, torchrun)
+        return
+    try:
+        ending = run(
+            study,
+            out=out,
+            pool=pool,
+            only=cells,
+            scale=scale,
+            seeds=seeds,
+            tune=tune,
+            smoke=smoke,
+            device=device,
+            executor=executor,
+            workers=workers,
+            torchrun=torchrun,
+            ray_address=ray_address,
+            slurm=slurm,
+            retry=retry,
+            keep_models=keep_models,
+            time=time,
+            torch_version=torch_version,
+            view=make_view(study.title, Console(stderr=True)),
+        )
+    except KeyboardInterrupt:
+        _print_resume_command(None)
+        raise typer.Exit(INTERRUPTED) from None
     _print_ending(ending)
     if ending.interrupted:
         _print_resume_command(ending.out)
@@ -224,7 +224,7 @@ def _print_list() -> None:
 
 
 def _print_plan(found: Prepared, torchrun: str | None) -> None:
-    from maclaurin.study.plan_runs import cost_of
+    from maclaurin.study.cost import cost_of
     from maclaurin.study.pool import Pool
     from maclaurin.wording import duration
 
@@ -285,10 +285,10 @@ def _state(size: int | None) -> str:
 def _print_commands(plan: Plan, planner: Planner, out: Path, pool: Pool, torchrun: str) -> None:
     """Print one command per run and write its job file; the study later finds the results in the pool."""
     from maclaurin.study.executors import torchrun_command
-    from maclaurin.study.pool import Workplace
+    from maclaurin.study.pool import RunPlace
     from maclaurin.study.worker import Job
 
-    place = Workplace(pool=str(pool.root), code=planner.code)
+    place = RunPlace(pool=str(pool.root), code=planner.code)
     for label, record in plan.items():
         words = re.sub(r"[^A-Za-z0-9]+", "-", f"{label.experiment}-{label.cell}").strip("-")
         file = out / "jobs" / f"{words}-seed-{label.seed}-{record.run.key[:6]}.json"

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from maclaurin.errors import InputError, SpecError, requires_extra
+from maclaurin.errors import InputError, SpecError, load_extra
 
 Values = dict[str, Any]
 
@@ -134,7 +134,8 @@ def _train(
     """
     from maclaurin.training.config import load_config
 
-    with requires_extra("models", "transformers"), _naming_imports(out, resume):
+    load_extra("transformers", "models", "this command")
+    with _naming_imports(out, resume):
         settings = load_config(config, preset, given, _settings_in(out) if resume else None)
         if dry_run:
             _print_plan(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from maclaurin.data.cache_folder import file_hashes
 from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.text_files import text_or_error
 from maclaurin.errors import DataError, load_extra
-from maclaurin.plain_data import digest, write_json
+from maclaurin.plain_data import digest, read_json, write_json
 from maclaurin.wording import first_line
 
 FIELD = "text"
@@ -79,14 +78,14 @@ class HubDataset(Corpus):
     @cached_property
     def _revision(self) -> str:
         note = self.notes / f"{digest(self.path)[:32]}.revision.json"
-        if note.exists():
-            return json.loads(note.read_bytes())["revision"]
+        if known := read_json(note):
+            return known["revision"]
         revision = self._current_revision()
         write_json(note, {"name": self.path, "revision": revision}, indent=None)
         return revision
 
     def _current_revision(self) -> str:
-        hub = load_extra("huggingface_hub", "reading data sets of the Hugging Face hub", _INSTEAD)
+        hub = load_extra("huggingface_hub", "data", "reading data sets of the Hugging Face hub", _INSTEAD)
         try:
             return hub.HfApi().dataset_info(self.path, timeout=20).sha
         except hub.errors.RepositoryNotFoundError:
@@ -98,7 +97,7 @@ class HubDataset(Corpus):
             raise self._unreachable(problem) from problem
 
     def _stream(self) -> Iterator[dict[str, Any]]:
-        datasets = load_extra("datasets", "streaming data sets of the Hugging Face hub", _INSTEAD)
+        datasets = load_extra("datasets", "data", "streaming data sets of the Hugging Face hub", _INSTEAD)
         revision = None if self._is_local else self._revision
         path = str(Path(self.path).expanduser()) if self._is_local else self.path
         try:

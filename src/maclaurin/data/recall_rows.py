@@ -46,8 +46,8 @@ def fact_beginning(name: str) -> str:
 class Facts:
     """Facts as tokens: beginnings of facts and of questions for each name, and the words that follow."""
 
-    told: Sequence[Sequence[int]]
-    asked: Sequence[Sequence[int]]
+    fact_starts: Sequence[Sequence[int]]
+    question_starts: Sequence[Sequence[int]]
     words: Sequence[Sequence[int]]
     stop: Sequence[int]
     newline: Sequence[int]
@@ -66,11 +66,11 @@ class Facts:
 
     def fact(self, name: int, word: int) -> list[int]:
         """The password of Anna is river."""
-        return [*self.told[name], *self.words[word], *self.stop]
+        return [*self.fact_starts[name], *self.words[word], *self.stop]
 
     def question(self, name: int, word: int) -> tuple[list[int], range]:
         """A line with the answer in it, and the places of the answer."""
-        begin, answer = self.asked[name], self.words[word]
+        begin, answer = self.question_starts[name], self.words[word]
         places = range(len(begin), len(begin) + len(answer))
         return [*begin, *answer, *self.stop, *self.newline], places
 
@@ -199,7 +199,7 @@ def _so_many(rows: int, share: float) -> int:
 def with_questions(text: list[int], facts: Facts, reach: int, draws: Draws) -> tuple[list[int], list[int]]:
     """The text with groups of facts and questions, of the same length; and the places of the answers."""
     length = len(text)
-    names = draws.distinct_below(len(facts.told), len(facts.told)).tolist()
+    names = draws.distinct_below(len(facts.fact_starts), len(facts.fact_starts)).tolist()
     words = draws.distinct_below(len(facts.words), len(facts.words)).tolist()
     stops = [0, *(n + 1 for n, token in enumerate(text) if token == facts.stop[-1])]
     put: list[tuple[int, int, list[int], range]] = []  # (where, which, what, places of its answer)

@@ -151,8 +151,8 @@ def _text_of_line(line: bytes, field: str, place: str) -> str:
 
 def read_parquet(path: Path, field: str) -> Texts:
     """The column `field`, a few hundred rows at a time."""
-    arrow = load_extra("pyarrow", "reading .parquet files", "use .jsonl")
-    parquet = load_extra("pyarrow.parquet", "reading .parquet files", "use .jsonl")
+    arrow = load_extra("pyarrow", "data", "reading .parquet files", "use .jsonl")
+    parquet = load_extra("pyarrow.parquet", "data", "reading .parquet files", "use .jsonl")
     try:
         with parquet.ParquetFile(path) as file:
             if field not in file.schema_arrow.names:
@@ -234,7 +234,7 @@ class _Zstandard(io.RawIOBase):
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
-        self._library = load_extra("zstandard", "reading .zst files", "use .gz")
+        self._library = load_extra("zstandard", "data", "reading .zst files", "use .gz")
         self._frame: Any = None
         self._ready = b""
 

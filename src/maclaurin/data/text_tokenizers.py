@@ -14,7 +14,7 @@ from maclaurin.data.corpus import Corpus
 from maclaurin.data.splits import Splitter
 from maclaurin.errors import DataError, load_extra
 from maclaurin.plain_data import digest, read_json, write_json
-from maclaurin.progress_bar import Report, report_progress
+from maclaurin.progress_bar import Progress, report_progress
 from maclaurin.wording import first_line
 
 SEPARATOR = "<|separator|>"
@@ -22,7 +22,7 @@ SMALLEST = 257
 TRAINED_ON = 256_000_000
 """At most this many characters of training text are used: more text changes the result little."""
 
-_LIBRARY = ("tokenizers", "a bpe tokenizer", "use tokenizer=bytes")
+_LIBRARY = ("tokenizers", "data", "a bpe tokenizer", "use tokenizer=bytes")
 
 
 class Tokenizer(ABC):
@@ -185,7 +185,7 @@ def train_byte_pairs(size: int, texts: Iterator[str]) -> str:
     return tokenizer.to_str()
 
 
-def _training_texts(corpus: Corpus, splitter: Splitter, report: Report) -> Iterator[str]:
+def _training_texts(corpus: Corpus, splitter: Splitter, report: Progress) -> Iterator[str]:
     read = 0
     for document in corpus.documents():
         for text in splitter.training_texts(document.text):
@@ -278,7 +278,7 @@ def open_hub_tokenizer(written: str) -> HubTokenizer:
     """`NAME`, a folder, or a file such as tokenizer.json."""
     if not written:
         raise DataError("hf: names no tokenizer; use hf:NAME, hf:/folder or hf:/path/tokenizer.json.")
-    transformers = load_extra("transformers", "a Hugging Face tokenizer", "use tokenizer=bytes")
+    transformers = load_extra("transformers", "models", "a Hugging Face tokenizer", "use tokenizer=bytes")
     path = Path(written).expanduser()
     try:
         if path.is_file():

@@ -25,7 +25,7 @@ from maclaurin.data.corpus import Corpus, Document
 from maclaurin.data.splits import SPLITS, Splitter
 from maclaurin.data.text_tokenizers import Tokenizer
 from maclaurin.errors import DataError
-from maclaurin.plain_data import digest, from_plain, read_json, to_plain, write_json
+from maclaurin.plain_data import digest, read_or_none, to_plain, write_json
 from maclaurin.progress_bar import report_progress
 
 MANIFEST = "manifest.json"
@@ -91,13 +91,12 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
         """The manifest; None if it is missing, damaged or of another version."""
-        try:
-            plain = read_json(folder / MANIFEST) or {}
-            if plain.pop("digest") != digest(plain) or plain.pop("version") != VERSION:
-                return None
-            return from_plain(cls, plain)
-        except (KeyError, AttributeError, TypeError, ValueError):
-            return None
+        return read_or_none(cls, folder / MANIFEST, _require_intact)
+
+
+def _require_intact(plain: dict[str, Any]) -> None:
+    if plain.pop("digest") != digest(plain) or plain.pop("version") != VERSION:
+        raise ValueError("damaged, or of another version")
 
 
 @final

@@ -4,8 +4,8 @@ Your own task is a subclass of TextTask with the decorator `register`.
 """
 
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
-from maclaurin.evaluation.needles import Recall
+from maclaurin.evaluation.needles import Recall, VariableTracking
 from maclaurin.evaluation.prose import Prose
-from maclaurin.evaluation.word_tasks import VariableTracking
+from maclaurin.evaluation.text_tasks import Induction
 
-__all__ = ["Item", "Prose", "Query", "Recall", "TextTask", "VariableTracking", "register"]
+__all__ = ["Induction", "Item", "Prose", "Query", "Recall", "TextTask", "VariableTracking", "register"]

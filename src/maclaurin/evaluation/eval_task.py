@@ -128,7 +128,7 @@ def kinds() -> dict[str, type[TextTask]]:
 
 @final
 @dataclass(frozen=True)
-class AskedTask:
+class TaskInMode:
     """A task and its scoring mode; `maclaurin_recall_256_exact` is recall_256 with a written answer."""
 
     task: TextTask
@@ -154,7 +154,7 @@ class AskedTask:
         return 1 / len(WORDS) if self.mode == "written" else self.task.guess
 
 
-def asked_task(name: str) -> AskedTask | None:
+def task_named(name: str) -> TaskInMode | None:
     """The task of that name; None if it does not start like one of ours."""
     if not name.startswith(PREFIX):
         return None
@@ -171,13 +171,13 @@ def asked_task(name: str) -> AskedTask | None:
     mode: ScoringMode = "written" if found[3] else kind.modes[0]
     if mode not in kind.modes:
         raise InputError(f"{name}: {PREFIX}{found[1]} does not support written answers; leave out _exact.")
-    return AskedTask(kind(size), mode)
+    return TaskInMode(kind(size), mode)
 
 
-def listed_tasks() -> list[AskedTask]:
+def listed_tasks() -> list[TaskInMode]:
     """Every kind at its default sizes in every scoring mode."""
     return [
-        AskedTask(kind(size), mode)
+        TaskInMode(kind(size), mode)
         for kind in kinds().values()
         for mode in kind.modes
         for size in kind.sizes or (0,)
@@ -215,7 +215,7 @@ def members(name: str) -> tuple[str, ...]:
     group = groups().get(name)
     if group is not None:
         return group
-    if asked_task(name) is not None:
+    if task_named(name) is not None:
         return (name,)
     known = [*groups(), *(task.name for task in listed_tasks())]
     raise InputError(f"there is no task {name!r}.{did_you_mean(name, known)}")
@@ -223,7 +223,7 @@ def members(name: str) -> tuple[str, ...]:
 
 def is_ours(name: str) -> bool:
     """Whether a name stands for tasks of this package."""
-    return name in groups() or asked_task(name) is not None
+    return name in groups() or task_named(name) is not None
 
 
 def items_digest(items: Sequence[Item]) -> str:

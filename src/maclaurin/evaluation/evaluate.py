@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cache
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -21,32 +19,32 @@ from maclaurin.evaluation.eval_task import (
     ITEMS,
     PREFIX,
     VERSION,
-    AskedTask,
     Item,
     ScoringMode,
-    asked_task,
+    TaskInMode,
     groups,
     is_ours,
     items_digest,
     listed_tasks,
     members,
+    task_named,
 )
 from maclaurin.evaluation.prose import Prose
 from maclaurin.evaluation.results import AskedBy, Identity, Results, Score, TaskResult, finished_tasks
-from maclaurin.evaluation.scoring import Asked, Report, Scorer, ask
+from maclaurin.evaluation.scoring import Asked, Progress, Scorer, ask
 from maclaurin.files import require_writable_file
-from maclaurin.machine import machine_facts
+from maclaurin.machine import PACKAGES, provenance
 from maclaurin.wording import did_you_mean
 
 if TYPE_CHECKING:
     from maclaurin.evaluation.harness import AnsweringModel, FoundTasks
 
 #: opens a progress display with a title
-Progress = Callable[[str], AbstractContextManager[Report]]
+OpenProgress = Callable[[str], AbstractContextManager[Progress]]
 
 
 @contextmanager
-def no_progress(title: str) -> Iterator[Report]:
+def no_progress(title: str) -> Iterator[Progress]:
     """Show nothing."""
     yield lambda share, what: None
 
@@ -89,7 +87,7 @@ class EvaluationRequest:
 
     def run(
         self,
-        progress: Progress = no_progress,
+        progress: OpenProgress = no_progress,
         status: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> Results:
         """Evaluate; `status` is shown while the model is loaded."""
@@ -112,8 +110,8 @@ class EvaluationRequest:
             text=f"{tasks.prose.name} {tasks.prose.sha256[:16]}",
         )
         finished = {} if self.out is None or self.again else finished_tasks(self.out, identity)
-        asking = _Asking(self, tasks, Scorer(model, tokenizer, max_length), progress)
-        return asking.run(identity, finished)
+        evaluation = _Evaluation(self, tasks, Scorer(model, tokenizer, max_length), progress)
+        return evaluation.run(identity, finished)
 
     def _tasks(self) -> _Tasks:
         ours = tuple(dict.fromkeys(task for name in self.tasks if is_ours(name) for task in members(name)))
@@ -124,7 +122,7 @@ class EvaluationRequest:
             from maclaurin.evaluation.harness import find_tasks
 
             found = find_tasks(others, self.include)
-        return _Tasks(tuple(task for name in ours if (task := asked_task(name))), found, prose)
+        return _Tasks(tuple(task for name in ours if (task := task_named(name))), found, prose)
 
     def _load(self) -> tuple[Any, tuple[str, ...], Any, str]:
         from maclaurin.evaluation.model_tokenizer import require_end_token, tokenizer_for
@@ -144,16 +142,18 @@ class EvaluationRequest:
 class _Tasks:
     """Our tasks, those of the harness, and the text ours are made from."""
 
-    ours: tuple[AskedTask, ...]
+    ours: tuple[TaskInMode, ...]
     others: FoundTasks | None
     prose: Prose
 
 
 @final
-class _Asking:
+class _Evaluation:
     """One evaluation with everything loaded."""
 
-    def __init__(self, request: EvaluationRequest, tasks: _Tasks, scorer: Scorer, progress: Progress) -> None:
+    def __init__(
+        self, request: EvaluationRequest, tasks: _Tasks, scorer: Scorer, progress: OpenProgress
+    ) -> None:
         self._request, self._tasks, self._asker, self._progress = request, tasks, scorer, progress
         self._answering: AnsweringModel | None = None
         if tasks.others is not None:
@@ -165,7 +165,8 @@ class _Asking:
 
     def run(self, identity: Identity, finished: Mapping[str, TaskResult]) -> Results:
         """Run the tasks that are not finished; the file is written after each task."""
-        machine = _machine(self._answering is not None)
+        packages = PACKAGES if self._answering is None else (*PACKAGES, "lm-eval")
+        machine = provenance(packages)
         results = Results(identity, machine, dict(finished), self._groups(finished))
         for result in (*self._ours(finished), *self._others(finished)):
             tasks = {**results.tasks, result.task: result}
@@ -190,7 +191,7 @@ class _Asking:
     def _asked_by(self) -> AskedBy:
         return "lm-eval" if self._request.harness else "maclaurin"
 
-    def _ask(self, task: AskedTask, items: Sequence[Item], fingerprint: str) -> TaskResult:
+    def _ask(self, task: TaskInMode, items: Sequence[Item], fingerprint: str) -> TaskResult:
         start = time.monotonic()
         with self._progress(task.name) as report:
             asked = self._asked(task, items, report)
@@ -210,7 +211,7 @@ class _Asking:
             seconds=round(time.monotonic() - start, 2),
         )
 
-    def _asked(self, task: AskedTask, items: Sequence[Item], report: Report) -> Asked:
+    def _asked(self, task: TaskInMode, items: Sequence[Item], report: Progress) -> Asked:
         if self._answering is None or not self._request.harness:
             return ask(self._asker, items, task.mode, report)
         from maclaurin.evaluation.harness import ask_harness_task, harness_task
@@ -279,14 +280,6 @@ def _mean_of(results: Sequence[TaskResult]) -> dict[str, Score]:
     return found
 
 
-def _machine(harness: bool) -> dict[str, Any]:
-    """Versions, machine and time."""
-    facts = machine_facts()
-    if harness:
-        facts["versions"]["lm-eval"] = metadata.version("lm-eval")
-    return {**facts, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
 # ----------------------------------------------------------------------- at the end of a training run
 
 # Tasks have their names in `maclaurin eval` without the first word: lines_32, induction_16, cloze.
@@ -300,9 +293,9 @@ _NUMBERS: dict[ScoringMode, tuple[str, ...]] = {
 }
 
 
-def run_task(name: str) -> AskedTask:
+def run_task(name: str) -> TaskInMode:
     """The task of that name, or an error that names those close to it."""
-    found = asked_task(PREFIX + name)
+    found = task_named(PREFIX + name)
     if found is None:
         known = [task.name.removeprefix(PREFIX) for task in listed_tasks()]
         raise InputError(

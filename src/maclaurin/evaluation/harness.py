@@ -25,9 +25,9 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 
 from maclaurin.errors import InputError
-from maclaurin.evaluation.eval_task import VERSION, AskedTask, Item, groups, listed_tasks
+from maclaurin.evaluation.eval_task import VERSION, Item, TaskInMode, groups, listed_tasks
 from maclaurin.evaluation.results import Score, mean_score, share_score
-from maclaurin.evaluation.scoring import Asked, Report, written_score
+from maclaurin.evaluation.scoring import Asked, Progress, written_score
 from maclaurin.wording import did_you_mean, first_line
 
 #: data set types that are files, not names on the hub
@@ -158,7 +158,7 @@ def _is_about_the_hub(problem: BaseException | None) -> bool:
 # ------------------------------------------------------------------------------ ours as its tasks
 
 
-def harness_task(asked: AskedTask, items: Sequence[Item]) -> Task:
+def harness_task(asked: TaskInMode, items: Sequence[Item]) -> Task:
     """One of our tasks in the harness's format: a document per query, the context before each."""
     documents = [
         {
@@ -234,7 +234,7 @@ def ask_harness_task(
     *,
     limit: int | None,
     seed: int,
-    report: Report = lambda share, what: None,
+    report: Progress = lambda share, what: None,
 ) -> Asked:
     """Ask the first `limit` documents of a task."""
     if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
@@ -353,11 +353,11 @@ class AnsweringModel(_Harness):
     def __init__(self, model: Any, tokenizer: Any, batch_size: int, max_length: int | None) -> None:
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
         self.truncated = self.non_finite = 0
-        self._report: Report = lambda share, what: None
+        self._report: Progress = lambda share, what: None
         self._longest: int | None = None
         self._is_rolling = False
 
-    def begin(self, report: Report = lambda share, what: None) -> None:
+    def begin(self, report: Progress = lambda share, what: None) -> None:
         """Start another task: reset the counts."""
         self._report = report
         self.truncated = self.non_finite = 0
@@ -429,7 +429,7 @@ class AnsweringModel(_Harness):
 class _Counter(CacheHook):
     """Counts the answers that the harness reports to its cache."""
 
-    def __init__(self, report: Report, total: int) -> None:
+    def __init__(self, report: Progress, total: int) -> None:
         super().__init__(None)
         self._report, self._total, self._done = report, total, 0
 

@@ -1,4 +1,4 @@
-"""Facts inside running text: recall, and the needle tasks of RULER (arXiv 2404.06654).
+"""Recall, and tasks like those of RULER (arXiv 2404.06654): needles, variables, common words.
 
     … some years ago, never mind how long.          running text
     The password of Anna is river. It is a way
@@ -18,9 +18,11 @@ from itertools import count
 from typing import ClassVar, final
 
 from maclaurin.data.random_order import Draws
-from maclaurin.data.recall_rows import fact_beginning
+from maclaurin.data.recall_rows import WORDS, fact_beginning
 from maclaurin.evaluation.eval_task import Item, Query, TextTask, register
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
+
+_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 #: facts in a text, and choices of a query
 FACTS = 4
@@ -235,3 +237,106 @@ class MultiValue(NeedleTask):
                 known_until=known,
             )
             yield Item(context, (query,), without)
+
+
+@final
+@register("variables")
+@dataclass(frozen=True)
+class VariableTracking(NeedleTask):
+    """Four chains of assignments inside running text: VAR A = 48213, VAR B = VAR A; what is VAR B?"""
+
+    chains: ClassVar[int] = 4
+    hops: ClassVar[int] = 2
+
+    @property
+    def measures(self) -> str:
+        """Short description for listings."""
+        return f"the value of a variable after {self.hops} assignments in {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """A quarter: the choices are the values of the four chains."""
+        return 1 / self.chains
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Each chain is asked equally often."""
+        links = self.hops + 1
+        for index in count():
+            draws = draws_for("variables", seed, index)
+            values = _values(draws, self.chains)
+            names = _names(draws, self.chains * links)
+            order = [
+                int(i) % self.chains for i in draws.distinct_below(self.chains * links, self.chains * links)
+            ]
+            done = [0] * self.chains
+            facts, owners = [], []
+            for chain in order:
+                name = names[chain * links + done[chain]]
+                source = f"VAR {names[chain * links + done[chain] - 1]}" if done[chain] else values[chain]
+                facts.append(f"VAR {name} = {source}.")
+                owners.append(chain)
+                done[chain] += 1
+            context, ends, without = self._text(prose, draws, facts)
+            asked = index % self.chains
+            known = max(end for owner, end in zip(owners, ends, strict=True) if owner == asked)
+            prompt = f"The value of VAR {names[asked * links + self.hops]} is"
+            yield Item(context, (Query(prompt, values, (asked,), known_until=known),), without)
+
+
+def _values(draws: Draws, number: int) -> tuple[str, ...]:
+    """Different numbers of five digits in random order."""
+    step = 90_000 // number
+    values = [10_000 + step * i + int(draws.below(step, 1)[0]) for i in range(number)]
+    return tuple(str(values[i]) for i in draws.distinct_below(number, number))
+
+
+def _names(draws: Draws, number: int) -> list[str]:
+    """Different names of three letters."""
+    size = len(_LETTERS)
+    pairs = draws.distinct_below(size**2, number)
+    last = draws.below(size, number)
+    return [_LETTERS[i // size] + _LETTERS[i % size] + _LETTERS[j] for i, j in zip(pairs, last, strict=True)]
+
+
+@final
+@register("words")
+@dataclass(frozen=True)
+class CommonWords(TextTask):
+    """A list of words in which four occur four times as often as the others: which?"""
+
+    sizes: ClassVar = (256, 1024, 4096)
+    smallest: ClassVar[int] = 256
+    common: ClassVar[int] = 4
+    often: ClassVar[int] = 4
+
+    @property
+    def measures(self) -> str:
+        """Short description for listings."""
+        return f"the four most common words in a list of {self.size} tokens"
+
+    @property
+    def guess(self) -> float:
+        """A half, since half of the choices are right."""
+        return 0.5
+
+    def items(self, prose: Prose, seed: int) -> Iterator[Item]:
+        """Every rare word is listed equally often."""
+        length = 2 + sum(map(len, WORDS)) / len(WORDS)  # including comma and space
+        total = round(self.size * CHARACTERS_PER_TOKEN / length)
+        times = max(1, total // 150)
+        rare = min(total // times - self.common * self.often, len(WORDS) - self.common)
+        for index in count():
+            draws = draws_for("words", seed, index)
+            words = tuple(WORDS[i] for i in draws.distinct_below(len(WORDS), self.common + rare))
+            listed = [word for word in words[: self.common] for _ in range(times * self.often)]
+            listed += [word for word in words[self.common :] for _ in range(times)]
+            order = draws.distinct_below(len(listed), len(listed))
+            context = "A list of words: " + ", ".join(listed[i] for i in order) + ".\n"
+            choices = [int(i) for i in draws.distinct_below(2 * self.common, 2 * self.common)]
+            query = Query(
+                "A word that comes up very often in the list is",
+                tuple(words[i] for i in choices),
+                tuple(place for place, i in enumerate(choices) if i < self.common),
+                written="The four most common words in the list are",
+            )
+            yield Item(context, (query,))

@@ -18,7 +18,7 @@ from maclaurin.models import MaclaurinForCausalLM
 SLACK = 8
 
 #: called with the share of the work done so far, and a description
-Report = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 
 @final
@@ -201,7 +201,7 @@ class Asked:
 
 
 def ask(
-    scorer: Scorer, items: Sequence[Item], mode: ScoringMode, report: Report = lambda share, what: None
+    scorer: Scorer, items: Sequence[Item], mode: ScoringMode, report: Progress = lambda share, what: None
 ) -> Asked:
     """Ask every item."""
     before = scorer.truncated
@@ -233,7 +233,7 @@ def answer_metrics(answers: Sequence[Sequence[Answer]], mode: ScoringMode) -> di
     return metrics
 
 
-def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Report) -> dict[str, Score]:
+def _text_metrics(scorer: Scorer, items: Sequence[Item], report: Progress) -> dict[str, Score]:
     losses = []
     for number, item in enumerate(items, start=1):
         losses.append(scorer.text_loss(item.context))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,6 +14,7 @@ from maclaurin.inspection.contexts import Contexts
 from maclaurin.inspection.inspect_model import check_layers
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
 from maclaurin.models import MaclaurinForCausalLM
+from maclaurin.plain_data import significant
 
 #: kind and version of a file that the page accepts
 KIND, VERSION = "maclaurin-capture", 1
@@ -157,10 +157,4 @@ def capture(name: str, model: MaclaurinForCausalLM, contexts: Contexts, tokenize
 
 def _rounded(row: Tensor, digits: int) -> list[float]:
     """Numbers with this many significant digits, enough for the page."""
-    return [_significant(x, digits) for x in row.tolist()]
-
-
-def _significant(x: float, digits: int) -> float:
-    if x == 0 or not math.isfinite(x):
-        return x
-    return round(x, digits - 1 - math.floor(math.log10(abs(x))))
+    return [significant(x, digits) for x in row.tolist()]

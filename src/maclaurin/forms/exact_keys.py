@@ -264,18 +264,18 @@ def merge_exact(
     assert window is not None
     (count_a, moments_a, a), (count_b, moments_b, b) = first, second
     total = count_a + count_b
-    kept_a = _kept_keys(window, count_a, a, torch.zeros_like(count_a))
-    kept_b = _kept_keys(window, count_b, b, count_a)
-    decay_a = kept_a.log_decay
+    held_a = _held_keys(window, count_a, a, torch.zeros_like(count_a))
+    held_b = _held_keys(window, count_b, b, count_a)
+    decay_a = held_a.log_decay
     if decay_a is not None and log_decay is not None:
         decay_a = decay_a + log_decay[..., None]
         moments_a = moments_a * log_decay[..., None, None].exp()
-    number = torch.cat([kept_a.number, kept_b.number], dim=-1)  # [B, n]
-    k, v = torch.cat([kept_a.k, kept_b.k], -2), torch.cat([kept_a.v, kept_b.v], -2)
+    number = torch.cat([held_a.number, held_b.number], dim=-1)  # [B, n]
+    k, v = torch.cat([held_a.k, held_b.k], -2), torch.cat([held_a.v, held_b.v], -2)
     folded = (number >= window.sinks) & (number < (total - window.size)[:, None])
     decay = mass = None
-    if decay_a is not None and kept_b.log_decay is not None:
-        decay = torch.cat([decay_a, kept_b.log_decay], dim=-1)
+    if decay_a is not None and held_b.log_decay is not None:
+        decay = torch.cat([decay_a, held_b.log_decay], dim=-1)
         mass = decay.exp()
     wide_k, wide_v = k.to(moments_a.dtype), v.to(moments_a.dtype)
     leaving = Stream(wide_k[:, :, None], wide_k, wide_v, None, folded, mass)
@@ -302,7 +302,7 @@ def merge_exact(
 
 
 @dataclass(frozen=True)
-class _KeptKeys:
+class _HeldKeys:
     """Sinks and recent keys of one state as one list, numbered in the whole text."""
 
     k: Tensor
@@ -317,7 +317,7 @@ def _recent_numbers(window: Window, count: Tensor) -> Tensor:
     return torch.where(recent >= 0, recent, _NONE)
 
 
-def _kept_keys(window: Window, count: Tensor, exact: ExactKeys, before: Tensor) -> _KeptKeys:
+def _held_keys(window: Window, count: Tensor, exact: ExactKeys, before: Tensor) -> _HeldKeys:
     sinks = torch.arange(window.sinks, device=count.device).expand(count.shape[0], -1)
     recent = _recent_numbers(window, count)
     number = torch.cat(
@@ -331,7 +331,7 @@ def _kept_keys(window: Window, count: Tensor, exact: ExactKeys, before: Tensor) 
     if exact.recent_log_forget is not None and exact.sink_log_decay is not None:
         totals = exact.recent_log_forget.cumsum(-1)
         log_decay = torch.cat([exact.sink_log_decay, totals[..., -1:] - totals], dim=-1)
-    return _KeptKeys(
+    return _HeldKeys(
         torch.cat([exact.sink_k, exact.recent_k], dim=-2),
         torch.cat([exact.sink_v, exact.recent_v], dim=-2),
         number,

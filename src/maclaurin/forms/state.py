@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import new_file
 from maclaurin.forms.certificate import Certificate
 from maclaurin.forms.exact_keys import ExactKeys, merge_exact
@@ -371,13 +371,8 @@ def _nothing_yet(spec: AttentionSpec, like: Tensor, heads: int) -> Tensor | None
 
 
 def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise MaclaurinError(
-            "saving and loading states needs safetensors: pip install 'maclaurin[state]'."
-        ) from None
-    return safetensors
+    load_extra("safetensors.torch", "state", "saving and loading states")
+    return load_extra("safetensors", "state", "saving and loading states")
 
 
 def write_state(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

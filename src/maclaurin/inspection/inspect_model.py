@@ -5,7 +5,6 @@ An interrupted inspection continues where it stopped, from the sums in its folde
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 import shutil
@@ -35,7 +34,7 @@ from maclaurin.inspection.inspection_record import (
 )
 from maclaurin.layers.attention import AttentionLayer
 from maclaurin.layers.watch_attention import AttentionCall, attention_layers, watch_attention
-from maclaurin.machine import machine_facts
+from maclaurin.machine import provenance
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.modeling import with_attention
@@ -53,7 +52,7 @@ LONGEST_CONTEXT = 1024
 HEADS_COST = 15
 
 #: called with the share of the work done so far, and a description
-Report = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 
 @final
@@ -115,7 +114,7 @@ def inspect_model(
     settings: Settings,
     folder: InspectionFolder,
     *,
-    report: Report = lambda share, what: None,
+    report: Progress = lambda share, what: None,
 ) -> Inspection:
     """Measure a model on a text; progress is saved in `folder`, which must not belong to another model."""
     fingerprint = weights_fingerprint(model)
@@ -137,7 +136,7 @@ class _Work:
         contexts: Contexts,
         settings: Settings,
         folder: InspectionFolder,
-        report: Report,
+        report: Progress,
     ) -> None:
         self.name, self.model, self.fingerprint = name, model, fingerprint
         self.contexts, self.settings, self.folder = contexts, settings, folder
@@ -232,10 +231,9 @@ class _Work:
     def _inspection(
         self, tallies: list[Tally], ranks: Tensor, losses: dict[str, tuple[int, float]]
     ) -> Inspection:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         predicted = self.contexts.predicted
         return Inspection(
-            made={"date": now, **machine_facts()},
+            made=provenance(),
             model=self._model_record(),
             text=_text_record(self.contexts),
             orders=self.settings.orders,

@@ -1,27 +1,34 @@
 """Generate text token by token, keeping only the cache (generate() also keeps every token).
 
-`Conversation` does this turn by turn, with the chat template of an instruct model.
+`Conversation` does this turn by turn, with the chat template of an instruct model. `TextWriter` goes from
+text to text: it passes on each piece as it is generated, and measures the speed.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor
+from transformers import TextStreamer
 
 from maclaurin.errors import InputError
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.models.modeling import MaclaurinForCausalLM
 from maclaurin.models.recorded_step import RecordedStep, can_record, fixed_shapes
+from maclaurin.stop_request import StopRequest
 from maclaurin.wording import first_line
 
 #: for fewer steps, recording a CUDA graph costs more than it saves
 _STEPS_BEFORE_RECORDING = 8
+#: a streamer decodes a line again with each new token; lines with more tokens are decoded in pieces
+_MOST_DECODED_AGAIN = 256
 
 
 @final
@@ -199,3 +206,132 @@ class Conversation:
 
     def _written(self, messages: list[dict[str, str]]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+@dataclass
+class Figures:
+    """Tokens and seconds of the texts so far."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+@final
+class TextWriter:
+    """Continues texts, or answers messages, until an end token, the limit or Ctrl-C.
+
+    write       receives the text in pieces, as it is generated
+    state       file of a saved cache, from which every text continues
+    ends        tokens that end a text
+    """
+
+    def __init__(
+        self,
+        model: MaclaurinForCausalLM,
+        tokenizer: Any,
+        write: Callable[[str], None],
+        *,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        state: Path | None = None,
+        max_new_tokens: int = 200,
+        prefill_chunk: int | None = None,
+        ends: Collection[int] = (),
+    ) -> None:
+        self._model, self._tokenizer, self._write = model, tokenizer, write
+        self._sampling, self._seed, self._state = sampling, seed, state
+        self._most, self._chunk, self._ends = max_new_tokens, prefill_chunk, ends
+        self.figures = Figures()
+
+    def continue_text(self, prompt: str) -> Generation:
+        """Write what follows the prompt."""
+        generation = self._new()
+        self._add(generation, prompt)
+        self._write_text(generation)
+        return generation
+
+    def talk(self, messages: Iterable[str], system: str | None = None) -> Generation:
+        """Write an answer to each message of one conversation."""
+        generation = self._new()
+        conversation = Conversation(generation, self._tokenizer, system)
+        for message in messages:
+            conversation.ask(message)
+            self._write_text(generation)
+            if self.figures.interrupted:
+                break
+        return generation
+
+    def _new(self) -> Generation:
+        cache = None if self._state is None else MaclaurinCache.load(self._state, self._model)
+        return Generation(self._model, cache, self._sampling, self._seed)
+
+    def _add(self, generation: Generation, prompt: str) -> None:
+        """Add the prompt's tokens; a new text gets the tokens with which the tokenizer starts one."""
+        is_new = self._state is None
+        ids = self._tokenizer(prompt, add_special_tokens=is_new)["input_ids"] if prompt or is_new else []
+        begin = self._tokenizer.bos_token_id
+        if not ids and is_new and begin is not None:
+            ids = [begin]
+        if ids:
+            generation.add(torch.tensor([ids], dtype=torch.long))
+        if generation.pending is None:
+            raise InputError("there is nothing to continue: give a `prompt`.")
+        if generation.pending.shape[0] != 1:
+            raise InputError(
+                f"this state holds {generation.pending.shape[0]} texts; only one can be continued."
+            )
+
+    def _write_text(self, generation: Generation) -> None:
+        """Read the prompt, then write text until the end."""
+        figures, streamer = self.figures, PieceStreamer(self._tokenizer, self._write)
+        assert generation.pending is not None
+        figures.prompt_tokens += generation.pending.shape[1]
+        with StopRequest("SIGINT") as stop:
+            start = time.perf_counter()
+            for _ in generation.read(self._chunk):
+                if stop.is_set:
+                    break
+            begun = time.perf_counter()
+            figures.prompt_seconds += begun - start
+            for _ in range(self._most):
+                if stop.is_set:
+                    break
+                token = int(generation.step()[0])
+                figures.tokens += 1
+                if token in self._ends:
+                    break
+                streamer.put(torch.tensor([token]))
+            figures.seconds += time.perf_counter() - begun
+            figures.interrupted = stop.is_set
+        streamer.end()
+        self._write("\n")
+
+
+def end_tokens(model: MaclaurinForCausalLM, tokenizer: Any) -> set[int]:
+    """The tokens that end a text, by the model's generation config and by the tokenizer."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    several = configured if isinstance(configured, list) else [configured]
+    return {int(token) for token in [*several, tokenizer.eos_token_id] if token is not None}
+
+
+@final
+class PieceStreamer(TextStreamer):
+    """transformers' streamer, with a bound on how much of a long line it decodes again."""
+
+    def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        self._write = write
+
+    def put(self, value: Any) -> None:
+        """One more token."""
+        super().put(value)
+        held = self.token_cache
+        if len(held) >= _MOST_DECODED_AGAIN and not str(self.tokenizer.decode(held[-8:])).endswith("�"):
+            self.end()
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Pass on a piece of text."""
+        self._write(text)

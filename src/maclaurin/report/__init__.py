@@ -8,27 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from maclaurin.errors import MaclaurinError
+from maclaurin.errors import load_extra
 
 if TYPE_CHECKING:
     from maclaurin.report.write import Report, write_report
 
 __all__ = ["Report", "write_report"]
 
-#: modules of the extra
-NEEDED = ("scipy", "statsmodels", "altair", "vl_convert", "jinja2", "markupsafe", "numpy")
-
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from maclaurin.report import write
-    except ModuleNotFoundError as problem:
-        if problem.name is None or problem.name.split(".")[0] not in NEEDED:
-            raise
-        raise MaclaurinError(
-            f"a report needs {problem.name}: pip install 'maclaurin[report]'. Records can be written "
-            "and read without it."
-        ) from None
-    return getattr(write, name)
+    return getattr(load_extra("maclaurin.report.write", "report", "a report"), name)

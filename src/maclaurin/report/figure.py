@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
+
+from maclaurin.plain_data import finite
 
 if TYPE_CHECKING:
     import altair as alt
@@ -23,6 +24,8 @@ Row = dict[str, Any]
 #: Okabe and Ito's palette, darkened for white paper where needed
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8579b", "#c88a00", "#3a9bd9", "#7a6a00")
 INK = "#1b1f24"
+#: significant digits of the numbers of a chart, enough to draw
+DIGITS = 5
 
 #: for figures drawn with matplotlib
 DASHES = ("-", "--", ":", "-.")
@@ -94,7 +97,7 @@ class Sheet:
         import altair as alt
 
         name = f"data-{len(self._datasets)}"
-        self._datasets[name] = [_rounded(row) for row in rows]
+        self._datasets[name] = finite(list(rows), DIGITS)
         return alt.Chart(alt.NamedData(name))
 
     def figure(self, view: View) -> Figure:
@@ -151,18 +154,6 @@ def _config(colours: Mapping[str, str]) -> dict[str, Any]:
         "range": {"category": [colours[f"c{place}"] for place in range(len(PALETTE))]},
         "scale": {"invalid": {"color": {"value": colours["c1"]}}},  # colour of values that are not finite
     }  # fmt: skip
-
-
-def _rounded(value: Any) -> Any:
-    """The value with five digits, enough to draw; null if it is not finite.
-
-    Whole numbers that a script cannot hold exactly are rounded too: a state of order 80 has 5e30 bytes.
-    """
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) >= 1 << 53):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list) else value
 
 
 def _without_hover(spec: Any) -> Any:

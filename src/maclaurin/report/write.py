@@ -60,7 +60,7 @@ class Report:
 def write_report(paths: Sequence[Path], out: Path | None = None, *, pdf: bool = True) -> Report:
     """Read studies, write the page, tables and figures into a folder (next to the first study's records)."""
     studies = read_studies(paths)
-    analyses = analyse([with_present_claims(study, path) for path, study in studies])
+    analyses = analyse([with_current_claims(study, path) for path, study in studies])
     articles = study_articles(analyses)
     first = Path(paths[0])
     folder = out or (first if first.is_dir() else first.parent) / "report"
@@ -106,7 +106,7 @@ def _read(path: Path) -> StudyRecord:
     return study
 
 
-def with_present_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
+def with_current_claims(study: StudyRecord, path: Path) -> tuple[StudyRecord, str]:
     """The study with the claims, waterfalls and ladder of its current study.py, and the name of that file.
 
     It is the file next to the records, else the one the study was run from. Records without either, or whose

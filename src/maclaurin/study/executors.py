@@ -24,8 +24,8 @@ from typing import Protocol, final
 import torch
 
 from maclaurin.errors import InputError
-from maclaurin.study.pool import Pool, PoolEntry, Workplace
-from maclaurin.study.progress import RunProgress, read_progress
+from maclaurin.study.pool import Pool, PoolEntry, RunPlace
+from maclaurin.study.run_progress import RunProgress, read_progress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import INPUT_ERROR, Job, work_in_child
 
@@ -64,7 +64,7 @@ class Executor(Protocol):
         """How many more runs it can take now."""
         ...
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Start a run."""
         ...
 
@@ -164,7 +164,7 @@ class LocalExecutor:
         """Slots without a process."""
         return self._workers - len(self._running)
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Start a process for this run."""
         taken = {running.slot for running in self._running.values()}
         slot = next(i for i in range(self._workers) if i not in taken)
@@ -269,7 +269,7 @@ class TorchrunExecutor:
         """1 if no run is in progress, else 0."""
         return 0 if self._running else 1
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Start torchrun in its own session, with its output in the run's log."""
         entry = Pool(Path(place.pool)).entry(record.key)
         entry.path.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, final
 
 from maclaurin.code_version import code_version
-from maclaurin.plain_data import to_plain, write_json
+from maclaurin.plain_data import read_or_none, to_plain, write_json
 from maclaurin.study.executors import without_main_module
 from maclaurin.study.run_record import FormsRecord
 
@@ -50,13 +49,12 @@ def measure_forms() -> FormsRecord:
 
 def read_forms(path: Path) -> FormsRecord | None:
     """The measurement of this version of the code; None if there is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["code"] != code_version():
-            return None
-        return FormsRecord(agreement=tuple(data["agreement"]), series=tuple(data["series"]))
-    except (OSError, ValueError, KeyError):
-        return None
+    return read_or_none(FormsRecord, path, _require_this_code)
+
+
+def _require_this_code(data: dict[str, Any]) -> None:
+    if data.pop("code") != code_version():
+        raise ValueError("measured with another version of the code")
 
 
 @final

@@ -120,7 +120,7 @@ class Pool:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
+class RunPlace:
     """Where and how a run of a study is trained; nothing here changes its numbers.
 
     pool           folder of the pool, absolute

@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
-from maclaurin.study.pool import Pool, Workplace
-from maclaurin.study.progress import RunProgress
+from maclaurin.study.pool import Pool, RunPlace
+from maclaurin.study.run_progress import RunProgress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
@@ -32,11 +32,7 @@ SECONDS_TO_ANSWER = 10.0
 def require_ray() -> Any:
     """The ray module; raises with the install command if it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise MaclaurinError("--executor ray needs ray: pip install 'maclaurin[ray]'.") from None
-    return ray
+    return load_extra("ray", "ray", "executor ray")
 
 
 @final
@@ -83,7 +79,7 @@ class RayExecutor:
         """How many more tasks can start now."""
         return self._workers - len(self._running)
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Start a task for this run."""
         # tasks go to any node, so how many share one is unknown
         job = Job(record=record, place=dataclasses.replace(place, study_lock=None, runs_at_once=None))

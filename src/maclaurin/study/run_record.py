@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 from maclaurin.code_version import FREE_KEYS
-from maclaurin.plain_data import digest, from_plain, read_record, write_json
+from maclaurin.plain_data import digest, read_or_none, read_record, significant, write_json
 from maclaurin.study.claims import AnyClaim
 from maclaurin.study.shapley import Waterfall
 
@@ -29,6 +28,8 @@ SETTLED: tuple[Status, ...] = ("finished", "diverged", "crashed")
 
 MOST_POINTS = 200
 MOST_POSITIONS = 64
+#: significant digits of points of a curve, more than any figure shows
+DIGITS = 6
 
 
 class Label(NamedTuple):
@@ -400,10 +401,7 @@ def write_run(record: RunRecord, path: Path) -> None:
 
 def read_run(path: Path) -> RunRecord | None:
     """The record of one run; None if it is missing or cannot be read: the run is repeated."""
-    try:
-        return from_plain(RunRecord, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return read_or_none(RunRecord, path)
 
 
 # ----------------------------------------------------------------------------------------- curves
@@ -412,7 +410,7 @@ def read_run(path: Path) -> RunRecord | None:
 def thinned(points: Sequence[tuple[int, float]], most: int = MOST_POINTS) -> tuple[tuple[int, float], ...]:
     """At most `most` points: the mean of each part of the curve, at its last step; finite values only."""
     kept = [point for point in points if math.isfinite(point[1])]
-    return tuple((part[-1][0], _rounded(sum(y for _, y in part) / len(part))) for part in _parts(kept, most))
+    return tuple((part[-1][0], _mean([y for _, y in part])) for part in _parts(kept, most))
 
 
 def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None], ...]:
@@ -420,7 +418,7 @@ def by_position(losses: Sequence[float | None]) -> tuple[tuple[int, float | None
     found = []
     for part in _parts(list(enumerate(losses)), MOST_POSITIONS):
         scored = [y for _, y in part if y is not None and math.isfinite(y)]
-        found.append((part[0][0], _rounded(sum(scored) / len(scored)) if scored else None))
+        found.append((part[0][0], _mean(scored) if scored else None))
     return tuple(found)
 
 
@@ -431,6 +429,5 @@ def _parts(points: list[Any], most: int) -> list[list[Any]]:
     return [points[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rounded(value: float) -> float:
-    """Six digits: more than any figure shows."""
-    return float(f"{value:.6g}")
+def _mean(values: Sequence[float]) -> float:
+    return significant(sum(values) / len(values), DIGITS)

@@ -21,6 +21,7 @@ from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
+from maclaurin.study.live_table import View
 from maclaurin.study.plan_runs import (
     INSTALLED_TORCH,
     Sources,
@@ -31,7 +32,7 @@ from maclaurin.study.plan_runs import (
     waiting,
     with_seeds,
 )
-from maclaurin.study.pool import Pool, Workplace, study_lock
+from maclaurin.study.pool import Pool, RunPlace, study_lock
 from maclaurin.study.run_record import (
     FILE,
     CellRecord,
@@ -52,7 +53,6 @@ from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.timing import is_cheap, measure, require_local, subject_of, to_measure
 from maclaurin.study.tune import known_rates, learning_rates
-from maclaurin.study.view import View
 from maclaurin.wording import listed_names
 
 SECONDS_FOR_FORMS = 120.0
@@ -147,7 +147,7 @@ def run(
             slurm=slurm,
         )
         shared = Pool(prepared.pool)
-        place = Workplace(
+        place = RunPlace(
             pool=str(shared.root),
             marker=shared.marker(),
             study_lock=str((folder / "lock").absolute()),

@@ -11,12 +11,12 @@ from typing import final
 from maclaurin.errors import InputError
 from maclaurin.stop_request import StopRequest
 from maclaurin.study.executors import Executor, Result
+from maclaurin.study.live_table import Overview, Row, RowStatus, View
 from maclaurin.study.metrics import task_of
 from maclaurin.study.plan_runs import INSTALLED_TORCH
-from maclaurin.study.pool import SECONDS_TO_SAVE, Pool, Workplace
-from maclaurin.study.progress import RunProgress, read_progress
+from maclaurin.study.pool import SECONDS_TO_SAVE, Pool, RunPlace
+from maclaurin.study.run_progress import RunProgress, read_progress
 from maclaurin.study.run_record import SETTLED, Label, NextRuns, Plan, RunRecord, Status
-from maclaurin.study.view import Overview, Row, RowStatus, View
 from maclaurin.study.worker import from_folder
 
 POLL_SECONDS = 0.5
@@ -35,7 +35,7 @@ class Session:
     def __init__(
         self,
         executor: Executor,
-        place: Workplace,
+        place: RunPlace,
         view: View,
         *,
         retry: bool = False,
@@ -125,7 +125,7 @@ class Session:
                 f"{self._elsewhere} is installed, or leave out the version."
             )
 
-    def _submit(self, state: _State, place: Workplace) -> bool:
+    def _submit(self, state: _State, place: RunPlace) -> bool:
         """Submit waiting runs while the executor has free slots; not those that another study is training."""
         free, changed = self._executor.free(), False
         for key in list(state.waiting):
@@ -262,7 +262,7 @@ class _State:
             step=progress.step if progress else 0,
             seconds=progress.seconds if progress else None,
             message=result.problem,
-            place=Workplace(pool=str(self._pool.root)),
+            place=RunPlace(pool=str(self._pool.root)),
         )
         if not result.is_input_error:
             entry.write(record)

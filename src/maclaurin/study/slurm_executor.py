@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any, final
 
-from maclaurin.errors import InputError, MaclaurinError
+from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.plain_data import from_plain, to_plain
 from maclaurin.study.executors import Result
-from maclaurin.study.pool import Pool, PoolEntry, Workplace
-from maclaurin.study.progress import RunProgress, read_progress
+from maclaurin.study.pool import Pool, PoolEntry, RunPlace
+from maclaurin.study.run_progress import RunProgress, read_progress
 from maclaurin.study.run_record import RunRecord
 from maclaurin.study.worker import Job, work
 
@@ -26,11 +26,7 @@ DEFAULT_MINUTES = 24 * 60
 
 def require_submitit() -> Any:
     """The submitit module; raises with the install command if it is missing."""
-    try:
-        import submitit
-    except ImportError:
-        raise MaclaurinError("--executor slurm needs submitit: pip install 'maclaurin[slurm]'.") from None
-    return submitit
+    return load_extra("submitit", "slurm", "executor slurm")
 
 
 def read_options(text: str) -> tuple[str | None, dict[str, Any]]:
@@ -84,7 +80,7 @@ class SlurmExecutor:
         """How many more jobs can be queued."""
         return self._workers - len(self._running)
 
-    def submit(self, record: RunRecord, place: Workplace) -> None:
+    def submit(self, record: RunRecord, place: RunPlace) -> None:
         """Queue a job for this run."""
         entry = Pool(Path(place.pool)).entry(record.key)
         entry.path.mkdir(parents=True, exist_ok=True)

@@ -66,8 +66,8 @@ def _stand_in(data: str, folder: Path) -> str:
 
 def _write_parquet(file: Path) -> None:
     """Documents of random words in a column `text`, beside a column that is to be ignored."""
-    arrow = load_extra("pyarrow", "a stand-in for a data set of the hub", "use data=stdlib")
-    parquet = load_extra("pyarrow.parquet", "a stand-in for a data set of the hub", "use data=stdlib")
+    arrow = load_extra("pyarrow", "data", "a stand-in for a data set of the hub", "use data=stdlib")
+    parquet = load_extra("pyarrow.parquet", "data", "a stand-in for a data set of the hub", "use data=stdlib")
     dice = random.Random(0)
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(500)]
     rows = [

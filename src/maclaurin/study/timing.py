@@ -103,8 +103,7 @@ def _measure_all(
 def measure_one(subject: str, settings: Mapping[str, Any]) -> Speed:
     """Train a few steps in a temporary folder."""
     from maclaurin.progress_bar import Display
-    from maclaurin.study.pool import Workplace
-    from maclaurin.study.worker import provenance
+    from maclaurin.study.worker import where_made
     from maclaurin.training.batches import open_data
     from maclaurin.training.config import config_from
     from maclaurin.training.processes import join, leave
@@ -122,7 +121,7 @@ def measure_one(subject: str, settings: Mapping[str, Any]) -> Speed:
             outcome = trainer.run(display=Display())
     finally:
         leave()
-    facts = provenance(Workplace(pool="", runs_at_once=1))
+    facts = where_made(runs_at_once=1)
     return Speed(
         tokens_per_second=outcome.tokens_per_second,
         subject=subject,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, final
 
 from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.plain_data import digest, read_record, write_json
+from maclaurin.plain_data import digest, read_record, significant, write_json
 from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import source_name
 from maclaurin.study.metrics import metric_named
@@ -316,7 +316,7 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 def _tidy(value: float) -> float:
     """Rounded, without binary floating-point noise."""
-    return float(f"{value:.6g}")
+    return significant(value, 6)
 
 
 def tune_study(

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import json
 import math
 import os
 import signal
@@ -30,12 +28,12 @@ from maclaurin.errors import InputError, MaclaurinError
 from maclaurin.evaluation.evaluate import ask_run
 from maclaurin.evaluation.results import TaskResult
 from maclaurin.extensions import load_entry_points, load_extension
-from maclaurin.machine import machine_facts
-from maclaurin.plain_data import from_plain, write_json
+from maclaurin.machine import provenance
+from maclaurin.plain_data import read_value, write_json
 from maclaurin.study.metrics import task_number
 from maclaurin.study.plan_runs import INSTALLED_TORCH
-from maclaurin.study.pool import Pool, PoolEntry, Workplace, end_with_study
-from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
+from maclaurin.study.pool import Pool, PoolEntry, RunPlace, end_with_study
+from maclaurin.study.run_progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Run, RunRecord, Status, by_position, thinned
 from maclaurin.training.batches import open_data
 from maclaurin.training.config import config_from
@@ -44,13 +42,15 @@ from maclaurin.training.processes import Processes, join, leave
 from maclaurin.training.run_folder import RunFolder, read_records
 from maclaurin.training.trainer import Trainer
 
-Report = Callable[[RunProgress], None]
+OnProgress = Callable[[RunProgress], None]
 
 #: exit code for wrong input
 INPUT_ERROR = 2
 
 #: version of the loaded code; files may be edited while a study runs
 CODE = code_version()
+#: of the provenance, what describes the machine
+MACHINE = ("platform", "processor", "cores", "threads", "gpu")
 #: kind of a line in records.jsonl → prefix of its numbers
 CURVES = {"test": "", "validation": "validation_"}
 FINALS = {"final": "", "final-validation": "validation_"}
@@ -64,7 +64,7 @@ class Job:
     """The input of a worker: a waiting run, and where to train it."""
 
     record: RunRecord
-    place: Workplace
+    place: RunPlace
     gpu: str | None = None
 
     def write(self, path: Path) -> None:
@@ -74,10 +74,10 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         """The job of a file."""
-        return from_plain(cls, json.loads(path.read_text(encoding="utf-8")))
+        return read_value(cls, path)
 
 
-def work(job: Job, report: Report | None = None) -> RunRecord | None:
+def work(job: Job, report: OnProgress | None = None) -> RunRecord | None:
     """Train the run in its pool; returns its record, or None if it was asked to stop.
 
     If another process is training the same run, wait for it and take its result.
@@ -107,11 +107,11 @@ def work(job: Job, report: Report | None = None) -> RunRecord | None:
 
 def _train(
     waiting: RunRecord,
-    place: Workplace,
+    place: RunPlace,
     source: Source,
     entry: PoolEntry,
     processes: Processes,
-    report: Report | None,
+    report: OnProgress | None,
 ) -> RunRecord | None:
     config = config_from(waiting.run.config)
     before = read_progress(entry.progress)
@@ -190,7 +190,7 @@ def from_folder(
     *,
     step: int,
     seconds: float | None,
-    place: Workplace,
+    place: RunPlace,
     message: str | None = None,
 ) -> RunRecord:
     """The record of a run: what its folder holds, and how it ended."""
@@ -209,7 +209,7 @@ def from_folder(
         curves=_curves(lines),
         loss_by_position=by_position(last.get("loss_by_position", ())),
         seconds=seconds,
-        provenance={**waiting.provenance, **provenance(place)},
+        provenance={**waiting.provenance, **where_made(place.runs_at_once)},
     )
 
 
@@ -235,22 +235,12 @@ def _facts(answer: TaskResult) -> dict[str, Any]:
     return {**{name: getattr(answer, name) for name in names}, "errors": errors}
 
 
-def provenance(place: Workplace) -> dict[str, Any]:
-    """Commit, machine, versions and date of a result."""
-    facts = machine_facts()
-    return {
-        "commit": facts["commit"],
-        "code": CODE,
-        "machine": {
-            "platform": facts["platform"],
-            "cores": os.cpu_count(),
-            "threads": facts["threads"],
-            "gpu": facts["gpu"],
-        },
-        "runs_at_once": place.runs_at_once,
-        "versions": {"python": facts["python"], **facts["versions"]},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+def where_made(runs_at_once: int | None) -> dict[str, Any]:
+    """`provenance` as records of runs hold it: the machine as one entry."""
+    facts = provenance()
+    machine = {name: facts.pop(name) for name in MACHINE}
+    versions = {"python": facts.pop("python"), **facts.pop("versions")}
+    return {**facts, "code": CODE, "machine": machine, "versions": versions, "runs_at_once": runs_at_once}
 
 
 def _metrics(line: Mapping[str, Any]) -> dict[str, float]:
@@ -294,7 +284,7 @@ def _is_finite(value: Any) -> bool:
 # ------------------------------------------------------------------------------------- small steps
 
 
-def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) -> Report:
+def _reporting(entry: PoolEntry, processes: Processes, report: OnProgress | None) -> OnProgress:
     """Report to the file in the pool and to `report`, from the first process only."""
 
     def pass_on(progress: RunProgress) -> None:
@@ -306,7 +296,7 @@ def _reporting(entry: PoolEntry, processes: Processes, report: Report | None) ->
     return pass_on
 
 
-def _set_tracker_names(place: Workplace) -> None:
+def _set_tracker_names(place: RunPlace) -> None:
     """Set what wandb.init reads: the study as group, the name of the run, and whether it tunes."""
     names = {"WANDB_RUN_GROUP": place.group, "WANDB_NAME": place.run_name, "WANDB_JOB_TYPE": place.job_type}
     os.environ.update({name: value for name, value in names.items() if value and place.group})

@@ -9,6 +9,8 @@ optimizer_step  gradients, learning rate, AdamW, and the check for divergence
 compiling       torch.compile of that step
 checkpoint      the checkpoints of a run
 run_folder      its other files, and records of every step
+rate_sweep      one short run at several learning rates
+trackers        TensorBoard and Weights & Biases
 processes       several processes under torchrun
 estimate        the cost of a run, without running it
 """

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import json
 import os
 import pickle
 import random
@@ -39,11 +38,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from maclaurin.errors import MaclaurinError
 from maclaurin.files import flush_folder, sha256
-from maclaurin.plain_data import from_plain, read_json, write_json
+from maclaurin.plain_data import read_json, read_or_none, read_value, write_json
 from maclaurin.training.processes import Processes
 
 #: with less free space than this, a failed write is reported as a full disk (libraries hide the errno)
 _LEAST_FREE = 1 << 20
+PROGRESS = "progress.json"
 
 
 class CheckpointError(MaclaurinError):
@@ -104,7 +104,7 @@ class CheckpointStore:
         torch.save(_random_states(), folder / f"random-{self.processes.rank}.pt")
         self.processes.wait()
         if self.processes.is_first:
-            write_json(folder / "progress.json", progress, indent=None)
+            write_json(folder / PROGRESS, progress, indent=None)
             _write_manifest(folder)
 
     def _unwritable(self, problem: BaseException) -> CheckpointError:
@@ -161,7 +161,7 @@ class CheckpointStore:
         own = path / f"random-{self.processes.rank}.pt"
         if own.is_file():
             _restore_random_states(torch.load(own, weights_only=True))
-        return _read_progress(path)
+        return read_value(Progress, path / PROGRESS)
 
     def best(self) -> int | None:
         """The step with the smallest validation loss, of those that were evaluated at their own step."""
@@ -172,13 +172,8 @@ class CheckpointStore:
         return self.folder / f"step-{step:08d}"
 
     def _validation_loss(self, step: int) -> float | None:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return _read_progress(self._path(step)).validation_loss
-        return None
-
-
-def _read_progress(path: Path) -> Progress:
-    return from_plain(Progress, json.loads((path / "progress.json").read_bytes()))
+        progress = read_or_none(Progress, self._path(step) / PROGRESS)
+        return None if progress is None else progress.validation_loss
 
 
 # ------------------------------------------------------------------------------------------- tensors

@@ -18,7 +18,7 @@ from maclaurin.data.recall_rows import MixedRows
 from maclaurin.data.source import Source
 from maclaurin.data.text_source import TextSource
 from maclaurin.data.text_tokenizers import BytePairs, Bytes, HubTokenizer, Tokenizer
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, load_extra
 from maclaurin.files import new_folder
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.models.model_folder import (
@@ -98,11 +98,8 @@ def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = No
     Every other module of attention (gates, norms of queries and keys, convolutions) is trained in full and
     saved with the adapters.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError:
-        raise InputError("lora needs PEFT: pip install 'maclaurin[lora]'.") from None
-    settings = LoraConfig(
+    peft = load_extra("peft", "lora", "`lora`")
+    settings = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=rank,
         lora_alpha=ADAPTER_SCALE * rank,
@@ -110,7 +107,7 @@ def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = No
         modules_to_save=_trained_in_full(model) or None,
         base_model_name_or_path=start,
     )
-    return get_peft_model(model, settings)  # type: ignore[arg-type]
+    return peft.get_peft_model(model, settings)
 
 
 def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:

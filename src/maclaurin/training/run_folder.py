@@ -8,25 +8,24 @@ of a study also has record.json, its result. `find_runs` lists the runs below a 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from maclaurin.code_version import FREE_KEYS
 from maclaurin.errors import InputError
 from maclaurin.extensions import extensions_of
 from maclaurin.files import LockedError, is_locked, locked, write_file
-from maclaurin.machine import machine_facts
+from maclaurin.machine import provenance
 from maclaurin.plain_data import read_json, write_json
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.training.config import TrainConfig
+from maclaurin.training.trackers import Tracker
 
 #: settings that may differ between a run and its resumption
 MAY_DIFFER = (*FREE_KEYS, "device", "test")
@@ -98,7 +97,7 @@ class RunFolder:
         """Write the first files of a run, the config last."""
         own = extensions_of(spec for text in config.attention for spec in specs_in(text))
         imports = [found.shown for found in own]
-        write_json(self.machine, {**machine_facts(), "data": data, "imports": imports})
+        write_json(self.machine, {**provenance(), "data": data, "imports": imports})
         write_json(self.config, config.to_dict())
 
     def imports(self) -> list[str]:
@@ -238,19 +237,7 @@ def _changed(folder: Path) -> float:
     return max((file.stat().st_mtime for file in folder.iterdir() if file.is_file()), default=0.0)
 
 
-# -------------------------------------------- records and trackers
-
-
-class Tracker(Protocol):
-    """A service that receives every record."""
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Receive one record."""
-        ...
-
-    def close(self) -> None:
-        """Finish, after the last record."""
-        ...
+# ------------------------------------------------------------------------------------------ records
 
 
 class Records:
@@ -291,72 +278,3 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return records
-
-
-#: tracker → the module it needs
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}
-
-
-def require_trackers(names: tuple[str, ...]) -> None:
-    """Raise before anything is written if a tracker is unknown or not installed."""
-    for name in names:
-        if name not in TRACKERS:
-            raise InputError(f"there is no tracker {name!r}; trackers are {', '.join(TRACKERS)}.")
-        if importlib.util.find_spec(TRACKERS[name]) is None:
-            raise InputError(f"the tracker {name} needs: pip install {TRACKERS[name]}.")
-
-
-def make_trackers(
-    names: tuple[str, ...], folder: Path, config: dict[str, Any], resume_at: int | None
-) -> list[Tracker]:
-    """TensorBoard and Weights & Biases; a resumed run continues the same curves."""
-    makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
-    return [makers[name](folder, config, resume_at) for name in names]
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path, config: dict[str, Any], resume_at: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(
-            str(folder / "tensorboard"), purge_step=None if resume_at is None else resume_at + 1
-        )
-
-    def write(self, record: dict[str, Any]) -> None:
-        for name, value in _numbers(record):
-            self._writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _WandB:
-    def __init__(self, folder: Path, config: dict[str, Any], resume_at: int | None) -> None:
-        import wandb  # type: ignore[import-not-found]
-
-        name = folder / "wandb_id.txt"
-        if resume_at is None or not name.is_file():
-            write_file(name, secrets.token_hex(4))
-        self._run = wandb.init(
-            project="maclaurin",
-            name=os.environ.get("WANDB_NAME") or folder.name,
-            dir=str(folder),
-            config=config,
-            id=name.read_text(encoding="utf-8"),
-            resume="allow",
-        )
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._run.log(dict(_numbers(record)), step=record["step"])
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def _numbers(record: dict[str, Any]) -> list[tuple[str, float]]:
-    kind = record["kind"]
-    return [
-        (f"{kind}/{n}", v)
-        for n, v in record.items()
-        if isinstance(v, int | float) and n not in ("step", "kind")
-    ]

@@ -44,7 +44,8 @@ from maclaurin.training.optimizer_step import (
     problem_with,
 )
 from maclaurin.training.processes import Processes, join, leave
-from maclaurin.training.run_folder import Records, RunFolder, make_trackers, read_records, require_trackers
+from maclaurin.training.run_folder import Records, RunFolder, read_records
+from maclaurin.training.trackers import make_trackers, require_trackers
 
 STOPPING = "stopping after this step; Ctrl-C again stops at once"
 

@@ -33,7 +33,7 @@ def test_every_case_is_in_the_file_with_what_it_was_measured_on(out):
     assert {case.status for case in bench.cases} == {"measured"}
     assert bench.roofs == ROOFS
     assert bench.made["commit"]
-    assert bench.made["torch"]
+    assert bench.made["versions"]["torch"]
     assert len(bench.made["code"]) == 64
     assert all(case.date and case.seconds > 0 for case in bench.cases)
     data = json.loads(out.read_text())["cases"][0]
@@ -86,8 +86,8 @@ def test_measured_again_a_case_is_replaced_and_the_others_stay(out):
 
 def test_cases_of_another_code_are_not_kept(out, monkeypatch):
     BenchRun(CASES[:1], SETTING, out, resume=False).run(None)
-    known = running.full_stamp()
-    monkeypatch.setattr(running, "full_stamp", lambda: {**known, "code": "another"})
+    known = running.provenance()
+    monkeypatch.setattr(running, "provenance", lambda packages: {**known, "code": "another"})
     again = BenchRun(CASES[1:2], SETTING, out, resume=True)
     assert any("from another machine, code or shape" in line for line in again.notes)
     assert [case.name for case in again.run(None).record.cases] == NAMES[1:2]

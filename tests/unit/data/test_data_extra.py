@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from maclaurin.data import DataError
+from maclaurin.errors import MissingExtraError
 
 OPTIONAL = ["tokenizers", "datasets", "pyarrow", "zstandard", "transformers", "huggingface_hub"]
 
@@ -20,20 +20,21 @@ def _no_optional_libraries(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "tokenizer", "message"),
     [
-        ("a.txt", "bpe:4096", "bpe tokenizer needs the library tokenizers.*or use tokenizer=bytes"),
-        ("a.txt", "hf:gpt2", "needs the library transformers.*or use tokenizer=bytes"),
-        ("a.txt.zst", "bytes", r"reading \.zst files needs the library zstandard.*or use \.gz"),
-        ("a.parquet", "bytes", r"reading \.parquet files needs the library pyarrow.*or use \.jsonl"),
-        ("hf:", "bytes", "needs the library datasets"),
-        ("fineweb", "bytes", "needs the library huggingface_hub"),
+        ("a.txt", "bpe:4096", "bpe tokenizer needs tokenizers.*or use tokenizer=bytes"),
+        ("a.txt", "hf:gpt2", "needs transformers.*or use tokenizer=bytes"),
+        ("a.txt.zst", "bytes", r"reading \.zst files needs zstandard.*or use \.gz"),
+        ("a.parquet", "bytes", r"reading \.parquet files needs pyarrow.*or use \.jsonl"),
+        ("hf:", "bytes", "needs datasets"),
+        ("fineweb", "bytes", "needs huggingface_hub"),
     ],
 )
 def test_each_missing_library_is_named_with_its_extra(open_data, tmp_path, data, tokenizer, message):
     (tmp_path / data).write_bytes(b"text")
     where = {"hf:": f"hf:{tmp_path}", "fineweb": "fineweb"}.get(data, str(tmp_path / data))
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(MissingExtraError, match=message) as caught:
         open_data(data=where, tokenizer=tokenizer)
-    assert "pip install 'maclaurin[data]'" in str(caught.value)
+    extra = "models" if tokenizer == "hf:gpt2" else "data"
+    assert f"pip install 'maclaurin[{extra}]'" in str(caught.value)
 
 
 def test_what_needs_no_extra_works_without(open_data, tmp_path):

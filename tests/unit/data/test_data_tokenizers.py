@@ -19,6 +19,7 @@ from maclaurin.data.text_tokenizers import (
     open_hub_tokenizer,
     train_byte_pairs,
 )
+from maclaurin.errors import MissingExtraError
 
 SPLITTER = DocumentSplitter(Fractions(validation=0.2, test=0.2))
 plain_text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -138,7 +139,7 @@ def test_a_corpus_with_few_pairs_makes_a_smaller_vocabulary(corpus, tmp_path):
 
 def test_without_the_library_the_error_says_what_to_do(open_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(DataError, match=r"pip install 'maclaurin\[data\]', or use tokenizer=bytes"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'maclaurin\[data\]', or use tokenizer=bytes"):
         open_data(tokenizer="bpe:4096")
     assert open_data(tokenizer="bytes").vocab_size == 257
 

@@ -13,7 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from maclaurin.errors import InputError
-from maclaurin.evaluation.eval_task import asked_task
+from maclaurin.evaluation.eval_task import task_named
 from maclaurin.evaluation.harness import (
     AnsweringModel,
     ask_harness_task,
@@ -122,7 +122,7 @@ def test_non_finite_output_is_counted(model):
     ],
 )
 def test_our_tasks_give_the_same_scores_with_and_without_the_harness(model, name):
-    task = asked_task(name)
+    task = task_named(name)
     items = list(islice(task.task.items(Prose.embedded(), 0), 4))
     tokenizer = as_fast_tokenizer(byte_tokenizer())
     alone = ask(Scorer(model, tokenizer, 4000), items, task.mode)
@@ -135,11 +135,11 @@ def test_our_tasks_give_the_same_scores_with_and_without_the_harness(model, name
 
 
 def test_perplexity_is_the_same_with_and_without_the_harness(model):
-    from maclaurin.evaluation.eval_task import AskedTask, Item
-    from maclaurin.evaluation.word_tasks import HeldOutText
+    from maclaurin.evaluation.eval_task import Item, TaskInMode
+    from maclaurin.evaluation.text_tasks import HeldOutText
 
     items = [Item("def f(x):\n    return x\n"), Item("y = 1\nz = 2\n")]
-    task = AskedTask(HeldOutText(), "text")
+    task = TaskInMode(HeldOutText(), "text")
     tokenizer = as_fast_tokenizer(byte_tokenizer())
     alone = ask(Scorer(model, tokenizer, 4000), items, "text").metrics
     asked = AnsweringModel(model, tokenizer, 2, 4000)
@@ -156,7 +156,7 @@ def test_no_library_is_patched_or_left_quiet(model, capfd):
 
     begin, level = vars(tqdm)["__init__"], logging.getLogger("lm_eval").level
     during = []
-    task = asked_task("maclaurin_recall_64")
+    task = task_named("maclaurin_recall_64")
     items = list(islice(task.task.items(Prose.embedded(), 0), 2))
     asked = AnsweringModel(model, as_fast_tokenizer(byte_tokenizer()), 2, 4000)
     capfd.readouterr()

@@ -10,17 +10,18 @@ from maclaurin.data.recall_rows import NAMES, WORDS
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query, TextTask, eval_task, register
 from maclaurin.evaluation.eval_task import (
-    AskedTask,
-    asked_task,
+    TaskInMode,
     groups,
     is_ours,
     items_digest,
     kinds,
     listed_tasks,
     members,
+    task_named,
 )
+from maclaurin.evaluation.needles import CommonWords
 from maclaurin.evaluation.prose import CHARACTERS_PER_TOKEN, Prose, draws_for, take
-from maclaurin.evaluation.word_tasks import CommonWords, HeldOutText, Lines
+from maclaurin.evaluation.text_tasks import HeldOutText, Lines
 
 PROSE = Prose.embedded()
 NEEDLES = ("needle", "multikey", "multiquery", "multivalue", "variables")
@@ -39,7 +40,7 @@ def smallest(kind):
 
 @pytest.mark.parametrize("kind", kinds())
 def test_items_follow_from_the_seed_alone(kind, monkeypatch):
-    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [LINES, CODE])
+    monkeypatch.setattr("maclaurin.evaluation.text_tasks.held_out_sources", lambda: [LINES, CODE])
     found = [items_digest(items(kind, smallest(kind), 3, seed)) for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
 
@@ -189,7 +190,7 @@ LINES = "".join(f"x{n} = {n}  # a line of a file\n" for n in range(600))
 
 
 def test_perplexity_texts_are_complete_lines_of_held_out_files(monkeypatch):
-    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [LINES, "short = 1\n"])
+    monkeypatch.setattr("maclaurin.evaluation.text_tasks.held_out_sources", lambda: [LINES, "short = 1\n"])
     texts = [item.context for item in HeldOutText().items(PROSE, 0)]
     assert sorted(texts, key=LINES.index) == sorted(set(texts), key=LINES.index)
     assert all(text in LINES and text.endswith("\n") for text in texts)
@@ -203,7 +204,7 @@ CODE = "".join(
 
 
 def test_lines_are_cut_in_two_and_each_end_is_asked_after_all_beginnings(monkeypatch):
-    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [CODE, "", "x = 1\n"])
+    monkeypatch.setattr("maclaurin.evaluation.text_tasks.held_out_sources", lambda: [CODE, "", "x = 1\n"])
     found = items("lines", 32, number=100)
     assert len(found) == Lines.most_of_a_file
     for item in found:
@@ -230,7 +231,7 @@ def test_held_out_lines_are_enough_for_a_thousand_questions():
 
 def test_tables_of_numbers_are_not_asked(monkeypatch):
     table = "".join(f"    0x{n:04x}: 0x{n + 3:04x},     #  LATIN LETTER NUMBER {n}\n" for n in range(300))
-    monkeypatch.setattr("maclaurin.evaluation.word_tasks.held_out_sources", lambda: [table])
+    monkeypatch.setattr("maclaurin.evaluation.text_tasks.held_out_sources", lambda: [table])
     assert items("lines", 32) == []
 
 
@@ -306,17 +307,17 @@ def test_texts_that_cannot_be_used(tmp_path, content, words):
 
 @pytest.mark.parametrize("task", listed_tasks(), ids=lambda task: task.name)
 def test_a_task_is_found_by_its_name(task):
-    assert asked_task(task.name) == task
+    assert task_named(task.name) == task
     assert is_ours(task.name)
     assert members(task.name) == (task.name,)
     assert task.measures
 
 
 def test_any_size_has_a_name():
-    task = asked_task("maclaurin_multikey_5000_exact")
+    task = task_named("maclaurin_multikey_5000_exact")
     assert (task.task.size, task.mode, task.chance) == (5000, "written", 1 / len(WORDS))
-    assert asked_task("maclaurin_recall_77").chance == 0.25
-    assert asked_task("hellaswag") is None
+    assert task_named("maclaurin_recall_77").chance == 0.25
+    assert task_named("hellaswag") is None
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_unknown_task_names_are_explained(name, words):
 def test_groups_hold_tasks():
     for group, names in groups().items():
         assert names
-        assert all(asked_task(name) for name in names), group
+        assert all(task_named(name) for name in names), group
     assert len(groups()["maclaurin_ruler"]) == 6 * 3
 
 
@@ -358,5 +359,5 @@ def test_a_task_of_ones_own(monkeypatch):
         def items(self, prose, seed):
             yield Item("one two one\n", (Query("one", ("two", "three"), (0,)),))
 
-    assert asked_task("maclaurin_parrot_7") == AskedTask(Parrot(7), "choices")
-    assert asked_task("maclaurin_parrot_7").name == "maclaurin_parrot_7"
+    assert task_named("maclaurin_parrot_7") == TaskInMode(Parrot(7), "choices")
+    assert task_named("maclaurin_parrot_7").name == "maclaurin_parrot_7"

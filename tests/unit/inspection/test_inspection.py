@@ -273,12 +273,14 @@ def test_settings_that_cannot_be(changed, words):
 
 
 def test_lists_of_numbers_on_the_command_line():
-    from maclaurin.cli.inspect import whole_numbers
+    from maclaurin.cli import whole_numbers
 
-    assert whole_numbers("4, 2,2", "orders", "") == (2, 4)
+    assert whole_numbers("4, 2,2", "--orders", "") == [4, 2, 2]
     for written, words in (("two", "'two' in 'two' is not"), ("1,,2", "'' in '1,,2'"), ("2,-4", "'-4'")):
         with pytest.raises(InputError, match=words):
-            whole_numbers(written, "orders", "1,2")
+            whole_numbers(written, "--orders", "1,2")
+    with pytest.raises(InputError, match="--probe takes numbers of at least 2; got 1"):
+        whole_numbers("64,1", "--probe", "64", least=2)
 
 
 class Letters:

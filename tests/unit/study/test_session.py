@@ -12,11 +12,11 @@ from tests.unit.study.making import make_record
 from maclaurin import InputError
 from maclaurin.files import is_locked
 from maclaurin.study.executors import Result, processes_of
-from maclaurin.study.pool import Pool, Workplace, study_lock
-from maclaurin.study.progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
+from maclaurin.study.live_table import Overview, Row, View, chosen_rows, seconds_to_end
+from maclaurin.study.pool import Pool, RunPlace, study_lock
+from maclaurin.study.run_progress import RunProgress, RunReporter, StoppedEarly, read_progress, write_progress
 from maclaurin.study.run_record import Label
 from maclaurin.study.session import Session
-from maclaurin.study.view import Overview, Row, View, chosen_rows, seconds_to_end
 from maclaurin.wording import duration
 
 
@@ -59,7 +59,7 @@ def plan_of(*records):
 def train(tmp_path, plan, script, **options):
     pool, seen = Pool(tmp_path / "pool"), []
     executor = Scripted(script)
-    with Session(executor, Workplace(pool=str(pool.root)), View(), **options) as session:
+    with Session(executor, RunPlace(pool=str(pool.root)), View(), **options) as session:
         found = session.train(plan, {"e": "loss"}, seen.append)
     return found, executor, seen
 
@@ -78,7 +78,7 @@ def test_a_stopped_run_is_as_far_as_its_last_report_in_the_pool_says(tmp_path):
         return Result(key)
 
     executor = SeenAtItsStart(script, empty_polls=1)
-    with Session(executor, Workplace(pool=str(pool.root)), View()) as session:
+    with Session(executor, RunPlace(pool=str(pool.root)), View()) as session:
         found = session.train(plan_of(run), {"e": "loss"}, lambda records: None)
     assert (found[run.key].status, found[run.key].step) == ("stopped", 7)
 
@@ -123,7 +123,7 @@ def test_runs_that_follow_from_a_result_do_not_wait_for_other_runs(tmp_path):
         return {}
 
     executor = OneIsSlow(None)
-    with Session(executor, Workplace(pool=str(tmp_path / "pool")), View()) as session:
+    with Session(executor, RunPlace(pool=str(tmp_path / "pool")), View()) as session:
         found = session.train({}, {"e": "loss"}, lambda records: None, next_runs=next_runs)
     assert order == [quick.key, next_one.key, slow.key]
     assert {record.status for record in found.values()} == {"finished"}
@@ -162,7 +162,7 @@ def test_trackers_get_the_names_of_the_study(tmp_path):
             super().submit(record, place)
 
     executor = Watched(lambda key: Result(key, make_record(seed=3)))
-    place = Workplace(pool=str(tmp_path / "pool"), group="mini")
+    place = RunPlace(pool=str(tmp_path / "pool"), group="mini")
     with Session(executor, place, View()) as session:
         session.train(plan_of(make_record("waiting", seed=3)), {}, lambda records: None, job_type="tune")
     assert executor.places == (("mini", "e/c0/seed-3", "tune"),)
@@ -187,7 +187,7 @@ def test_a_running_run_is_recorded_as_running(tmp_path):
     entry.path.mkdir(parents=True)
     write_progress(entry.progress, RunProgress(5, 20))
     executor = Scripted(lambda key: Result(key, make_record("finished")), empty_polls=1)
-    with Session(executor, Workplace(pool=str(tmp_path)), View()) as session:
+    with Session(executor, RunPlace(pool=str(tmp_path)), View()) as session:
         session.train(plan_of(waiting), {}, snapshots.append)
     statuses = [found[waiting.key].status for found in snapshots]
     assert statuses[0] == "stopped", "it was begun before"
@@ -223,7 +223,7 @@ def test_a_run_that_two_cells_share_is_shown_once(tmp_path):
 
     run, view = make_record("waiting", seed=0), Watched()
     executor = Scripted(lambda key: Result(key, make_record(seed=0)))
-    with Session(executor, Workplace(pool=str(tmp_path / "pool")), view) as session:
+    with Session(executor, RunPlace(pool=str(tmp_path / "pool")), view) as session:
         session.train(plan_of(run, run), {"e": "loss"}, lambda records: None)
     assert [row.label.cell for row in view.rows] == ["c0"]
 

@@ -10,12 +10,11 @@ from tests.unit.study.making import make_study
 
 from maclaurin import InputError
 from maclaurin.study import Behind, Cell, Experiment, Study, Tasks, Tune, cells_of
+from maclaurin.study.cost import attention_facts, cost_of
 from maclaurin.study.plan_runs import (
     INSTALLED_TORCH,
     Sources,
-    attention_facts,
     canonical_attention,
-    cost_of,
     plan_study,
     read_scale,
     resolved,

@@ -12,7 +12,7 @@ from maclaurin.evaluation.evaluate import items_fingerprint
 from maclaurin.extensions import Extension, load_extension
 from maclaurin.models import SIZES, Size
 from maclaurin.study.plan_runs import Sources, resolved, waiting
-from maclaurin.study.pool import Pool, Workplace
+from maclaurin.study.pool import Pool, RunPlace
 from maclaurin.study.run_record import TaskItems
 from maclaurin.study.worker import Job, work
 
@@ -33,7 +33,7 @@ def pool(tmp_path, monkeypatch):
 
 def job(pool, *, code=(), keep_models=False, opened=True, **settings):
     record = waiting(resolved({**COMMON, **settings}))
-    place = Workplace(
+    place = RunPlace(
         pool=str(pool.root), threads=1, keep_models=keep_models, code=tuple(code), group="study-s"
     )
     return Job(record=Sources().complete(record) if opened else record, place=place)
@@ -54,6 +54,8 @@ def test_a_run_leaves_its_record_and_no_weights(pool):
         record.metrics
     )
     assert {"data", "commit", "machine", "versions", "date", "runs_at_once"} <= set(record.provenance)
+    assert record.provenance["machine"].keys() == {"platform", "processor", "cores", "threads", "gpu"}
+    assert record.provenance["versions"].keys() >= {"python", "torch", "maclaurin"}
     assert json.loads(entry.progress.read_text())["step"] == 4
     assert not (entry.path / "checkpoints").exists()
     assert work(asked) == record  # not trained again
@@ -93,9 +95,9 @@ def test_divergence_is_a_record_with_the_curve_so_far(pool):
 
 
 def test_a_run_that_stays_far_above_its_start_ends_early_and_counts_as_diverged(pool, monkeypatch):
-    monkeypatch.setattr("maclaurin.study.progress.JUDGED_STEPS", 2)
-    monkeypatch.setattr("maclaurin.study.progress.STEPS_BETWEEN_JUDGED", 1)
-    monkeypatch.setattr("maclaurin.study.progress.NATS_ABOVE_START", -100.0)
+    monkeypatch.setattr("maclaurin.study.run_progress.JUDGED_STEPS", 2)
+    monkeypatch.setattr("maclaurin.study.run_progress.STEPS_BETWEEN_JUDGED", 1)
+    monkeypatch.setattr("maclaurin.study.run_progress.NATS_ABOVE_START", -100.0)
     record = work(job(pool, steps=40))
     assert (record.status, record.step) == ("diverged", 5)
     assert "stopped early" in record.message
@@ -193,7 +195,7 @@ def asking(pool, *, seed=0, number=3, keep_models=False):
     fingerprint = items_fingerprint("induction_8", number, seed)
     task = TaskItems(name="induction_8", items=number, seed=seed, fingerprint=fingerprint)
     record = Sources().complete(waiting(resolved({**COMMON, **TEXT}), (task,)))
-    return Job(record=record, place=Workplace(pool=str(pool.root), threads=1, keep_models=keep_models))
+    return Job(record=record, place=RunPlace(pool=str(pool.root), threads=1, keep_models=keep_models))
 
 
 def test_the_trained_model_is_asked_tasks_before_its_weights_go(pool):

@@ -1,21 +1,43 @@
-"""What a display of a running study shows, without rich: rows, totals, and a view that shows nothing."""
+"""The runs of a study while they are trained: a live table on a terminal, one line per event in a log.
+
+rich is imported when something is drawn: machines that only train do not need it.
+"""
 
 from __future__ import annotations
 
 import heapq
 import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self, final
+from typing import TYPE_CHECKING, Literal, Self, final
 
-from maclaurin.study.progress import RunProgress
+from maclaurin.study.run_progress import RunProgress
 from maclaurin.study.run_record import Label, RunRecord, Status
-from maclaurin.wording import duration
+from maclaurin.wording import duration, in_list
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 #: the status of a run, or where else it is: reused from the pool, or trained elsewhere by another study now
 RowStatus = Literal[Status, "reused", "elsewhere"]
 DONE: tuple[RowStatus, ...] = ("finished", "diverged", "crashed", "stopped", "reused")
+SECONDS_BETWEEN_LINES = 30.0
+#: lines of the terminal that are not rows of the table
+OTHER_LINES = 7
+
+COLOURS: dict[RowStatus, str] = {
+    "waiting": "dim",
+    "elsewhere": "dim",
+    "running": "bold",
+    "finished": "green",
+    "reused": "green",
+    "diverged": "yellow",
+    "crashed": "red",
+    "stopped": "dim",
+}
 
 
 @final
@@ -146,3 +168,93 @@ def chosen_rows(rows: Iterable[Row], most: int) -> list[Row]:
     next_ones = waiting[: max(space // 4, space - len(done))]
     last_ones = done[len(done) - (space - len(next_ones)) :] if space > len(next_ones) else []
     return sorted([*running, *next_ones, *last_ones], key=lambda row: places[id(row)])
+
+
+def make_view(title: str, console: Console) -> View:
+    """A table on a terminal, lines elsewhere."""
+    return LiveTable(title, console) if console.is_terminal else EventLines(console)
+
+
+@final
+class LiveTable(View):
+    """Redrawn in place."""
+
+    def __init__(self, title: str, console: Console) -> None:
+        from rich.live import Live
+
+        self._title, self._console = title, console
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, overview: Overview) -> None:
+        """Draw it."""
+        from rich.console import Group
+        from rich.text import Text
+
+        most = max(4, self._console.height - OTHER_LINES)
+        self._live.update(Group(_table(self._title, overview, most), Text(str(overview))), refresh=True)
+
+
+@final
+class EventLines(View):
+    """Prints a line when a run begins or ends, and from time to time a summary."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: dict[Label, RowStatus] = {}
+        self._last = time.monotonic()
+
+    def show(self, overview: Overview) -> None:
+        """Print what changed."""
+        for row in overview.rows:
+            if self._shown.get(row.label, "waiting") != row.status:
+                self._shown[row.label] = row.status
+                self._print(f"{overview.done}/{len(overview.rows)} {_line(row)}")
+        now = time.monotonic()
+        if now - self._last > SECONDS_BETWEEN_LINES:
+            self._last = now
+            self._print(str(overview))
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(row: Row) -> str:
+    label = row.label
+    what = f"{row.status}: {label.experiment}, {in_list(label.cell)}, seed {label.seed}"
+    if row.result:
+        what += f", {row.result}"
+    if row.seconds is not None and row.status in ("finished", "diverged"):
+        what += f", {duration(row.seconds)}"
+    return what
+
+
+def _table(title: str, overview: Overview, most: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", expand=False, pad_edge=False)
+    table.add_column("cell", overflow="ellipsis", no_wrap=True, max_width=40)
+    table.add_column("seed", justify="right")
+    table.add_column("status")
+    table.add_column("step", justify="right")
+    table.add_column("loss", justify="right")
+    table.add_column("time left", justify="right")
+    several = len({row.label.experiment for row in overview.rows}) > 1
+    for row in chosen_rows(overview.rows, most):
+        name = f"{row.label.experiment}: {row.label.cell}" if several else row.label.cell
+        progress = row.progress
+        loss = row.result or ("" if progress is None or progress.loss is None else f"{progress.loss:.4f}")
+        left = "" if row.seconds_left is None else duration(row.seconds_left)
+        step = f"{row.step}/{row.record.run.steps}"
+        status = Text(row.status, COLOURS[row.status])
+        table.add_row(Text(name), str(row.label.seed), status, step, Text(loss), left)
+    return table

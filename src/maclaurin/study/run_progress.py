@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from types import TracebackType
 from typing import Self, final
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.plain_data import from_plain, write_json
+from maclaurin.plain_data import read_or_none, write_json
 from maclaurin.progress_bar import Display
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -136,7 +135,4 @@ def write_progress(path: Path, progress: RunProgress) -> None:
 
 def read_progress(path: Path) -> RunProgress | None:
     """The last report, if there is any."""
-    try:
-        return from_plain(RunProgress, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+    return read_or_none(RunProgress, path)
