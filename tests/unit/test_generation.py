@@ -514,12 +514,31 @@ def test_what_can_be_recorded():
     assert not can_record(model, MaclaurinCache(model.config))  # no GPU
 
 
-def test_a_state_holds_no_more_than_it_says():
-    model, ids = model_of(["taylor(2)/sum", "taylor(2,about=mean)+window(4,sinks=1)/sum"]), tokens(1, 400)
-    cache = MaclaurinCache(model.config)
-    read(model, ids, cache, [400])
-    for tensor in cache.tensors().values():
-        assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
+def storage_bytes(cache):
+    """Bytes of all storages behind the tensors of a cache."""
+    storages = [t.untyped_storage() for t in cache.tensors().values()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("rollback", [0, 4])
+@pytest.mark.parametrize("attention", [*ALL, ["taylor(2)/sum", "hermite(2)+window(3)*forget/sum"]], ids=str)
+def test_a_cache_holds_no_more_than_it_says(attention, rollback):
+    model, ids = model_of(attention), tokens(1, 132)
+    cache = MaclaurinCache(model.config, rollback=rollback)
+    for size in (120, 1, 1, 10):
+        read(model, ids[:, cache.seen :], cache, [size])
+        assert cache.nbytes == sum(t.nbytes for t in cache.tensors().values())
+        alignment = 32 * len(cache.tensors())  # of tensors that share a storage
+        assert storage_bytes(cache) <= cache.nbytes + alignment
+
+
+@pytest.mark.parametrize("attention", ["taylor(2)/sum", "conv-in-out-layer"], ids=str)
+def test_a_rolled_back_cache_holds_no_more_than_it_says(attention):
+    model, ids = model_of(attention), tokens(1, 40)
+    cache = MaclaurinCache(model.config, rollback=4)
+    read(model, ids, cache, [40])
+    cache.rollback(3)
+    assert storage_bytes(cache) == cache.nbytes
 
 
 def test_drawing_stays_among_the_likeliest():

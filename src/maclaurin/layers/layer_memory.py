@@ -120,9 +120,9 @@ class HeadsMemory:
         before = self.keys
         if before:
             new = {name: torch.cat([before[name], t], dim=1) for name, t in new.items()}
-        elif most is None:
-            new = {name: _own(t) for name, t in new.items()}
-        self.keys = new if most is None else {name: t[:, -most:] for name, t in new.items()}
+        if most is not None:
+            new = {name: t[:, -most:] for name, t in new.items()}
+        self.keys = {name: _own(t) for name, t in new.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply `change` to every tensor."""
@@ -146,7 +146,7 @@ class HeadsMemory:
         if self.state is not None:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
-        self.keys = {name: t[:, :-tokens] for name, t in self.keys.items()}
+        self.keys = {name: _own(t[:, :-tokens]) for name, t in self.keys.items()}
 
     @property
     def nbytes(self) -> int:
@@ -272,7 +272,7 @@ class LayerMemory:
         if self.tail is None:
             self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
         line = torch.cat([self.tail, u], dim=1)
-        self.tail = line[:, max(0, line.shape[1] - reach - self.rollback) :]
+        self.tail = _own(line[:, max(0, line.shape[1] - reach - self.rollback) :])
         return line[:, line.shape[1] - u.shape[1] - reach :]
 
     # ------------------------------------------------------------------------------ copies and rollback
@@ -308,7 +308,7 @@ class LayerMemory:
         for heads in self.heads:
             heads.drop(tokens)
         if self.tail is not None:
-            self.tail = self.tail[:, :-tokens]
+            self.tail = _own(self.tail[:, :-tokens])
 
     # ------------------------------------------------------------------------------------ its size
 

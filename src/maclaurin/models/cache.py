@@ -158,7 +158,7 @@ class MaclaurinCache(Cache):
             memory.drop(tokens)
         self.seen, self.unpadded = self.seen - tokens, self.unpadded - tokens
         self.lengths = None if self.lengths is None else self.lengths - tokens
-        self.present = None if self.present is None else self.present[:, :-tokens]
+        self.present = None if self.present is None else self.present[:, :-tokens].clone()
         self.pending = None
 
     def reset(self) -> None:
