@@ -532,6 +532,16 @@ def test_a_cache_holds_no_more_than_it_says(attention, rollback):
         assert storage_bytes(cache) <= cache.nbytes + alignment
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_a_cache_takes_the_bytes_that_are_computed_without_one(attention, dtype):
+    model, ids = model_of(attention).to(dtype), tokens(2, 25)
+    cache = MaclaurinCache(model.config)
+    for size in (20, 1, 4):
+        read(model, ids[:, cache.seen :], cache, [size])
+        assert cache.nbytes == maclaurin_cache.cache_bytes(model.config, 2, cache.seen, dtype)
+
+
 @pytest.mark.parametrize("attention", ["taylor(2)/sum", "conv-in-out-layer"], ids=str)
 def test_a_rolled_back_cache_holds_no_more_than_it_says(attention):
     model, ids = model_of(attention), tokens(1, 40)
