@@ -23,7 +23,7 @@ from maclaurin.forms.state import State, read_state_file, write_state
 from maclaurin.forms.stream import Inputs
 from maclaurin.layers.gates import gate_bytes
 from maclaurin.layers.layer_memory import LayerMemory
-from maclaurin.layers.layout import Layout
+from maclaurin.layers.layout import Layout, real_at_end
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
@@ -44,7 +44,7 @@ class MaclaurinCache(Cache):
     keys and values. `generate()` makes one itself; make your own to continue later, to fork or to roll back.
 
     config      of the model
-    rollback    how many of the last tokens `rollback` may drop
+    rollback    how many of the last tokens `rollback` may drop; windows and forget gates then need two states
     """
 
     def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
@@ -96,7 +96,7 @@ class MaclaurinCache(Cache):
         if self.lengths is not None:
             self.lengths = self.lengths + (tokens if mask is None else mask.sum(1))
         self.seen += tokens
-        self.unpadded = self.unpadded + tokens if mask is None else _unpadded(mask)
+        self.unpadded = self.unpadded + tokens if mask is None else real_at_end(mask)
 
     def _new_mask(self, attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
         """The mask of the new tokens, or None if all are real."""
@@ -293,7 +293,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False: some specs cannot drop tokens; `rollback` raises an error for those."""
+        """False: heads with a state can drop the last `rollback` tokens only."""
         return False
 
     @property
@@ -305,12 +305,6 @@ class MaclaurinCache(Cache):
 def real_positions(mask: Tensor) -> Tensor:
     """Number of real tokens before each token [B, T]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def _unpadded(mask: Tensor) -> int:
-    """How many of the last tokens are real in every row."""
-    gaps = (~mask.all(0)).nonzero()
-    return mask.shape[1] - 1 - int(gaps[-1]) if len(gaps) else mask.shape[1]
 
 
 def _description(config: MaclaurinConfig) -> dict[str, Any]:
