@@ -1,8 +1,8 @@
 """Check every program on this machine against the plain forms in float64, with gradients.
 
 A compiler or a driver can make a correct program wrong. So each program of the table (programs/plan.py) runs
-a few specs that it supports, at a length that is not a multiple of a tile, in each dtype it supports here. One
-of them also runs with large heads in large groups, and with heads of an odd size.
+a few specs that it supports, at a length that is not a multiple of a tile, in each dtype it supports here.
+One of them also runs with large heads in large groups, and with heads of an odd size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -102,17 +102,21 @@ class Finding:
         )
 
 
+#: what a program computes: a whole text, one more token after a state, or the last query over all keys
+Kind = Literal["text", "step", "query"]
+
+
 @final
 @dataclass(frozen=True)
 class Trial:
-    """A program, a spec that it supports, a shape and a dtype; a whole text or one more token."""
+    """A program, a spec that it supports, a shape and a dtype."""
 
     program: Program
     spec: AttentionSpec
     shape: Shape
     dtype: torch.dtype
     device: torch.device
-    is_step: bool = False
+    kind: Kind = "text"
 
     @property
     def title(self) -> str:
@@ -124,7 +128,10 @@ class Trial:
         named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."), self.shape)
         limit = TOLERANCE_BEFORE_TIMING[self.dtype]
         try:
-            output, gradient = self._errors_of_step() if self.is_step else self._errors()
+            if self.kind == "text":
+                output, gradient = self._errors()
+            else:
+                output, gradient = self._error_of_last(), None
         except Exception as problem:
             return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line(problem)}")
         return Finding(*named, limit, output, gradient)
@@ -144,15 +151,22 @@ class Trial:
         return self.program.run(_call(case))[0]
 
     @torch.no_grad()
-    def _errors_of_step(self) -> tuple[float, None]:
-        """Errors of a step: the last token of a text, from the state of the earlier ones."""
+    def _error_of_last(self) -> float:
+        """The error of the last token of a text, as a step or as one query; these have no gradients."""
         case = self.case()
-        before, token = (case.map(lambda u, part=part: u[:, part]) for part in (slice(-1), slice(-1, None)))
-        q, k, v, *gates = before.tensors.values()
+        if self.kind == "query":
+            call = _call(_last_query(case))
+        else:
+            state = self._state_before(case)
+            call = _call(_tokens(case, slice(-1, None)))._replace(state=state, return_state=True)
+        y, _ = self.program.run(call)
+        return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1])
+
+    def _state_before(self, case: TensorCase) -> State:
+        """The state of all tokens but the last."""
+        q, k, v, *gates = _tokens(case, slice(-1)).tensors.values()
         named = dict(zip(self.spec.gates, gates, strict=True))
-        _, state = attention(q, k, v, self.spec, return_state=True, gates=named)
-        y, _ = self.program.run(_call(token)._replace(state=state, return_state=True))
-        return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1]), None
+        return attention(q, k, v, self.spec, return_state=True, gates=named)[1]
 
 
 #: processes on a GPU: most of the time is compilation, and each process takes half a gigabyte of GPU memory
@@ -207,7 +221,7 @@ def trials(device: torch.device) -> Iterator[Trial]:
 
 
 def _shapes(program: Program, device: torch.device) -> tuple[Shape, tuple[Shape, ...]]:
-    """The usual shape and the others: small for plain programs, which have no tiles and may have huge states."""
+    """The usual shape and the others; small for plain programs, which have no tiles and often huge states."""
     is_small = program.backend == "torch" or device.type != "cuda"
     return (SMALL_SHAPE, OTHER_SMALL_SHAPES) if is_small else (SHAPE, OTHER_SHAPES)
 
@@ -221,17 +235,30 @@ def _trials(program: Program, shape: Shape, dtype: torch.dtype, device: torch.de
 
 
 def _supported(trial: Trial) -> Trial | None:
-    """The trial on a whole text or on one more token; None if the program supports neither."""
-    case, program, spec = trial.case(), trial.program, trial.spec
+    """The trial as the first kind that the program supports; None if there is none."""
+    case, program = trial.case(), trial.program
     if program.refuses(_call(case.with_gradients())) is None:
         return trial
-    if not spec.has_finite_state:
-        return None
-    token = case.map(lambda u: u[:, -1:])
     with torch.no_grad():
-        state = State.on_meta(spec, _call(token).inputs)
-        step = _call(token)._replace(state=state, return_state=True)
-        return None if program.refuses(step) else dataclasses.replace(trial, is_step=True)
+        if program.refuses(_call(_last_query(case))) is None:
+            return dataclasses.replace(trial, kind="query")
+        if not trial.spec.has_finite_state:
+            return None
+        step = _call(_tokens(case, slice(-1, None)))
+        step = step._replace(state=State.on_meta(trial.spec, step.inputs), return_state=True)
+        return None if program.refuses(step) else dataclasses.replace(trial, kind="step")
+
+
+def _tokens(case: TensorCase, part: slice) -> TensorCase:
+    """Some tokens of a text."""
+    return case.map(lambda u: u[:, part])
+
+
+def _last_query(case: TensorCase) -> TensorCase:
+    """The last query and its gates, with the keys and values of all tokens."""
+    of_queries = {"q", *(a.name for a in case.spec.arguments if a.tokens == "query")}
+    tensors = {name: u[:, -1:] if name in of_queries else u for name, u in case.tensors.items()}
+    return dataclasses.replace(case, tensors=tensors)
 
 
 def _call(case: TensorCase) -> Call:

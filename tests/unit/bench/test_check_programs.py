@@ -7,6 +7,7 @@ import torch
 from tests.e2e.command import run, run_code
 
 from maclaurin.bench import check_programs
+from maclaurin.programs import triton as gpu
 from maclaurin.programs.stock_softmax import StockSoftmax
 
 CPU = torch.device("cpu")
@@ -35,6 +36,23 @@ def test_other_shapes_are_grouped_heads_and_odd_sizes():
     large, odd = check_programs.OTHER_SHAPES
     assert (large.d, large.group) == (128, 4)
     assert all(size % 2 for size in (large.tokens, odd.tokens, odd.d, odd.e, odd.group))
+
+
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+@pytest.mark.slow
+def test_every_program_of_a_gpu_is_checked_at_every_kind_of_shape(monkeypatch):
+    """As far as the plan goes: tensors are on the CPU, and only the call says that it is for a GPU."""
+    call, tensors = check_programs._call, check_programs.random_tensors
+    monkeypatch.setattr(
+        check_programs, "_call", lambda case: call(case)._replace(device=torch.device("cuda"))
+    )
+    monkeypatch.setattr(check_programs, "random_tensors", lambda *sizes, device: tensors(*sizes))
+    planned = list(check_programs.trials(torch.device("cuda")))
+    for program in check_programs.PROGRAMS:
+        own = [trial for trial in planned if trial.program is program]
+        assert {trial.dtype for trial in own} == {torch.bfloat16, torch.float16, torch.float32}, program
+        assert len({trial.shape for trial in own}) == 3, program
+    assert len(planned) <= 150, "each takes seconds of compilation"
 
 
 def test_a_program_that_is_wrong_at_one_shape_is_named_with_it(monkeypatch):
