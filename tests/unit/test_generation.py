@@ -349,6 +349,23 @@ def test_a_cache_that_rolls_back_can_be_saved_forked_reordered_and_recorded(atte
     assert close(read(model, ids[:, 18:], cache, [12]), expected[:, 18:])
 
 
+@pytest.mark.parametrize("attention", KEEPS_KEYS, ids=str)
+def test_a_cache_that_was_rolled_back_as_far_as_possible_can_be_saved(attention, tmp_path):
+    """Its two states are then the same."""
+    model, ids = model_of(attention), tokens(2, 20)
+    cache = MaclaurinCache(model.config, rollback=3)
+    read(model, ids, cache, [12])
+    cache.rollback(3)
+    cache.save(tmp_path / "cache")
+    again = MaclaurinCache.load(tmp_path / "cache", model)
+    for each in (cache, again):
+        with pytest.raises(InputError, match="the last 0 only"):
+            each.rollback(1)
+        assert close(read(model, ids[:, 9:], each, [2, 9]), whole(model, ids)[:, 9:])
+        each.rollback(3)
+        assert close(read(model, ids[:, 17:], each, [3]), whole(model, ids)[:, 17:])
+
+
 def test_a_prompt_read_with_other_attention_is_not_dropped():
     model, ids = model_of("poly(0)+window(3,sinks=1,kept=4)/sum", prompt_attention="exp/sum"), tokens(2, 24)
     cache, other = (MaclaurinCache(model.config, rollback=4) for _ in range(2))

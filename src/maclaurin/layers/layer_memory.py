@@ -190,8 +190,10 @@ class HeadsMemory:
     def drop(self, tokens: int) -> None:
         """Drop the last tokens; check with `require_rollback` first."""
         left = {name: t[:, :-tokens] for name, t in self.keys.items()}
-        if self.reads_again:
-            self.state = self.before if self.droppable == tokens else self._continued(self.before, left)
+        if self.reads_again and self.droppable == tokens:
+            self.state, left = self.before, {}
+        elif self.reads_again:
+            self.state = self._continued(self.before, left)
         elif self.state is not None:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
@@ -200,20 +202,24 @@ class HeadsMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, spare capacity included."""
-        states = [t for state in (self.state, self.before) if state for t in state.tensors().values()]
-        return sum({id(t): t.nbytes for t in (*states, *self.buffers.values())}.values())
+        states = [t for state in self._states().values() for t in state.tensors().values()]
+        return sum(t.nbytes for t in (*states, *self.buffers.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
-        states = {"state": self.state, "before": self.before}
-        named = {f"{s}.{n}": t for s, state in states.items() if state for n, t in state.tensors().items()}
+        named = {f"{s}.{n}": t for s, state in self._states().items() for n, t in state.tensors().items()}
         return named | {f"keys.{name}": t for name, t in self.keys.items()}
+
+    def _states(self) -> dict[str, State]:
+        """The state and, if it is another one, the state before the last tokens."""
+        found = {"state": self.state, "before": None if self.before is self.state else self.before}
+        return {name: state for name, state in found.items() if state is not None}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `tensors`."""
         self.keys = _under("keys.", tensors)
         self.state, self.before = (self._state_of(_under(name, tensors)) for name in ("state.", "before."))
-        if self.reads_again and "q" not in self.keys:  # written before such states could be rolled back
+        if self.reads_again and "q" not in self.keys:
             self.cannot_go_back()
 
     def _state_of(self, tensors: dict[str, Any]) -> State | None:
