@@ -25,7 +25,13 @@ from typing import Any
 from machine import stamp
 
 RESULTS = Path(__file__).parent / "results" / "gpu_tests.json"
-FOLDERS = ["tests/gpu", "tests/kernels", "tests/unit/test_models.py", "tests/unit/bench"]
+FOLDERS = [
+    "tests/gpu",
+    "tests/kernels",
+    "tests/unit/test_head_groups.py",
+    "tests/unit/test_models.py",
+    "tests/unit/bench",
+]
 
 
 def main() -> int:

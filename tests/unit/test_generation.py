@@ -259,9 +259,7 @@ def test_forks_go_their_own_ways(attention):
     )
 
 
-@pytest.mark.parametrize(
-    "attention", ["taylor(2)/sum", "power(2)*in/running*out", *GROWING, ["exp/sum", "taylor(2)/sum"]], ids=str
-)
+@pytest.mark.parametrize("attention", ALL, ids=str)
 def test_rolled_back_it_is_as_if_the_tokens_had_not_come(attention):
     model, ids = model_of(attention), tokens(2, 24)
     cache = MaclaurinCache(model.config, rollback=6)
@@ -272,12 +270,120 @@ def test_rolled_back_it_is_as_if_the_tokens_had_not_come(attention):
     assert close(read(model, ids[:, 14:], cache, [1, 9]), whole(model, ids)[:, 14:])
 
 
+@pytest.mark.parametrize("attention", ALL, ids=str)
+@pytest.mark.parametrize("pieces", [[20], [3, 2, 1, 14], [2, 2] + 16 * [1]], ids=str)
+def test_any_number_of_tokens_up_to_rollback_can_be_dropped(attention, pieces):
+    model, ids = model_of(attention), tokens(2, 24)
+    expected = whole(model, torch.cat([ids[:, :15], ids[:, 20:]], dim=1))[:, 15:]
+    for first in (1, 4, 5):
+        cache = MaclaurinCache(model.config, rollback=5)
+        read(model, ids, cache, pieces)
+        cache.rollback(first)
+        cache.rollback(5 - first)
+        assert close(read(model, ids[:, 20:], cache, [1, 3]), expected)
+
+
+KEEPS_KEYS = ["poly(0)+window(3,sinks=1,kept=4)/sum", BY_HEADS, "simple-gla"]
+
+
+@pytest.mark.parametrize("attention", KEEPS_KEYS, ids=str)
+def test_tokens_after_padding_can_be_dropped(attention):
+    model, ids = model_of(attention), tokens(2, 20)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    for pieces in ([12], [4, 8], [3, 3, 1, 5]):
+        cache = MaclaurinCache(model.config, rollback=6)
+        read(model, ids, cache, pieces, mask)
+        cache.rollback(4)
+        y = read(model, ids[:, 8:], cache, [1, 11])
+        assert close(y[0], whole(model, ids[:1, 5:])[0, 3:])
+        assert close(y[1], whole(model, ids[1:])[0, 8:])
+
+
+@torch.no_grad()
+def speculate(model, ids, new, guess):
+    """Greedy continuation: candidates are read in one piece, and the wrong ones are rolled back."""
+    cache = MaclaurinCache(model.config, rollback=4)
+    read(model, ids[:, :-1], cache, [ids.shape[1] - 1])
+    text, end, wrong = ids, ids.shape[1] + new, 0
+    while text.shape[1] < end:
+        candidates = guess(text)
+        piece = torch.cat([text[:, -1:], candidates], dim=1)
+        found = model(input_ids=piece, past_key_values=cache).logits.argmax(-1)
+        right = int((found[:, :-1] == candidates).long().cumprod(1).sum())
+        cache.rollback(candidates.shape[1] - right)
+        wrong += candidates.shape[1] - right
+        text = torch.cat([text, candidates[:, :right], found[:, right : right + 1]], dim=1)
+    assert wrong > 0
+    return text[:, :end]
+
+
+@pytest.mark.parametrize("attention", [*KEEPS_KEYS, "taylor(2,about=mean)+window(8,sinks=1)/sum"], ids=str)
+def test_speculative_decoding_writes_the_greedy_text(attention):
+    model, ids = model_of(attention), tokens(1, 9)
+    greedy = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False)
+    draws = torch.Generator().manual_seed(5)
+
+    def guess(text):
+        """Three tokens of the greedy text, each wrong one time in three."""
+        right = torch.nn.functional.pad(greedy, (0, 4))[:, text.shape[1] : text.shape[1] + 3]
+        return torch.where(torch.rand(right.shape, generator=draws) < 1 / 3, (right + 1) % 31, right)
+
+    assert torch.equal(speculate(model, ids, 30, guess), greedy)
+
+
+@pytest.mark.parametrize("attention", [*KEEPS_KEYS, "taylor(2)/sum"], ids=str)
+def test_a_cache_that_rolls_back_can_be_saved_forked_reordered_and_recorded(attention, tmp_path):
+    model, ids = model_of(attention), tokens(2, 30)
+    expected, cache = whole(model, ids), MaclaurinCache(model.config, rollback=3)
+    read(model, ids, cache, [14, 1])
+    cache.save(tmp_path / "cache")
+    turned = cache.fork()
+    turned.reorder_cache(torch.tensor([1, 0]))
+    for other, rows in [(MaclaurinCache.load(tmp_path / "cache", model), [0, 1]), (turned, [1, 0])]:
+        other.rollback(3)
+        assert close(read(model, ids[rows, 12:], other, [1, 17]), expected[rows, 12:])
+    step = RecordedStep(model, cache, again)
+    for t in range(15, 20):
+        assert close(step(ids[:, t : t + 1]), expected[:, t])
+    cache.rollback(2)
+    assert close(read(model, ids[:, 18:], cache, [12]), expected[:, 18:])
+
+
+@pytest.mark.parametrize("attention", KEEPS_KEYS, ids=str)
+def test_a_cache_that_was_rolled_back_as_far_as_possible_can_be_saved(attention, tmp_path):
+    """Its two states are then the same."""
+    model, ids = model_of(attention), tokens(2, 20)
+    cache = MaclaurinCache(model.config, rollback=3)
+    read(model, ids, cache, [12])
+    cache.rollback(3)
+    cache.save(tmp_path / "cache")
+    again = MaclaurinCache.load(tmp_path / "cache", model)
+    for each in (cache, again):
+        with pytest.raises(InputError, match="the last 0 only"):
+            each.rollback(1)
+        assert close(read(model, ids[:, 9:], each, [2, 9]), whole(model, ids)[:, 9:])
+        each.rollback(3)
+        assert close(read(model, ids[:, 17:], each, [3]), whole(model, ids)[:, 17:])
+
+
+def test_a_prompt_read_with_other_attention_is_not_dropped():
+    model, ids = model_of("poly(0)+window(3,sinks=1,kept=4)/sum", prompt_attention="exp/sum"), tokens(2, 24)
+    cache, other = (MaclaurinCache(model.config, rollback=4) for _ in range(2))
+    read(model, ids, cache, [20, 2])
+    with pytest.raises(InputError, match="roll back the last 2 only"):
+        cache.rollback(3)
+    cache.rollback(2)
+    read(model, ids, other, [20])
+    assert close(read(model, ids[:, 20:], cache, [4]), read(model, ids[:, 20:], other, [4]))
+
+
 def test_what_cannot_be_rolled_back_says_so_and_stays():
     for attention, why in [("simple-gla", r"\*forget"), ("poly(0)+window(4)/sum", r"\+window\(4\)")]:
         model, ids = model_of(attention), tokens()
-        cache = MaclaurinCache(model.config, rollback=4)
+        cache = MaclaurinCache(model.config)
         read(model, ids, cache, [18])
-        with pytest.raises(InputError, match=f"{why} has discarded.*fork"):
+        with pytest.raises(InputError, match=f"{why} has discarded.*rollback=2 or more.*fork"):
             cache.rollback(2)
         assert close(read(model, ids[:, 18:], cache, [2]), whole(model, ids)[:, 18:])
     model = model_of("taylor(2)/sum")
@@ -287,12 +393,15 @@ def test_what_cannot_be_rolled_back_says_so_and_stays():
         cache.rollback(5)
     with pytest.raises(InputError, match="from a cache of 20"):
         cache.rollback(21)
+    cache.rollback(3)
+    with pytest.raises(InputError, match=r"the last 1 only\. Make it with rollback=5"):
+        cache.rollback(2)
     padded = MaclaurinCache(model.config, rollback=4)
     read(model, tokens(2, 3), padded, [3], torch.tensor([[0, 1, 1], [1, 1, 1]]))
     with pytest.raises(InputError, match="At most 2"):
         padded.rollback(3)
     padded.rollback(2)
-    cache.rollback(20)
+    cache.rollback(17)
     assert cache.get_seq_length() == 0
 
 
@@ -515,12 +624,42 @@ def test_what_can_be_recorded():
     assert not can_record(model, MaclaurinCache(model.config))  # no GPU
 
 
-def test_a_state_holds_no_more_than_it_says():
-    model, ids = model_of(["taylor(2)/sum", "taylor(2,about=mean)+window(4,sinks=1)/sum"]), tokens(1, 400)
+def assert_holds_what_it_says(cache):
+    """The storages behind the tensors of a cache are no larger, except to align tensors that share one."""
+    storages = [t.untyped_storage() for t in cache.tensors().values()]
+    held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    assert cache.nbytes <= held <= cache.nbytes + 32 * len(storages)
+
+
+@pytest.mark.parametrize("rollback", [0, 4])
+@pytest.mark.parametrize("attention", [*ALL, ["taylor(2)/sum", "hermite(2)+window(3)*forget/sum"]], ids=str)
+def test_a_cache_holds_no_more_than_it_says(attention, rollback):
+    model, ids = model_of(attention), tokens(1, 132)
+    cache = MaclaurinCache(model.config, rollback=rollback)
+    for size in (120, 1, 1, 10):
+        read(model, ids[:, cache.seen :], cache, [size])
+        assert cache.nbytes == sum(t.nbytes for t in cache.tensors().values())
+        assert_holds_what_it_says(cache)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attention", ALL, ids=str)
+def test_a_cache_takes_the_bytes_that_are_computed_without_one(attention, dtype):
+    model, ids = model_of(attention).to(dtype), tokens(2, 25)
     cache = MaclaurinCache(model.config)
-    read(model, ids, cache, [400])
-    for tensor in cache.tensors().values():
-        assert tensor.untyped_storage().nbytes() <= 2 * tensor.nbytes
+    for size in (20, 1, 4):
+        read(model, ids[:, cache.seen :], cache, [size])
+        assert cache.nbytes == maclaurin_cache.cache_bytes(model.config, 2, cache.seen, dtype)
+
+
+@pytest.mark.parametrize("attention", ["taylor(2)/sum", "conv-in-out-layer", *KEEPS_KEYS], ids=str)
+def test_a_rolled_back_cache_holds_no_more_than_it_says(attention):
+    model, ids = model_of(attention), tokens(1, 40)
+    cache = MaclaurinCache(model.config, rollback=4)
+    read(model, ids, cache, [40])
+    for tokens_to_drop in (3, 1):
+        cache.rollback(tokens_to_drop)
+        assert_holds_what_it_says(cache)
 
 
 def test_drawing_stays_among_the_likeliest():

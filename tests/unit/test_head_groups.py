@@ -106,7 +106,7 @@ def test_each_group_is_one_call_of_attention(order):
 
 def test_a_layer_of_many_attentions_has_no_one_spec():
     layer = model_of(MIXED).model.layers[0].self_attn
-    with pytest.raises(maclaurin.InputError, match="look at its groups"):
+    with pytest.raises(maclaurin.InputError, match="use `groups`"):
         _ = layer.spec
 
 

@@ -193,13 +193,13 @@ def test_answers_have_their_own_loss(teacher):
     answers = torch.zeros(2, 9)
     answers[0, 4] = answers[1, 7] = 2.5
     objective = MatchLogits(other, model)
-    found = objective(tokens, targets, None, answers)
+    found = objective(tokens, targets, None, answers, answers.flatten().nonzero()[:, 0])
     p, q = (m(input_ids=tokens).logits.double().log_softmax(-1) for m in (model, other))
     divergence = (p.exp() * (p - q)).sum(-1)
     wanted = divergence[(targets != -100) & (answers == 0)].sum()
     wanted = wanted - 2.5 * (q[0, 4, targets[0, 4]] + q[1, 7, targets[1, 7]])
     assert float(found) == pytest.approx(float(wanted), rel=1e-4)
-    none = objective(tokens, targets, None, torch.zeros(2, 9))
+    none = objective(tokens, targets, None, torch.zeros(2, 9), torch.zeros(0, dtype=torch.long))
     assert float(none) == pytest.approx(float(objective(tokens, targets, None)), rel=1e-6)
 
 
@@ -214,6 +214,39 @@ def test_the_mean_loss_of_answers_counts_by_its_weight(tmp_path):
     assert len(batch.parts) == 2
     assert weights.amax() > 1
     assert float(weights.sum()) == pytest.approx(0.3 * batch.scored, rel=1e-5)
+    for part in batch.parts:
+        assert torch.equal(part.answers_at, part.answers.flatten().nonzero()[:, 0])
+
+
+@pytest.mark.slow
+def test_predictions_are_matched_the_same_when_compiled(teacher):
+    """With any number of answers, after compiling once."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from maclaurin.training.losses import MatchLogits
+    from maclaurin.training.optimizer_step import any_number
+
+    model = MaclaurinForCausalLM.from_pretrained(teacher)
+    objective = MatchLogits(MaclaurinForCausalLM(model.config), model)
+    torch._dynamo.reset()
+    counting, found = CompileCounterWithBackend("aot_eager"), {}
+    ways = {"eager": objective, "compiled": torch.compile(objective, backend=counting)}
+    for way, run in ways.items():
+        torch.manual_seed(0)
+        for answers in (5, 3, 8):
+            tokens, targets = torch.randint(0, 32, (2, 9)), torch.randint(0, 32, (2, 9))
+            at = torch.randperm(18)[:answers]
+            weights = torch.zeros(18).index_fill(0, at, 0.5).view(2, 9)
+            any_number(at)
+            loss = run(tokens, targets, None, weights, at)
+            objective.zero_grad()
+            loss.backward()
+            gradients = [p.grad.clone() for p in objective.parameters()]
+            found.setdefault(way, []).append([loss.detach(), *gradients])
+    for eager, compiled in zip(found["eager"], found["compiled"], strict=True):
+        for one, other in zip(eager, compiled, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    assert counting.frame_count == 1
 
 
 def mixed_data(folder):

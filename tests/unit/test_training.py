@@ -1,5 +1,6 @@
 """Config, schedule, losses, checkpoints, records and the loop itself, in one process."""
 
+import copy
 import dataclasses
 import io
 import json
@@ -494,6 +495,10 @@ def test_a_gpu_is_what_compiles_by_default(tiny, tmp_path):
     assert compiling.is_compiled(RECALL, objective, gpu)
     assert not compiling.is_compiled(RECALL.replace(compile=False), objective, gpu)
     assert compiling.is_compiled(RECALL.replace(compile=True), objective, ALONE)
+    model, teacher = objective.model, copy.deepcopy(objective.model)
+    teacher.model.layers[0].self_attn.spec = maclaurin.parse("exp/l2")
+    assert compiling.is_compiled(RECALL, losses.MatchLogits(model, teacher), gpu)
+    assert not compiling.is_compiled(RECALL, losses.MatchAttention(model, teacher), gpu)
 
 
 def test_a_run_goes_on_where_compilation_fails(tiny, tmp_path, monkeypatch):

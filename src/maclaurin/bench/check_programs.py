@@ -2,16 +2,19 @@
 
 A compiler or a driver can make a correct program wrong. So each program of the table (programs/plan.py) runs
 a few specs that it supports, at a length that is not a multiple of a tile, in each dtype it supports here.
+One of them also runs with large heads in large groups, and with heads of an odd size.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -47,11 +50,24 @@ SPECS = (
     "hermite(2)/len",
     "taylor(2,about=mean)+window(40,sinks=1)/sum",
 )
-SPECS_PER_PROGRAM = 3
-#: not a multiple of a tile or a chunk
+#: by device: how many specs each program runs in a dtype. Most of the time is compilation, and fp16 is
+#: compiled like bf16
+SPECS_PER_PROGRAM = {
+    "cuda": {torch.bfloat16: 3, torch.float16: 1, torch.float32: 3},
+    "cpu": {torch.float32: 3},
+}
+#: lengths are not a multiple of a tile or a chunk
 SHAPE = Shape(batch=2, tokens=301, kv_heads=2, group=2, d=64, e=64)
 SMALL_SHAPE = Shape(batch=2, tokens=61, kv_heads=2, group=2, d=16, e=16)
-DTYPES = {"cuda": (torch.bfloat16, torch.float16, torch.float32), "cpu": (torch.float32,)}
+#: for one spec in the first dtype: grouped heads of 128, and heads of an odd size
+OTHER_SHAPES = (
+    Shape(batch=1, tokens=191, kv_heads=2, group=4, d=128, e=128),
+    Shape(batch=1, tokens=77, kv_heads=1, group=3, d=33, e=33),
+)
+OTHER_SMALL_SHAPES = (
+    Shape(batch=1, tokens=53, kv_heads=2, group=4, d=8, e=8),
+    Shape(batch=1, tokens=47, kv_heads=1, group=3, d=7, e=5),
+)
 
 
 @final
@@ -62,10 +78,16 @@ class Finding:
     program: str
     spec: str
     dtype: str
+    shape: Shape
     limit: float
     output_error: float | None = None
     gradient_error: float | None = None  # None if the program has no gradient
     problem: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The spec, and the size of its heads if that is not the usual one."""
+        return self.spec if self.shape in (SHAPE, SMALL_SHAPE) else f"{self.spec}, d={self.shape.d}"
 
     @property
     def is_right(self) -> bool:
@@ -80,16 +102,21 @@ class Finding:
         )
 
 
+#: what a program computes: a whole text, one more token after a state, or the last query over all keys
+Kind = Literal["text", "step", "query"]
+
+
 @final
 @dataclass(frozen=True)
 class Trial:
-    """A program, a spec that it supports, and a dtype."""
+    """A program, a spec that it supports, a shape and a dtype."""
 
     program: Program
     spec: AttentionSpec
+    shape: Shape
     dtype: torch.dtype
     device: torch.device
-    is_step: bool
+    kind: Kind = "text"
 
     @property
     def title(self) -> str:
@@ -98,37 +125,48 @@ class Trial:
 
     def run(self) -> Finding:
         """Compare the program with float64; an exception becomes a finding."""
-        named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."))
+        named = (self.program.name, str(self.spec), str(self.dtype).removeprefix("torch."), self.shape)
         limit = TOLERANCE_BEFORE_TIMING[self.dtype]
         try:
-            output, gradient = self._errors_of_step() if self.is_step else self._errors()
+            if self.kind == "text":
+                output, gradient = self._errors()
+            else:
+                output, gradient = self._error_of_last(), None
         except Exception as problem:
             return Finding(*named, limit, problem=f"{type(problem).__name__}: {first_line(problem)}")
         return Finding(*named, limit, output, gradient)
 
     def _errors(self) -> tuple[float, float]:
-        case = self._case()
+        case = self.case()
         direction = torch.randn_like(plain_output(self.spec, case.tensors)).to(self.dtype)
         errors = errors_of_piece(case, direction, self._output)
         output = errors.pop("output")
         return output, max(errors.values())
 
-    def _case(self) -> TensorCase:
-        return _case(self.program, self.spec, self.dtype, self.device)
+    def case(self) -> TensorCase:
+        """The tensors of the text."""
+        return random_tensors(self.spec, self.shape, 0, self.dtype, device=str(self.device))
 
     def _output(self, case: TensorCase) -> Tensor:
         return self.program.run(_call(case))[0]
 
     @torch.no_grad()
-    def _errors_of_step(self) -> tuple[float, None]:
-        """Errors of a step: the last token of a text, from the state of the earlier ones."""
-        case = self._case()
-        before, token = (case.map(lambda u, part=part: u[:, part]) for part in (slice(-1), slice(-1, None)))
-        q, k, v, *gates = before.tensors.values()
+    def _error_of_last(self) -> float:
+        """The error of the last token of a text, as a step or as one query; these have no gradients."""
+        case = self.case()
+        if self.kind == "query":
+            call = _call(_last_query(case))
+        else:
+            state = self._state_before(case)
+            call = _call(_tokens(case, slice(-1, None)))._replace(state=state, return_state=True)
+        y, _ = self.program.run(call)
+        return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1])
+
+    def _state_before(self, case: TensorCase) -> State:
+        """The state of all tokens but the last."""
+        q, k, v, *gates = _tokens(case, slice(-1)).tensors.values()
         named = dict(zip(self.spec.gates, gates, strict=True))
-        _, state = attention(q, k, v, self.spec, return_state=True, gates=named)
-        y, _ = self.program.run(_call(token)._replace(state=state, return_state=True))
-        return relative_error(y[:, 0], plain_output(self.spec, case.tensors)[:, -1]), None
+        return attention(q, k, v, self.spec, return_state=True, gates=named)[1]
 
 
 #: processes on a GPU: most of the time is compilation, and each process takes half a gigabyte of GPU memory
@@ -174,34 +212,53 @@ def _side_by_side(planned: list[Trial], report: Callable[[float, str], None]) ->
 def trials(device: torch.device) -> Iterator[Trial]:
     """The trials for a device, program by program."""
     for program in PROGRAMS:
-        for dtype in DTYPES.get(device.type, DTYPES["cpu"]):
-            taken = 0
-            for text in SPECS:
-                found = _trial(program, parse(text), dtype, device)
-                if found is not None and taken < SPECS_PER_PROGRAM:
-                    taken += 1
-                    yield found
+        usual, others = _shapes(program, device)
+        specs = SPECS_PER_PROGRAM.get(device.type, SPECS_PER_PROGRAM["cpu"])
+        for dtype, most in specs.items():
+            yield from itertools.islice(_trials(program, usual, dtype, device), most)
+        for shape in others:
+            yield from itertools.islice(_trials(program, shape, next(iter(specs)), device), 1)
 
 
-def _trial(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> Trial | None:
-    """A trial on a whole text or on one more token; None if the program supports neither."""
-    case = _case(program, spec, dtype, device).with_gradients()
-    if program.refuses(_call(case)) is None:
-        return Trial(program, spec, dtype, device, is_step=False)
-    if not spec.has_finite_state:
-        return None
-    token = _case(program, spec, dtype, device).map(lambda u: u[:, -1:])
+def _shapes(program: Program, device: torch.device) -> tuple[Shape, tuple[Shape, ...]]:
+    """The usual shape and the others; small for plain programs, which have no tiles and often huge states."""
+    is_small = program.backend == "torch" or device.type != "cuda"
+    return (SMALL_SHAPE, OTHER_SMALL_SHAPES) if is_small else (SHAPE, OTHER_SHAPES)
+
+
+def _trials(program: Program, shape: Shape, dtype: torch.dtype, device: torch.device) -> Iterator[Trial]:
+    """Trials of all specs that the program supports at this shape."""
+    for text in SPECS:
+        found = _supported(Trial(program, parse(text), shape, dtype, device))
+        if found is not None:
+            yield found
+
+
+def _supported(trial: Trial) -> Trial | None:
+    """The trial as the first kind that the program supports; None if there is none."""
+    case, program = trial.case(), trial.program
+    if program.refuses(_call(case.with_gradients())) is None:
+        return trial
     with torch.no_grad():
-        state = State.on_meta(spec, _call(token).inputs)
-        step = _call(token)._replace(state=state, return_state=True)
-        return None if program.refuses(step) else Trial(program, spec, dtype, device, is_step=True)
+        if program.refuses(_call(_last_query(case))) is None:
+            return dataclasses.replace(trial, kind="query")
+        if not trial.spec.has_finite_state:
+            return None
+        step = _call(_tokens(case, slice(-1, None)))
+        step = step._replace(state=State.on_meta(trial.spec, step.inputs), return_state=True)
+        return None if program.refuses(step) else dataclasses.replace(trial, kind="step")
 
 
-def _case(program: Program, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> TensorCase:
-    """Inputs of a trial; small for plain programs, which have no tiles and can have huge states."""
-    is_plain = program.backend == "torch"
-    shape = SMALL_SHAPE if is_plain or device.type != "cuda" else SHAPE
-    return random_tensors(spec, shape, 0, dtype, device=str(device))
+def _tokens(case: TensorCase, part: slice) -> TensorCase:
+    """Some tokens of a text."""
+    return case.map(lambda u: u[:, part])
+
+
+def _last_query(case: TensorCase) -> TensorCase:
+    """The last query and its gates, with the keys and values of all tokens."""
+    of_queries = {"q", *(a.name for a in case.spec.arguments if a.tokens == "query")}
+    tensors = {name: u[:, -1:] if name in of_queries else u for name, u in case.tensors.items()}
+    return dataclasses.replace(case, tensors=tensors)
 
 
 def _call(case: TensorCase) -> Call:

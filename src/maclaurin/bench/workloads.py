@@ -188,12 +188,20 @@ def _quadratic() -> Iterable[Case]:
         )
 
 
+#: every feature map without and with a row sum or a norm; a sum needs weights that are not negative
+_MAPPED = (
+    *("linear(elu1)/sum", "linear(relu)/sum", "linear(cosine)/l2", "linear(elu1)"),
+    *("linear(elu1)/l2", "linear(relu)/l2", "linear(identity)/l2", "linear(relu)", "linear(cosine)"),
+)
+#: how many of them run at long lengths too
+_MAPPED_AT_LENGTH = 4
+
+
 def _order_one() -> Iterable[Case]:
-    """Every feature map under every denominator, compared with fla's program, which has neither."""
+    """Feature maps and denominators, compared with fla's program, which has neither."""
     fla, group = "chunk_linear_attn", "order one"
-    specs = ("linear(elu1)/sum", "linear(relu)/sum", "linear(cosine)/l2", "linear(elu1)")
     for size in (_USUAL, _LONG, _LONGEST):
-        for spec in specs:
+        for spec in _MAPPED if size is _USUAL else _MAPPED[:_MAPPED_AT_LENGTH]:
             targets = (TimeAgainst(1.1, fla, "forward+backward"), FIRST_CALL)
             yield Case(group=group, spec=spec, size=size, peers=(fla,), targets=targets)
         targets = (*_times(1.0, fla), FIRST_CALL)
@@ -210,7 +218,7 @@ def _about_the_mean() -> Iterable[Case]:
         issued = ISSUED if size is _SHORT else ()
         targets = (TimeAgainst(1.4, peer, "forward+backward"), *issued, FIRST_CALL)
         yield Case(group=group, spec=f"{mean}/sum", size=size, peers=(peer,), targets=targets)
-    for size in (_SHORT, _USUAL, _LONGEST, _GROUPED, _LONG_GROUPED):
+    for size in (_SHORT, _USUAL, _LONG, _LONGEST, _GROUPED, _LONG_GROUPED):
         targets = (TimeAgainst(1.8, peer, "forward+backward"), FIRST_CALL)
         spec = f"{mean}+window(64,sinks=1)/sum"
         yield Case(group=group, spec=spec, size=size, peers=(peer,), targets=targets)

@@ -79,22 +79,22 @@ def _machine_lines(about: dict[str, Any], device: torch.device) -> list[str]:
 
 
 def _table(findings: list[Finding]) -> Table:
-    """A row for every program and spec, a column for every dtype; it fits into 80 characters."""
+    """A row for every program, spec and shape, a column for every dtype; it fits into 80 characters."""
     dtypes = {f.dtype: f.limit for f in findings}
     rows: dict[tuple[str, str], dict[str, Finding]] = {}
     for f in findings:
-        rows.setdefault((f.program, f.spec), {})[f.dtype] = f
+        rows.setdefault((f.program, f.title), {})[f.dtype] = f
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("largest relative error\nlimit", no_wrap=True)
     for dtype, limit in dtypes.items():
         table.add_column(f"{dtype}\n{limit:.0e}", justify="right", no_wrap=True)
     last = None
-    for (program, spec), found in rows.items():
+    for (program, title), found in rows.items():
         if program != last:
             table.add_row(f"[bold]{program}[/]")
             last = program
         cells = (_cell(found.get(dtype)) for dtype in dtypes)
-        table.add_row("  " + spec.replace("[", r"\["), *cells)
+        table.add_row("  " + title.replace("[", r"\["), *cells)
     return table
 
 
@@ -119,7 +119,7 @@ def _advice(findings: list[Finding], device: torch.device) -> list[str]:
     for program, found in wrong.items():
         problems = {f.problem for f in found if f.problem}
         what = "; ".join(sorted(problems)) or "gives wrong results"
-        where = ", ".join(f"{f.spec} in {f.dtype}{_amount(f)}" for f in found)
+        where = ", ".join(f"{f.title} in {f.dtype}{_amount(f)}" for f in found)
         lines.append(f"[bold red]{program}[/] {what} ({where}).")
     names = ",".join(wrong)
     lines += [

@@ -40,6 +40,7 @@ class Batch:
     targets: Tensor  # [B, T] int64, the next token or the answer; NOT_SCORED where not scored
     documents: Tensor | None = None  # [B, T] int32, from 0 in each row; None: attention may cross them
     answers: Tensor | None = None  # [B, T] fp32, weight of the loss of an answer; 0 at other targets
+    answers_at: Tensor | None = None  # [n] int64, places of the answers in B · T; set by StepBatch
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> Batch:
@@ -66,9 +67,14 @@ class Batch:
         """The same batch on another device."""
         moved = [
             None if part is None else part.to(device, non_blocking=non_blocking)  # pyright: ignore
-            for part in (self.tokens, self.targets, self.documents, self.answers)
+            for part in self.tensors
         ]
         return Batch(*moved)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All fields, in order."""
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 class Source(ABC):

@@ -221,7 +221,7 @@ class State:
         """The state without its last m tokens, given what they were: k [B, m, Hkv, d], v, and their gates.
 
         A decay gate or a window discards what a rollback would need: keep a `clone()` from before
-        those tokens instead.
+        those tokens and read those that remain again, as a cache with rollback=… does.
         """
         self._require_invertible()
         self._require_holds(k, v)
@@ -301,7 +301,8 @@ class State:
         if part is not None:
             raise InputError(
                 f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has discarded what "
-                "a rollback would need. Keep state.clone() from before the tokens and return to it."
+                "a rollback would need. Keep state.clone() from before the tokens, return to it and read "
+                "those that remain again; MaclaurinCache(config, rollback=…) does that for a whole model."
             )
 
     def _require_mergeable(self) -> None:
@@ -309,8 +310,8 @@ class State:
         if window is not None and window.kept:
             raise InputError(
                 f"states of {self.spec} cannot be merged: {window.mark}{window} keeps keys by the attention "
-                "they received, and the queries of the later text have not seen the keys of the earlier one. "
-                "Continue from the earlier state with the later text instead."
+                "they received. The queries of the later text have not seen the keys of the earlier one, and "
+                "states do not hold queries. Continue from the earlier state with the later text instead."
             )
 
     def __repr__(self) -> str:

@@ -140,6 +140,11 @@ class Inputs(NamedTuple):
     gates: Mapping[str, Tensor] = _NO_GATES
     present: Tensor | None = None  # [B, S], False for padding
 
+    def between(self, start: int, stop: int) -> Inputs:
+        """Tokens start … stop−1 of a text with as many queries as keys."""
+        part = self.map(lambda u: u[:, start:stop])
+        return part if self.present is None else part._replace(present=self.present[:, start:stop])
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """Apply `change` to every tensor but the mask."""
         gates = {name: change(gate) for name, gate in self.gates.items()}

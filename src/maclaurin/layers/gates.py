@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,15 @@ class GateFromToken(nn.Module):
         if recipe is Recipe.MINUS_SOFTPLUS:
             return -softplus(raw.float())
         return logsigmoid(raw.float()) / (16 if recipe is Recipe.LOG_SIGMOID_16 else 1)
+
+
+@lru_cache(maxsize=1024)
+def gate_bytes(recipe: Recipe, hidden_size: int, heads: int, head_size: int, dtype: torch.dtype) -> int:
+    """Bytes of an argument for one token, made with this recipe in a model of this dtype."""
+    with torch.device("meta"):
+        gate = GateFromToken(recipe, hidden_size, heads, head_size).to(dtype)
+        token, position = torch.empty(1, 1, hidden_size, dtype=dtype), torch.zeros(1, 1, dtype=torch.long)
+        return gate(token, position, torch.empty(1, 1, heads)).nbytes
 
 
 def _length_power(exponent: Tensor, positions: Tensor, batch: int) -> Tensor:

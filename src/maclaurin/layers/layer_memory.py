@@ -4,6 +4,13 @@ Heads with a finite state keep that state, whose size does not depend on the len
 keep the keys and values (and gates) of every token, which grow. The last inputs of a short convolution are
 kept too. No tensor is ever changed in place, so a copy of the memory can share all of them. The exception is
 a memory with preallocated buffers, which a recorded step fills in place.
+
+To drop the last m of t tokens, with up to n of them kept (`rollback`):
+
+    moments alone      S_{t−m} = S_t − Σ φ(k_s) [v_s, 1]ᵀ of the m tokens                  keys of n tokens
+    decay or window    S_{t−m} = S_{t−n}, continued with n − m of the tokens after it      S_{t−n}, n tokens
+
+Every new token moves S_{t−n} on by one, so that such heads read each token twice.
 """
 
 from __future__ import annotations
@@ -20,6 +27,7 @@ from maclaurin.errors import InputError
 from maclaurin.forms.exact_keys import ExactKeys
 from maclaurin.forms.kept import keep_attended_keys
 from maclaurin.forms.state import State
+from maclaurin.forms.stream import Inputs
 from maclaurin.layers.layout import Layout
 from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
 from maclaurin.programs.dispatch import attention
@@ -66,18 +74,23 @@ class HeadsMemory:
     """The memory of heads with this spec.
 
     rollback   how many of the last tokens can be dropped
+    before     the state before the tokens in `keys`, if it cannot be computed backwards; None: no token
     """
 
     def __init__(self, spec: AttentionSpec, rollback: int) -> None:
         self.spec, self.rollback = spec, rollback
         self.state: State | None = None
+        self.before: State | None = None
         self.buffers: dict[str, Tensor] = {}
         self.space: Preallocation | None = None
         self.writes_in_place = False
 
     @property
     def keys(self) -> dict[str, Tensor]:
-        """k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`."""
+        """k, v and gates [B, n, …]: of every token where the memory grows, else of the last `rollback`.
+
+        With q, where these tokens are read again after a rollback.
+        """
         if self.space is None:
             return self.buffers
         return {name: t[:, : self.space.length] for name, t in self.buffers.items()}
@@ -107,9 +120,40 @@ class HeadsMemory:
         k, v = every.pop("k"), every.pop("v")
         return attention(q, k, v, self.spec, layout="bthd", key_padding_mask=mask, gates=every)
 
-    def keep_last(self, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> None:
-        """Keep what a rollback of the last tokens needs."""
-        self._keep(self._of_keys(k, v, gates), self.rollback)
+    @property
+    def reads_again(self) -> bool:
+        """Whether a rollback reads the last tokens again, from the state before them."""
+        return self.rollback > 0 and not self.grows and self.spec.irreversible_part is not None
+
+    @property
+    def droppable(self) -> int:
+        """How many of the last tokens a state can be rolled back now."""
+        return next(iter(self.buffers.values())).shape[1] if self.buffers else 0
+
+    def keep_last(self, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> None:
+        """Keep what a rollback of the last tokens needs, after they were read."""
+        if not self.reads_again:
+            self._keep(self._of_keys(k, v, gates), self.rollback)
+            return
+        held = self.keys
+        new = {"q": q, "k": k, "v": v, **gates}
+        if held:
+            new = {name: torch.cat([held[name], t], dim=1) for name, t in new.items()}
+        older = new["k"].shape[1] - self.rollback
+        if older > 0:
+            self.before = self._continued(self.before, {name: t[:, :older] for name, t in new.items()})
+        self.keys = {name: _own(t[:, -self.rollback :]) for name, t in new.items()}
+
+    def cannot_go_back(self) -> None:
+        """Make the present state the earliest that a rollback can return to."""
+        self.before, self.keys = self.state if self.reads_again else None, {}
+
+    def _continued(self, state: State | None, tokens: dict[str, Tensor]) -> State:
+        """The state after more tokens, given by their q, k, v and gates."""
+        gates = dict(tokens)
+        q, k, v = (gates.pop(name) for name in "qkv")
+        given: dict[str, Any] = {"layout": "bthd", "gates": gates, "return_state": True}
+        return attention(q, k, v, self.spec, state=state, **given)[1]
 
     def _of_keys(self, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> dict[str, Tensor]:
         """All tensors with one entry per key."""
@@ -120,13 +164,14 @@ class HeadsMemory:
         before = self.keys
         if before:
             new = {name: torch.cat([before[name], t], dim=1) for name, t in new.items()}
-        elif most is None:
-            new = {name: _own(t) for name, t in new.items()}
-        self.keys = new if most is None else {name: t[:, -most:] for name, t in new.items()}
+        if most is not None:
+            new = {name: t[:, -most:] for name, t in new.items()}
+        self.keys = {name: _own(t) for name, t in new.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply `change` to every tensor."""
         self.state = None if self.state is None else self.state.map(change)
+        self.before = None if self.before is None else self.before.map(change)
         self.keys = {name: change(t) for name, t in self.keys.items()}
 
     def require_rollback(self, tokens: int) -> None:
@@ -134,40 +179,55 @@ class HeadsMemory:
         if self.grows:
             return
         part = self.spec.irreversible_part
-        if part is not None:
+        if self.rollback == 0 and part is not None:
             raise InputError(
                 f"a state of {self.spec} cannot be rolled back: {part.mark}{part} has discarded what that "
-                "needs. Keep a fork() of the cache from before the tokens and return to it."
+                f"needs. Make the cache with rollback={tokens} or more, which keeps it, or keep a fork() "
+                "from before the tokens and return to it."
             )
-        require_within(tokens, self.rollback)
+        require_within(tokens, self.droppable, self.rollback)
 
     def drop(self, tokens: int) -> None:
         """Drop the last tokens; check with `require_rollback` first."""
-        if self.state is not None:
+        left = {name: t[:, :-tokens] for name, t in self.keys.items()}
+        if self.reads_again and self.droppable == tokens:
+            self.state, left = self.before, {}
+        elif self.reads_again:
+            self.state = self._continued(self.before, left)
+        elif self.state is not None:
             lost = {name: t[:, -tokens:] for name, t in self.keys.items()}
             self.state = self.state.rollback(lost.pop("k"), lost.pop("v"), gates=lost)
-        self.keys = {name: t[:, :-tokens] for name, t in self.keys.items()}
+        self.keys = {name: _own(t) for name, t in left.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, spare capacity included."""
-        state = {} if self.state is None else self.state.tensors()
-        return sum(t.numel() * t.element_size() for t in (*state.values(), *self.buffers.values()))
+        states = [t for state in self._states().values() for t in state.tensors().values()]
+        return sum(t.nbytes for t in (*states, *self.buffers.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor it holds, by name."""
-        named = {} if self.state is None else {f"state.{n}": t for n, t in self.state.tensors().items()}
+        named = {f"{s}.{n}": t for s, state in self._states().items() for n, t in state.tensors().items()}
         return named | {f"keys.{name}": t for name, t in self.keys.items()}
+
+    def _states(self) -> dict[str, State]:
+        """The state and, if it is another one, the state before the last tokens."""
+        found = {"state": self.state, "before": None if self.before is self.state else self.before}
+        return {name: state for name, state in found.items() if state is not None}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `tensors`."""
         self.keys = _under("keys.", tensors)
-        exact: dict[str, Any] = _under("state.exact.", tensors)
-        state: dict[str, Any] = {
-            n: t for n, t in _under("state.", tensors).items() if not n.startswith("exact.")
-        }
-        if state:
-            self.state = State(self.spec, **state, exact=ExactKeys(**exact) if exact else None)
+        self.state, self.before = (self._state_of(_under(name, tensors)) for name in ("state.", "before."))
+        if self.reads_again and "q" not in self.keys:
+            self.cannot_go_back()
+
+    def _state_of(self, tensors: dict[str, Any]) -> State | None:
+        if not tensors:
+            return None
+        exact: dict[str, Any] = _under("exact.", tensors)
+        others = {n: t for n, t in tensors.items() if not n.startswith("exact.")}
+        return State(self.spec, **others, exact=ExactKeys(**exact) if exact else None)
 
 
 class LayerMemory:
@@ -204,7 +264,8 @@ class LayerMemory:
     @property
     def parts(self) -> tuple[Any, ...]:
         """The objects it holds; every change replaces them."""
-        return (self.tail, *(part for heads in self.heads for part in (heads.state, heads.buffers)))
+        of_heads = ((heads.state, heads.before, heads.buffers) for heads in self.heads)
+        return (self.tail, *(part for parts in of_heads for part in parts))
 
     # ------------------------------------------------------------------------------------ reading
 
@@ -235,9 +296,27 @@ class LayerMemory:
     ) -> Tensor:
         """y [B, T, H, e] of heads that have states, which become those after the tokens."""
         memories = [self.heads[number] for number in part.numbers]
-        mask = layout.key_padding_mask
+        tokens = Inputs(q, k, v, gates, layout.key_padding_mask)
+        if self.prompt is not None and memories[0].state is None:
+            return self._read_prompt(part, tokens, self.prompt)
+        if not self.rollback:
+            return self._read(part, tokens)
+        first = q.shape[1] - min(self.rollback, layout.unpadded)  # tokens that can never be dropped
+        if first <= 0 or not any(memory.reads_again for memory in memories):
+            return self._read_and_keep(part, tokens)
+        y = self._read(part, tokens.between(0, first))
+        for memory in memories:
+            memory.cannot_go_back()
+        if first == q.shape[1]:
+            return y
+        rest = tokens.between(first, q.shape[1])._replace(present=None)
+        return torch.cat([y, self._read_and_keep(part, rest)], dim=1)
+
+    def _read(self, part: HeadsOfPart, tokens: Inputs) -> Tensor:
+        """y of more tokens; states become those after them."""
+        q, k, v, gates, mask = tokens
+        memories = [self.heads[number] for number in part.numbers]
         read: dict[str, Any] = {"layout": "bthd", "key_padding_mask": mask, "gates": gates}
-        begins = memories[0].state is None
         if len(memories) == 1:
             before = memories[0].state
             y, state = attention(q, k, v, memories[0].spec, state=before, return_state=True, **read)
@@ -247,24 +326,33 @@ class LayerMemory:
             y, states = attention(q, k, v, part.layer, state=earlier, return_state=True, **read)
         for memory, state in zip(memories, states, strict=True):
             memory.state = state
-        if self.rollback:
-            for memory, heads in zip(memories, part.each_group(), strict=True):
-                memory.keep_last(heads.keys.of(k), heads.keys.of(v), heads.gates(gates))
-        if self.prompt is not None and begins:
-            return self._read_otherwise(part, q, k, v, gates, layout)
         return y
 
-    def _read_otherwise(
-        self, part: HeadsOfPart, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor], layout: Layout
-    ) -> Tensor:
-        """y of a text's first piece with the attention of prompts; memories keep the keys it attended to."""
-        assert self.prompt is not None
-        mask = layout.key_padding_mask
+    def _read_and_keep(self, part: HeadsOfPart, tokens: Inputs) -> Tensor:
+        """y of more tokens, which a rollback may drop."""
+        y = self._read(part, tokens)
         for number, heads in zip(part.numbers, part.each_group(), strict=True):
-            memory, own = self.heads[number], (heads.queries.of(q), heads.keys.of(k), heads.keys.of(v))
+            q, k, v = heads.queries.of(tokens.q), heads.keys.of(tokens.k), heads.keys.of(tokens.v)
+            self.heads[number].keep_last(q, k, v, heads.gates(tokens.gates))
+        return y
+
+    def _read_prompt(self, part: HeadsOfPart, tokens: Inputs, spec: AttentionSpec) -> Tensor:
+        """y of a text's first piece with the attention of prompts; memories keep the keys it attended to.
+
+        Where its last queries choose what is kept, a rollback cannot drop a part of it.
+        """
+        self._read(part, tokens)
+        for number, heads in zip(part.numbers, part.each_group(), strict=True):
+            memory, gates = self.heads[number], heads.gates(tokens.gates)
+            own = heads.queries.of(tokens.q), heads.keys.of(tokens.k), heads.keys.of(tokens.v)
             assert memory.state is not None
-            memory.state = keep_attended_keys(memory.state, *own, mask)
-        return attention(q, k, v, self.prompt, layout="bthd", key_padding_mask=mask, gates=gates)
+            memory.state = keep_attended_keys(memory.state, *own, tokens.present)
+            if memory.reads_again:
+                memory.cannot_go_back()
+            elif self.rollback:
+                memory.keep_last(*own, gates)
+        q, k, v, gates, mask = tokens
+        return attention(q, k, v, spec, layout="bthd", key_padding_mask=mask, gates=gates)
 
     def before(self, u: Tensor) -> Tensor:
         """The inputs of a convolution [B, width − 1 + T, C]: the last earlier inputs, then u [B, T, C]."""
@@ -272,7 +360,7 @@ class LayerMemory:
         if self.tail is None:
             self.tail = u.new_zeros(u.shape[0], reach, u.shape[2])
         line = torch.cat([self.tail, u], dim=1)
-        self.tail = line[:, max(0, line.shape[1] - reach - self.rollback) :]
+        self.tail = _own(line[:, max(0, line.shape[1] - reach - self.rollback) :])
         return line[:, line.shape[1] - u.shape[1] - reach :]
 
     # ------------------------------------------------------------------------------ copies and rollback
@@ -300,15 +388,15 @@ class LayerMemory:
         """Raise unless the last tokens can be dropped."""
         for heads in self.heads:
             heads.require_rollback(tokens)
-        if self.convolution:
-            require_within(tokens, self.rollback)
+        if self.tail is not None:
+            require_within(tokens, self.tail.shape[1] - (self.convolution - 1), self.rollback)
 
     def drop(self, tokens: int) -> None:
         """Drop the last tokens; check with `require_rollback` first."""
         for heads in self.heads:
             heads.drop(tokens)
         if self.tail is not None:
-            self.tail = self.tail[:, :-tokens]
+            self.tail = _own(self.tail[:, :-tokens])
 
     # ------------------------------------------------------------------------------------ its size
 
@@ -361,12 +449,12 @@ def _by_memory(groups: tuple[HeadGroup, ...], group_size: int) -> HeadSplit:
     return split_heads(groups, (with_state, *growing) if with_state else tuple(growing), group_size)
 
 
-def require_within(tokens: int, rollback: int) -> None:
-    """Raise if more tokens are to be dropped than a cache can roll back."""
-    if tokens > rollback:
+def require_within(tokens: int, droppable: int, rollback: int) -> None:
+    """Raise if more tokens are to be dropped than a cache made with rollback=… can drop now."""
+    if tokens > droppable:
         raise InputError(
-            f"{tokens} tokens cannot be dropped: this cache can roll back the last "
-            f"{rollback} only. Make it with rollback={tokens} or more, or keep a fork() from before."
+            f"{tokens} tokens cannot be dropped: this cache can roll back the last {droppable} only. Make it "
+            f"with rollback={rollback + tokens - droppable} or more, or keep a fork() from before."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,12 @@ class Layout:
     present: Tensor | None = None
     #: rotary angles by head size and dtype, made once for all layers; None: layers make them
     angles: Mapping[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @cached_property
+    def unpadded(self) -> int:
+        """How many of the last tokens are real in every row; reading that waits for the GPU."""
+        mask = self.key_padding_mask
+        return self.positions.shape[1] if mask is None else real_at_end(mask)
 
     @staticmethod
     def of(positions: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Layout:
@@ -65,6 +72,12 @@ class Layout:
     def _present_behind(self, number: int) -> Tensor | None:
         present = self.present
         return None if present is None else torch.nn.functional.pad(present, (number, 0), value=True)
+
+
+def real_at_end(mask: Tensor) -> int:
+    """How many of the last tokens are real in every row of a mask [B, T]."""
+    gaps = (~mask.all(0)).nonzero()
+    return mask.shape[1] - 1 - int(gaps[-1]) if len(gaps) else mask.shape[1]
 
 
 def _cuts(documents: Tensor) -> tuple[Tensor, int]:

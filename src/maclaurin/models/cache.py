@@ -21,8 +21,9 @@ from transformers.cache_utils import Cache
 from maclaurin.errors import InputError, StateBudgetError
 from maclaurin.forms.state import State, read_state_file, write_state
 from maclaurin.forms.stream import Inputs
+from maclaurin.layers.gates import gate_bytes
 from maclaurin.layers.layer_memory import LayerMemory
-from maclaurin.layers.layout import Layout
+from maclaurin.layers.layout import Layout, real_at_end
 from maclaurin.models.configuration import MaclaurinConfig
 from maclaurin.spec.catalogue import resolve
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
@@ -43,7 +44,7 @@ class MaclaurinCache(Cache):
     keys and values. `generate()` makes one itself; make your own to continue later, to fork or to roll back.
 
     config      of the model
-    rollback    how many of the last tokens `rollback` may drop
+    rollback    how many of the last tokens `rollback` may drop; windows and forget gates then need two states
     """
 
     def __init__(self, config: MaclaurinConfig, rollback: int = 0) -> None:
@@ -95,7 +96,7 @@ class MaclaurinCache(Cache):
         if self.lengths is not None:
             self.lengths = self.lengths + (tokens if mask is None else mask.sum(1))
         self.seen += tokens
-        self.unpadded = self.unpadded + tokens if mask is None else _unpadded(mask)
+        self.unpadded = self.unpadded + tokens if mask is None else real_at_end(mask)
 
     def _new_mask(self, attention_mask: Tensor | None, batch: int, tokens: int) -> Tensor | None:
         """The mask of the new tokens, or None if all are real."""
@@ -158,7 +159,7 @@ class MaclaurinCache(Cache):
             memory.drop(tokens)
         self.seen, self.unpadded = self.seen - tokens, self.unpadded - tokens
         self.lengths = None if self.lengths is None else self.lengths - tokens
-        self.present = None if self.present is None else self.present[:, :-tokens]
+        self.present = None if self.present is None else self.present[:, :-tokens].clone()
         self.pending = None
 
     def reset(self) -> None:
@@ -292,7 +293,7 @@ class MaclaurinCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False: some specs cannot drop tokens; `rollback` raises an error for those."""
+        """False: heads with a state can drop the last `rollback` tokens only."""
         return False
 
     @property
@@ -304,12 +305,6 @@ class MaclaurinCache(Cache):
 def real_positions(mask: Tensor) -> Tensor:
     """Number of real tokens before each token [B, T]."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def _unpadded(mask: Tensor) -> int:
-    """How many of the last tokens are real in every row."""
-    gaps = (~mask.all(0)).nonzero()
-    return mask.shape[1] - 1 - int(gaps[-1]) if len(gaps) else mask.shape[1]
 
 
 def _description(config: MaclaurinConfig) -> dict[str, Any]:
@@ -345,10 +340,16 @@ def _shown(value: Any) -> str:
 
 
 def state_bytes(config: MaclaurinConfig, batch: int, dtype: torch.dtype) -> int:
-    """Exact bytes of all states of fixed size; heads that keep keys and values are not counted."""
-    layers = config.layer_attention()
+    """Exact bytes of all states and convolution inputs, whose size is fixed.
+
+    Heads that keep keys and values are not counted.
+    """
     heads, kv_heads, size = config.num_attention_heads, config.kv_heads, config.head_size
-    return sum(_bytes_of_states(layer, heads, kv_heads, size, batch, dtype) for layer in layers)
+    return sum(
+        _bytes_of_states(layer, heads, kv_heads, size, batch, dtype)
+        + batch * dtype.itemsize * _convolution_inputs(layer, heads, kv_heads, size)
+        for layer in config.layer_attention()
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -364,22 +365,44 @@ def _bytes_of_states(
         )
 
 
+def _convolution_inputs(layer: LayerAttention, heads: int, kv_heads: int, size: int) -> int:
+    """(width − 1) · channels: the numbers that a convolution keeps of a sequence."""
+    width, key_size = layer.extras.convolution, layer.extras.feature_size or size
+    return max(0, width - 1) * ((heads + kv_heads) * key_size + kv_heads * size)
+
+
 def growing_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of the keys, values and gates of `tokens` tokens, in heads without a state."""
+    """Exact bytes of the keys, values and gates of `tokens` tokens, in heads without a state.
+
+    The extra tokens that some layers put in front of a text are not counted.
+    """
+    return batch * tokens * sum(_bytes_per_token(config, layer, dtype) for layer in config.layer_attention())
+
+
+def _bytes_per_token(config: MaclaurinConfig, layer: LayerAttention, dtype: torch.dtype) -> int:
+    """Bytes of the keys, values and gates of one token, in the heads of a layer without a state."""
     heads, kv_heads, size = config.num_attention_heads, config.kv_heads, config.head_size
-    with torch.device("meta"):
-        rows = [
-            _one_token(_sizes(layer, group, heads, kv_heads, size), batch, dtype)
-            for layer in config.layer_attention()
-            for group in layer.groups
-            if not group.spec.has_finite_state
-        ]
-    return tokens * sum(inputs.k.nbytes + inputs.v.nbytes for inputs in rows)
+    total = 0
+    for group in layer.groups:
+        if group.spec.has_finite_state:
+            continue
+        (of_queries, _), (of_keys, key_size), (_, value_size) = _sizes(layer, group, heads, kv_heads, size)
+        total += of_keys * (key_size + value_size) * dtype.itemsize
+        for argument in group.spec.arguments:
+            if argument.tokens == "key":
+                own = of_queries if argument.heads == "query" else of_keys
+                recipe = layer.extras.recipe(argument)
+                total += gate_bytes(recipe, config.hidden_size, own, value_size, dtype)
+    return total
 
 
 def cache_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache after `tokens` tokens without padding, for specs without gates."""
-    return state_bytes(config, batch, dtype) + growing_bytes(config, batch, tokens, dtype)
+    """Exact bytes of a cache after `tokens` tokens without padding, made with rollback=0."""
+    extra = sum(
+        layer.extras.extra_tokens * _bytes_per_token(config, layer, dtype)
+        for layer in config.layer_attention()
+    )
+    return state_bytes(config, batch, dtype) + growing_bytes(config, batch, tokens, dtype) + batch * extra
 
 
 def key_value_bytes(config: MaclaurinConfig, batch: int, tokens: int, dtype: torch.dtype) -> int:

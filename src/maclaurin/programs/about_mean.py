@@ -62,9 +62,6 @@ class PairsAboutMean(Program):
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 8, 0.0)
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         return _Polynomial.of(call, 0).run
 
@@ -97,9 +94,6 @@ class TailInChunks(Program):
     def cost(self, call: Call) -> Cost:
         return linear_cost(call, self.chunk(call))
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         polynomial = _Polynomial.of(call, self.chunk(call))
         return polynomial.run_with_state if call.carries_state else polynomial.run
@@ -118,9 +112,6 @@ class BalancedPairs(Program):
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 10, 0.0)
-
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         return _Polynomial.of(call, 0).run
@@ -142,9 +133,6 @@ class BalancedChunks(Program):
 
     def cost(self, call: Call) -> Cost:
         return linear_cost(call, self.chunk(call))
-
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         return _Polynomial.of(call, self.chunk(call)).run

@@ -69,9 +69,6 @@ class StateStep(Program):
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         spec, q = call.spec, call.inputs.q
         is_final = spec.norm is None and not spec.gates_before_norm
@@ -144,9 +141,6 @@ class WindowStep(Program):
 
     def cost(self, call: Call) -> Cost:
         return _step_cost(call)
-
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         spec = call.spec

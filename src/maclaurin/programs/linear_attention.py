@@ -68,9 +68,6 @@ class LinearAttention(Program):
         moved = size * (rows * (d + e) + 2 * keys * (d + e)) + 2 * states
         return Cost(2 * (rows + keys) * d * e + 2 * rows * chunk * (d + e), moved, 3, states)
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         return _Rows.of(call, self.chunk(call)).run
 

@@ -78,9 +78,6 @@ class LinearTime(Program):
     def cost(self, call: Call) -> Cost:
         return linear_cost(call, self.chunk(call))
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         spec, inputs = call.spec, call.inputs
         before = None if call.state is None else call.state.count

@@ -146,7 +146,10 @@ class Cost:
 
 
 class Program(ABC):
-    """One way to compute a call. Programs have no state: one object of each runs every call."""
+    """One way to compute a call. Programs have no state: one object of each runs every call.
+
+    A program defines `run`, or `prepared` if it has something to compute once for many calls.
+    """
 
     #: its name in a plan
     name: str
@@ -163,6 +166,11 @@ class Program(ABC):
     has_fixed_work: ClassVar[bool] = False
     #: whether it never reads absent keys and values; for other programs they are replaced by zeros
     skips_absent_keys: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.run is Program.run and cls.prepared is Program.prepared:
+            raise TypeError(f"the program {cls.__name__} must define `run` or `prepared`.")
 
     def refuses(self, call: Call) -> str | None:
         """Why it does not compute this call; None if it does."""
@@ -185,9 +193,9 @@ class Program(ABC):
     def cost(self, call: Call) -> Cost:
         """The cost of a forward pass."""
 
-    @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         """The output [B, T, H, e] in the dtype of q, and the state after the last token if requested."""
+        return self.prepared(call)(call)
 
     def run_groups(self, call: Call) -> tuple[Tensor, tuple[State, ...]]:
         """The output for `call.groups`, and the state of each group if requested; if `takes_groups`."""

@@ -61,9 +61,6 @@ class QuadraticPolynomial(Program):
         flops = dense_flops(call) / (2 if call.causal else 1)
         return Cost(_GATED * flops if call.spec.decay_gates else flops, 0.0, 5, 0.0)
 
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
-
     def prepared(self, call: Call) -> Run:
         spec, weight = call.spec, call.spec.kernel.fused
         assert weight is not None

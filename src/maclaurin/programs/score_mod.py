@@ -21,7 +21,6 @@ from torch.autograd.function import once_differentiable
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.output import SeenByRows, running_log_sum
-from maclaurin.forms.state import State
 from maclaurin.forms.stream import Rows, log_decay, running_totals
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs import triton as gpu
@@ -72,9 +71,6 @@ class ScoreMod(Program):
         if window is None:
             return Cost(_SLOWER * flops / 2, 0.0, 5, 0.0)
         return Cost(flops * min(0.5, (window.slots + 64) / call.keys), 0.0, 5, 0.0)
-
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         return _Softmax.of(call).run

@@ -37,7 +37,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.output import SeenByRows, running_log_sum
-from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs, Rows, causal_mask, gated_values, working_dtype
 from maclaurin.forms.tracing import are_traced, is_tracing
 from maclaurin.programs.custom_operator import apply_of
@@ -75,9 +74,6 @@ class StockSoftmax(Program):
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
-
-    def run(self, call: Call) -> tuple[Tensor, State | None]:
-        return self.prepared(call)(call)
 
     def prepared(self, call: Call) -> Run:
         if not call.spec.ignores_row_scale:

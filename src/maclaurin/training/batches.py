@@ -71,6 +71,7 @@ class StepBatch:
                 whole.targets[cut],
                 None if documents is None else documents[cut],
                 None if answers is None else answers[cut],
+                None if answers is None else answers[cut].flatten().nonzero()[:, 0],
             )
             for cut in cuts
         ]
@@ -86,8 +87,7 @@ class StepBatch:
 
 
 def _pinned(batch: Batch) -> Batch:
-    parts = (batch.tokens, batch.targets, batch.documents, batch.answers)
-    return Batch(*(None if part is None else part.pin_memory() for part in parts))  # type: ignore[arg-type]
+    return Batch(*(None if part is None else part.pin_memory() for part in batch.tensors))  # type: ignore[arg-type]
 
 
 @final

@@ -17,7 +17,7 @@ from maclaurin.errors import MaclaurinError
 from maclaurin.progress_bar import still_working
 from maclaurin.training.batches import StepBatch
 from maclaurin.training.config import TrainConfig
-from maclaurin.training.losses import NextToken, Objective
+from maclaurin.training.losses import MatchAttention, Objective
 from maclaurin.training.optimizer_step import OptimizerStep, StepResult
 from maclaurin.training.processes import Processes
 from maclaurin.wording import first_line
@@ -28,11 +28,14 @@ class CompileError(MaclaurinError):
 
 
 def is_compiled(config: TrainConfig, objective: Objective, processes: Processes) -> bool:
-    """The config's setting; by default on a GPU, unless layers are called one by one or split by FSDP."""
+    """The config's setting; by default on a GPU, unless layers are called one by one or split by FSDP.
+
+    Layers are called one by one by match-attention, which gives each the input of the teacher's.
+    """
     if config.compile is not None:
         return config.compile
     whole = processes.world == 1 or config.parallel != "fsdp"
-    return processes.device.type == "cuda" and isinstance(objective, NextToken) and whole
+    return processes.device.type == "cuda" and not isinstance(objective, MatchAttention) and whole
 
 
 def first_compiled_step(

@@ -40,11 +40,17 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None,
+        answers: Tensor | None = None,
+        answers_at: Tensor | None = None,
     ) -> Tensor:
         """The sum of the losses of the scored tokens of a batch, with its gradients.
 
-        answers    [B, T] or None: the weight of the loss of an answer, the same for all; 0 elsewhere
+        answers       [B, T] or None: the weight of the loss of an answer, the same for all; 0 elsewhere
+        answers_at    [n], their places in B · T: finding these on a GPU would wait for it
         """
 
     @abstractmethod
@@ -80,7 +86,12 @@ class NextToken(Objective):
         self.model = model
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None,
+        answers: Tensor | None = None,
+        answers_at: Tensor | None = None,
     ) -> Tensor:
         """Σ −log p(target); logits are computed in chunks and not kept."""
         hidden = _hidden(self.model, tokens, documents)
@@ -171,7 +182,12 @@ class MatchLogits(Objective):
             )
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None,
+        answers: Tensor | None = None,
+        answers_at: Tensor | None = None,
     ) -> Tensor:
         """Σ of the divergences at scored tokens; logits are computed in chunks and not kept.
 
@@ -181,10 +197,10 @@ class MatchLogits(Objective):
         scored = (targets != NOT_SCORED).flatten()
         if answers is None:
             return summed_divergence(hidden, own, known, weight, scored)
-        is_answer = answers.flatten() > 0
-        at = is_answer.nonzero()[:, 0]
-        of_answers = summed_cross_entropy(hidden[at], own, targets.flatten()[at])
-        of_text = summed_divergence(hidden, own, known, weight, scored & ~is_answer)
+        assert answers_at is not None, "answers come with their places"
+        asked = hidden.index_select(0, answers_at)
+        of_answers = summed_cross_entropy(asked, own, targets.flatten().index_select(0, answers_at))
+        of_text = summed_divergence(hidden, own, known, weight, scored.index_fill(0, answers_at, False))
         return of_text + answers.amax() * of_answers
 
     @torch.no_grad()
@@ -304,7 +320,12 @@ class MatchAttention(Objective):
         _freeze_all_but([_attentions(model)[n] for n in self.layers], model)
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, documents: Tensor | None, answers: Tensor | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        documents: Tensor | None,
+        answers: Tensor | None = None,
+        answers_at: Tensor | None = None,
     ) -> Tensor:
         """Σ of the distances of scored tokens."""
         return self._distances(tokens, targets, documents).sum()

@@ -132,8 +132,10 @@ class OptimizerStep:
             scored = self.processes.total(torch.tensor(scored, device=self.processes.device))
         total = torch.zeros((), device=self.processes.device)
         for number, part in enumerate(here.parts, start=1):
+            if self.is_compiled and part.answers_at is not None:
+                any_number(part.answers_at)
             with self.autocast(), self._exchange(number == len(here.parts)):
-                loss = self.module(part.tokens, part.targets, part.documents, part.answers) / scored
+                loss = self.module(*part.tensors) / scored
                 (loss * self.processes.world).backward()  # gradients are averaged over processes
             total += loss.detach()
         return self.processes.total(total)
@@ -151,6 +153,13 @@ class OptimizerStep:
         if hasattr(self.shared, "set_requires_gradient_sync"):
             self.shared.set_requires_gradient_sync(last)  # FSDP2  # type: ignore[operator]
         return contextlib.nullcontext()
+
+
+def any_number(places: Tensor) -> None:
+    """Let torch.compile expect any length of a list, instead of compiling again for the second length."""
+    from torch._dynamo import maybe_mark_dynamic
+
+    maybe_mark_dynamic(places, 0)
 
 
 def _distributed(objective: Objective, config: TrainConfig, processes: Processes) -> nn.Module:

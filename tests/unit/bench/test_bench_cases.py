@@ -9,7 +9,8 @@ from maclaurin.bench.bench_record import Size
 from maclaurin.bench.peers import _MAKERS
 from maclaurin.bench.targets import PEER_TITLES, MemoryAgainst, TimeAgainst
 from maclaurin.bench.workloads import all_cases, chosen_cases, packed_cuts
-from maclaurin.errors import InputError
+from maclaurin.errors import InputError, SpecError
+from maclaurin.spec import feature_map
 
 SHAPES = [Size.of(8, 16, 4096, 64), Size.of(8, 16, 4096, 128), Size.of(2, 16, 16384, 64)]
 
@@ -108,6 +109,27 @@ def test_packed_texts_are_uneven_and_as_many_tokens_as_equal_rows():
     assert sum(lengths) == 32768
     assert max(lengths) > 2 * min(lengths) > 0
     assert cuts == packed_cuts(16, 32768)
+
+
+def test_every_feature_map_is_timed_with_every_denominator_it_allows():
+    maps = {part.notation for part in vars(feature_map).values() if hasattr(part, "notation")}
+    timed = {case.spec for case in all_cases() if str(case.size) == str(Size.of(8, 16, 4096, 64))}
+    assert len(maps) == 4
+    for mapped, denominator in itertools.product(maps, ("", "/sum", "/l2")):
+        spec = f"linear({mapped}){denominator}"
+        try:
+            parse(spec)
+        except SpecError:
+            assert spec in ("linear(identity)/sum", "linear(cosine)/sum")
+        else:
+            assert spec in timed, spec
+
+
+def test_a_window_about_the_mean_is_timed_at_every_length():
+    spec = "taylor(2,about=mean)+window(64,sinks=1)/sum"
+    sizes = {(c.size.batch, c.size.tokens, c.size.heads) for c in all_cases() if c.spec == spec}
+    heads_of_64 = {(32, 1024, 16), (8, 4096, 16), (2, 16384, 16), (1, 65536, 8)}
+    assert sizes == heads_of_64 | {(4, 8192, 32), (1, 32768, 32)}
 
 
 def test_cases_are_chosen_by_any_part_of_their_name_or_group():

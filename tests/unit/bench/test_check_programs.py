@@ -7,6 +7,7 @@ import torch
 from tests.e2e.command import run, run_code
 
 from maclaurin.bench import check_programs
+from maclaurin.programs import triton as gpu
 from maclaurin.programs.stock_softmax import StockSoftmax
 
 CPU = torch.device("cpu")
@@ -20,8 +21,49 @@ def findings(program):
 @pytest.mark.slow
 def test_right_programs_are_found_right(program):
     found = findings(program)
-    assert len(found) == check_programs.SPECS_PER_PROGRAM
+    assert len({finding.spec for finding in found}) == 3
+    assert {finding.shape.d for finding in found} == {16, 8, 7}
     assert all(finding.is_right for finding in found), found
+
+
+@pytest.mark.slow
+def test_other_shapes_are_grouped_heads_and_odd_sizes():
+    """For every program of a CPU, in one dtype, next to the usual shape."""
+    planned = list(check_programs.trials(CPU))
+    for name in {trial.program.name for trial in planned}:
+        shapes = [trial.shape for trial in planned if trial.program.name == name]
+        assert set(check_programs.OTHER_SMALL_SHAPES) <= set(shapes), name
+    large, odd = check_programs.OTHER_SHAPES
+    assert (large.d, large.group) == (128, 4)
+    assert all(size % 2 for size in (large.tokens, odd.tokens, odd.d, odd.e, odd.group))
+
+
+@pytest.mark.skipif(not gpu.INSTALLED or gpu.INTERPRETED, reason="the table of a GPU needs triton, compiled")
+@pytest.mark.slow
+def test_every_program_of_a_gpu_is_checked_at_every_kind_of_shape(monkeypatch):
+    """As far as the plan goes: tensors are on the CPU, and only the call says that it is for a GPU."""
+    call, tensors = check_programs._call, check_programs.random_tensors
+    monkeypatch.setattr(
+        check_programs, "_call", lambda case: call(case)._replace(device=torch.device("cuda"))
+    )
+    monkeypatch.setattr(check_programs, "random_tensors", lambda *sizes, device: tensors(*sizes))
+    planned = list(check_programs.trials(torch.device("cuda")))
+    for program in check_programs.PROGRAMS:
+        own = [trial for trial in planned if trial.program is program]
+        assert {trial.dtype for trial in own} == {torch.bfloat16, torch.float16, torch.float32}, program
+        assert len({trial.shape for trial in own}) == 3, program
+    assert len(planned) <= 150, "each takes seconds of compilation"
+
+
+def test_a_program_that_is_wrong_at_one_shape_is_named_with_it(monkeypatch):
+    right = StockSoftmax.run
+
+    def wrong_if_odd(self, call):
+        y, state = right(self, call)
+        return (y * 1.1 if call.inputs.q.shape[3] % 2 else y), state
+
+    monkeypatch.setattr(StockSoftmax, "run", wrong_if_odd)
+    assert [f.title for f in findings("stock softmax") if not f.is_right] == ["exp/sum, d=7"]
 
 
 def test_a_small_error_is_found(monkeypatch):
