@@ -65,11 +65,12 @@ from maclaurin.conversion.allocate import (
     plans_for,
 )
 from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, distances_for, measures_identity
+from maclaurin.conversion.conversion_record import MemoryBudget, Recovery
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity, beyond_windows, without_tails
-from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.memory_budget import COUNTED_IN, read_budget
+from maclaurin.conversion.recover import stages_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinCache
@@ -558,9 +559,7 @@ class Bench:
         if retire_unless(self.results.found, goal.name, key):
             return known[goal.name]["attention"]
         try:
-            budget = MemoryBudget.read(
-                self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at
-            )
+            budget = read_budget(self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at)
         except InputError as problem:  # the other goals go on
             print(f"{goal.name}: {problem}", flush=True)
             return None
@@ -694,7 +693,7 @@ class Bench:
             save_quietly(start, folder)
             shutil.copytree(self.options.carry / "data" / "tokenizer", folder, dirs_exist_ok=True)
         for parts in PARTS:
-            ((stage, config),) = replace(recovery, accumulate=parts).stages(folder, str(original))
+            ((stage, config),) = stages_of(replace(recovery, accumulate=parts), folder, str(original))
             config = config.replace(checkpoint_every=0, test=False, compile=False)
             run = folder / "recovery" / f"{stage}-{parts}"
             try:

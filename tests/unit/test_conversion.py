@@ -2,13 +2,18 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from maclaurin.conversion.conversion_record import (
     ConversionRecord,
+    Gap,
     MeasuredGap,
+    Memory,
+    Recovery,
     SampleSettings,
     read_conversion,
 )
@@ -22,9 +27,8 @@ from maclaurin.conversion.converted_model import (
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, perplexities, without_tails
-from maclaurin.conversion.memory_budget import Memory
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.measure import Perplexity, gap, measured_with, perplexities, without_tails
+from maclaurin.conversion.memory_budget import memory_of
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
@@ -210,7 +214,7 @@ def test_recall_facts_are_far_back():
 
 
 def test_memory_is_that_of_the_caches(model):
-    before = Memory.of(model, own_attention(model))
+    before = memory_of(model, own_attention(model))
     assert (before.state_bytes, before.break_even_tokens) == (0, None)
     assert before.bytes_per_token == before.original
     choice = choose(own_attention(model), TAIL)
@@ -233,10 +237,17 @@ def test_the_control_has_neither_tails_nor_kept_keys():
 
 def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
     """Whatever the original is: one with a finite state does not grow."""
-    found = Memory.of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
+    found = memory_of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
     assert found.original == 0
     assert found.original_state_bytes > 0
     assert found.break_even_tokens is None
+
+
+def test_records_and_their_page_are_read_without_torch():
+    names = "maclaurin.conversion.conversion_record, maclaurin.conversion.memory_page"
+    code = f"import sys, {names}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
 
 
 def test_a_record_adds_training_and_its_measures(tmp_path):

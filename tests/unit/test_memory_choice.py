@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import maclaurin
-from maclaurin import InputError
-from maclaurin.conversion import head_measures
+from maclaurin import InputError, MaclaurinError
+from maclaurin.conversion import choose_memory, convert_model, head_measures
 from maclaurin.conversion.allocate import (
     MemoryPlan,
     attention_of,
@@ -19,12 +19,12 @@ from maclaurin.conversion.allocate import (
     plans_for,
 )
 from maclaurin.conversion.choose_memory import MemoryRequest, distances_for
+from maclaurin.conversion.conversion_record import Recovery
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile
-from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.memory_budget import read_budget
 from maclaurin.conversion.memory_page import METHODS
-from maclaurin.conversion.recover import Recovery
 from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
@@ -69,7 +69,7 @@ def saved(tmp_path, tokenizer):
 
 def test_budgets_are_shares_or_bytes(model):
     def read(**wish):
-        return MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+        return read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
 
     original = 2 * 2 * 2 * 8 * 2 * 1000  # layers, heads, keys and values of 8, two bytes
     assert read(memory="25%").bytes == original // 4
@@ -106,7 +106,7 @@ DAMAGE = TextDamage(
 @pytest.mark.parametrize("wish", [{"memory": "30%"}, {"memory": "90%"}, {"constant": "30kB"}])
 @pytest.mark.slow
 def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
-    budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+    budget = read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
     plans = plans_for(model.config, budget, RANKING, damage)
     assert len(plans) > 2
     assert len({plan.attention for plan in plans}) == len(plans)
@@ -121,7 +121,7 @@ def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
 
 
 def test_bytes_go_to_the_heads_that_suffer_most_without(model):
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    budget = read_budget(model.config, memory="30%", constant=None, at=1000)
     plan = next(p for p in plans_for(model.config, budget, RANKING, DAMAGE) if p.is_by_damage)
     assert plan.top == 0
     memories = {
@@ -144,7 +144,7 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 
     memories = memories_to_try(1000)
     damage = TextDamage({m: [[harmed(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    budget = read_budget(model.config, memory="30%", constant=None, at=1000)
     plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if p.top == 0)
     first, second = (LayerAttention.read(text, 2) for text in plan.attention)
     kept = {h: group.spec.window.kept for group in first.groups for h in group.heads}
@@ -154,7 +154,7 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 
 
 def test_where_memory_must_not_grow_some_heads_see_as_far_as_facts_are_asked_from(model):
-    budget = MemoryBudget.read(model.config, memory=None, constant="30kB", at=1000)
+    budget = read_budget(model.config, memory=None, constant="30kB", at=1000)
     plans = plans_for(model.config, budget, RANKING, DAMAGE, [150, 300])
     assert not any("window(150," in plan.of_top for plan in plans), "all heads can see that far"
     far = [plan for plan in plans if plan.of_top == "poly(0)+window(300,sinks=4)/sum"]
@@ -233,7 +233,7 @@ def test_retrieval_heads_keep_more(model):
 
 def test_a_budget_below_sinks_and_window_is_refused(model):
     for wish in ({"memory": "1%"}, {"constant": "2kB"}):
-        budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+        budget = read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
         with pytest.raises(InputError, match="4 sinks and a window of 16 take"):
             plans_for(model.config, budget, RANKING)
 
@@ -338,7 +338,7 @@ def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, mon
 
 
 def test_the_plan_that_costs_least_is_taken(model, tokenizer):
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=500)
+    budget = read_budget(model.config, memory="30%", constant=None, at=500)
     plans = plans_for(model.config, budget, RANKING)[:3]
     file = MeasureFile(None, {})
     rows = torch.randint(0, 256, (1, 64))
@@ -353,7 +353,7 @@ def test_only_the_best_plans_are_asked_many_questions(model, tokenizer, monkeypa
     from maclaurin.conversion import allocate
 
     monkeypatch.setattr(allocate, "FIRST_QUESTIONS", 2)
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=500)
+    budget = read_budget(model.config, memory="30%", constant=None, at=500)
     plans = plans_for(model.config, budget, RANKING)[:3]
     questions, file, shares = fact_questions(tokenizer, [20, 40], 3), MeasureFile(None, {}), []
     decision = decide(
@@ -396,7 +396,7 @@ def test_a_large_budget_is_shared_by_damage_beyond_a_thousand_keys(model):
     """The ladder of sizes ends at the length of the text, not below what heads get."""
     memories = memories_to_try(4096)
     damage = TextDamage({m: [[harm(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
-    budget = MemoryBudget.read(model.config, memory="50%", constant=None, at=4096)
+    budget = read_budget(model.config, memory="50%", constant=None, at=4096)
     plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if not p.top)
     low, high = (parse(memory).window.slots for memory in (plan.others[0], plan.others[-1]))
     assert high >= 1000
@@ -410,7 +410,7 @@ def test_few_exact_heads_with_the_others_by_damage_are_among_the_plans():
     )
     ranking = [(layer, head) for layer in range(30) for head in range(3)]
     of = {m: [[harm(m, n, h) for h in range(3)] for n in range(30)] for m in memories_to_try(1280)}
-    budget = MemoryBudget.read(config, memory="12.5%", constant=None, at=1280)
+    budget = read_budget(config, memory="12.5%", constant=None, at=1280)
     plans = plans_for(config, budget, ranking, TextDamage(of))
     assert {2, 3, 5, 7} <= {plan.top for plan in plans if plan.is_by_damage}
 
@@ -420,7 +420,7 @@ def test_no_candidate_leaves_much_of_the_budget_unused():
         hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, vocab_size=10
     )
     ranking = [(layer, head) for layer in range(30) for head in range(3)]
-    budget = MemoryBudget.read(config, memory=None, constant="32MB", at=4096)
+    budget = read_budget(config, memory=None, constant="32MB", at=4096)
     plans = plans_for(config, budget, ranking, None, [310, 1270, 3900])
     assert min(plan.bytes for plan in plans) > 0.9 * budget.bytes
     assert {plan.of_top for plan in plans if "window(3900," in plan.of_top}
@@ -591,6 +591,51 @@ def test_errors_leave_nothing_behind(saved, more, words):
     with pytest.raises(InputError, match=words):
         convert(saved, **more)
     assert sorted(p.name for p in saved.iterdir()) == ["model", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"lengths": [64, 9000]}, "at 9000 tokens: .* Give a longer text"),
+        ({"recovery": Recovery(text_steps=1, data="nowhere.txt")}, "no data called 'nowhere.txt'"),
+        (
+            {
+                "memory": None,
+                "attention": "poly(0)+window(8)/sum",
+                "recovery": Recovery(kl_steps=1, data="no.txt"),
+            },
+            "no data called 'no.txt'",
+        ),
+    ],
+)
+def test_errors_known_beforehand_come_before_any_measure(saved, more, words, monkeypatch):
+    def measured(*arguments, **settings):
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr(convert_model, "choose_memory", measured)
+    monkeypatch.setattr(convert_model, "convert_loaded", measured)
+    with pytest.raises(MaclaurinError, match=words):
+        convert(saved, **more)
+    assert sorted(p.name for p in saved.iterdir()) == ["model", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape"), [(20_000, (2, 4096)), (10_000, (1, 4096)), (6000, (1, 3952)), (2000, (1, 1000))]
+)
+def test_plans_are_measured_on_as_much_text_as_wanted(saved, tokens, shape, monkeypatch):
+    """Two rows of `at` tokens if the text is long enough to measure on as well, else at least half of it."""
+
+    class Seen(Exception):
+        pass
+
+    def rows_only(model, budget, questions, rows, *rest, **settings):
+        raise Seen(tuple(rows.shape))
+
+    monkeypatch.setattr(choose_memory, "choose_by", rows_only)
+    (saved / "text.txt").write_text((TEXT * 4)[:tokens])
+    with pytest.raises(Seen) as seen:
+        convert(saved, at=4096)
+    assert seen.value.args == (shape,)
 
 
 def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.conversion_record import Recovery
+from maclaurin.conversion.recover import stages_of
 from maclaurin.errors import DataError, InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
@@ -238,7 +239,7 @@ def test_a_hybrid_learns_answers_and_goes_on_where_it_was_cut_off(tmp_path, lora
         kl_steps=4, lora=lora, mix=0.5, reach=400, answer_weight=0.2, length=512, batch_size=6, text_lr=3e-3,
         device="cpu",
     )  # fmt: skip
-    ((name, config),) = recovery.stages(tmp_path / "student", str(tmp_path / "teacher"))
+    ((name, config),) = stages_of(recovery, tmp_path / "student", str(tmp_path / "teacher"))
     assert name == "match-logits"
     assert (config.mix, config.reach, config.answer_weight) == (0.5, 400, 0.2)
     config = config.replace(**mixed_data(tmp_path), checkpoint_every=2, keep=5, eval_rows=4)
@@ -254,7 +255,7 @@ def test_a_hybrid_learns_answers_and_goes_on_where_it_was_cut_off(tmp_path, lora
 
 def test_a_recovery_without_answers_in_its_data_is_as_before(tmp_path):
     recovery = Recovery(0, 3, "somewhere", length=64, kl_steps=2, batch_size=2)
-    stages = recovery.stages(tmp_path, "teacher")
+    stages = stages_of(recovery, tmp_path, "teacher")
     assert [name for name, _ in stages] == ["match-logits", "next-token"]
     assert {(config.data, config.mix) for _, config in stages} == {("somewhere", 0.0)}
 
@@ -263,4 +264,4 @@ def test_rows_that_cannot_be_mixed_are_errors_before_any_work(tmp_path):
     for change in ({"length": 64}, {"mix": 1.5}, {"reach": 10}):
         recovery = Recovery(**{"kl_steps": 2, "mix": 0.2, "length": 1024, **change})
         with pytest.raises(DataError, match=r"mix|reach"):
-            recovery.stages(tmp_path, "teacher")
+            stages_of(recovery, tmp_path, "teacher")

@@ -15,9 +15,8 @@ from maclaurin.errors import InputError, requires_extra
 if TYPE_CHECKING:
     from maclaurin.conversion.allocate import Measured
     from maclaurin.conversion.choose_memory import ChosenMemory
-    from maclaurin.conversion.conversion_record import MeasuredGap
+    from maclaurin.conversion.conversion_record import MeasuredGap, Memory
     from maclaurin.conversion.converted_model import Conversion
-    from maclaurin.conversion.memory_budget import Memory
 
 
 def convert(
@@ -136,9 +135,9 @@ def convert(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     with requires_extra("models", "transformers", "safetensors"):
+        from maclaurin.conversion.conversion_record import Recovery
         from maclaurin.conversion.convert_model import convert as convert_model
         from maclaurin.conversion.measure import MeasureFile
-        from maclaurin.conversion.recover import Recovery
 
         try:
             result = convert_model(

@@ -25,10 +25,11 @@ from typing import cast, final
 
 from torch import Tensor
 
+from maclaurin.conversion.conversion_record import MemoryBudget
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage
 from maclaurin.conversion.measure import MeasureFile, Perplexity, measured_with
-from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
+from maclaurin.conversion.memory_budget import COUNTED_IN
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM

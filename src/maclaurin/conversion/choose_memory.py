@@ -33,8 +33,8 @@ from maclaurin.conversion.conversion_record import (
     ChosenPlan,
     MeasuredOriginal,
     MeasuredPlan,
+    MemoryBudget,
     MemoryChoice,
-    SampleSettings,
 )
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import (
@@ -46,7 +46,7 @@ from maclaurin.conversion.head_measures import (
     require_softmax,
 )
 from maclaurin.conversion.measure import MeasureFile
-from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.memory_budget import read_budget
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import summed_loss
@@ -158,19 +158,21 @@ def choose_memory(
     model: MaclaurinForCausalLM,
     tokenizer: Any,
     request: MemoryRequest,
-    sample: SampleSettings,
+    calibration: Tensor,
     out: Path | None,
     *,
     resume: bool = False,
     progress: bool = True,
 ) -> tuple[ChosenMemory, MeasureFile]:
-    """Measure every head, then every plan that fills the budget; results are kept in a file next to `out`."""
+    """Measure every head, then every plan that fills the budget, on calibration text [T] and questions.
+
+    Results are kept in a file next to `out`.
+    """
     config = cast("MaclaurinConfig", model.config)
-    budget = MemoryBudget.read(config, memory=request.memory, constant=request.constant, at=request.at)
+    budget = read_budget(config, memory=request.memory, constant=request.constant, at=request.at)
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
     plans_for(config, budget, heads)  # a budget that is too small is an error at once
-    calibration, _ = sample.calibration(model, tokenizer)
     if calibration.numel() < FEWEST_TOKENS:
         raise InputError(
             f"the calibration text has {calibration.numel()} tokens, but choosing a memory "

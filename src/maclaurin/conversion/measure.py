@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
+from maclaurin.conversion.conversion_record import Gap
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
@@ -85,27 +86,6 @@ def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[
             f"calibration, the sample text has {held_out.numel():,}. Give a longer text or shorter lengths."
         )
     return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
-
-
-@final
-@dataclass(frozen=True)
-class Gap:
-    """One measure on the same text, and how much of the gap between window and original the tail closes."""
-
-    original: float
-    window_only: float | None
-    converted: float
-    higher_is_better: bool = False
-
-    @property
-    def closed(self) -> float | None:
-        """1: as good as the original; 0: the tail adds nothing; None: no window, or no gap."""
-        if self.window_only is None:
-            return None
-        width, gained = self.window_only - self.original, self.window_only - self.converted
-        if self.higher_is_better:
-            width, gained = self.original - self.window_only, self.converted - self.window_only
-        return gained / width if width > 0 else None
 
 
 def gap(
