@@ -17,6 +17,7 @@ from maclaurin.conversion.allocate import (
     keys_of_heads,
     memories_to_try,
     plans_for,
+    reference_plans,
 )
 from maclaurin.conversion.choose_memory import MemoryRequest, distances_for
 from maclaurin.conversion.conversion_record import Recovery
@@ -375,6 +376,61 @@ def test_only_the_best_plans_are_asked_many_questions(model, tokenizer, monkeypa
         assert found.error == pytest.approx(0.1 * float(drops.std()) / found.questions**0.5, abs=1e-3)
 
 
+SCORE = [[0.1, 0.9], [0.8, 0.7]]  # layer 1 is the better one, head (0, 1) the best
+
+
+def test_references_of_all_kinds_fill_the_same_bytes(model):
+    budget = read_budget(model.config, memory="80%", constant=None, at=1000)
+    plans = {plan.kind: plan for plan in reference_plans(model.config, budget, SCORE)}
+    assert list(plans) == [
+        "window", "window + kept", "tail", "every key in some layers", "every key in some heads",
+    ]  # fmt: skip
+    assert set(plans) < set(METHODS)
+    for plan in plans.values():
+        assert 0.9 * budget.bytes < plan.bytes <= budget.bytes, plan.name
+    layers = plans["every key in some layers"]
+    assert [text == "exp/sum" for text in layers.attention] == [False, True]
+    assert layers.name.startswith("1 layers exp/sum, others poly(0)+window(")
+    assert layers.summary.startswith("1 layers exact; others ")
+    heads = plans["every key in some heads"]
+    assert heads.attention[0].endswith("1: exp/sum")
+    assert heads.attention[1].startswith("0: exp/sum")
+
+
+def test_references_for_a_small_or_a_constant_memory(model):
+    """No tail if its state does not fit; no exact layer if one takes too much, or the cache may not grow."""
+    small = read_budget(model.config, memory="5%", constant=None, at=1000)
+    assert [p.kind for p in reference_plans(model.config, small, SCORE)] == ["window", "window + kept"]
+    constant = read_budget(model.config, memory=None, constant="60kB", at=1000)
+    kinds = [p.kind for p in reference_plans(model.config, constant, SCORE)]
+    assert kinds == ["window", "window + kept", "tail"]
+
+
+def test_references_are_measured_but_not_chosen(model, tokenizer, monkeypatch):
+    from maclaurin.conversion import allocate
+
+    monkeypatch.setattr(allocate, "FIRST_QUESTIONS", 2)
+    budget = read_budget(model.config, memory="80%", constant=None, at=500)
+    references = reference_plans(model.config, budget, SCORE)
+    whole = MemoryPlan(4, "exp/sum", (), ("exp/sum", "exp/sum"), budget.original)
+    plans, shares = [references[1]], []
+    decision = decide(
+        model,
+        plans,
+        torch.randint(0, 256, (1, 64)),
+        fact_questions(tokenizer, [20], 3),
+        MeasureFile(None, {}),
+        shares.append,
+        references=[*references, whole],
+    )
+    assert decision.best.plan == references[1]
+    assert [found.plan for found in decision.measured] == plans
+    assert [found.plan for found in decision.references] == [references[0], *references[2:], whole]
+    assert {found.questions for found in decision.references} == {2}
+    assert min(found.cost for found in decision.references) == pytest.approx(0, abs=1e-6)
+    assert shares[-1] == 1
+
+
 def test_memories_are_tried_up_to_the_length_that_the_memory_is_for():
     for length in (300, 1280, 4096):
         memories = memories_to_try(length)
@@ -504,6 +560,9 @@ def test_a_model_is_converted_to_its_budget(saved):
     assert sorted(p.name for p in saved.iterdir()) == ["model", "small", "text.txt"]
     page = (saved / "small" / "memory.html").read_text()
     assert "Retrieval heads" in page
+    assert {"window", "tail"} <= {m["kind"] for m in written["chosen"]["references"]}
+    assert "share of right answers" in page
+    assert "References are simple plans" in page
     assert str(chosen.decision.best.plan.name.split(",")[0]) in page
     generated = small.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=3, do_sample=False)
     assert generated.shape == (1, 8)
@@ -526,8 +585,9 @@ def test_a_stopped_conversion_goes_on(saved, monkeypatch):
         convert(saved)
     assert not (saved / "small").exists()
     assert (saved / ".small.measured.json").is_file()
-    measured = convert(saved, resume=True).chosen.decision.measured
-    assert len(calls) == 3 + len(measured) - 1  # nothing twice but the one that was stopped
+    decision = convert(saved, resume=True).chosen.decision
+    number = len(decision.measured) + len(decision.references)
+    assert len(calls) == 3 + number - 1  # nothing twice but the one that was stopped
     assert not (saved / ".small.measured.json").exists()
 
 

@@ -204,10 +204,13 @@ def _print_plans(chosen: ChosenMemory) -> None:
     )  # fmt: skip
     for found in decision.measured:
         table.add_row("taken" if found is decision.best else "", *_cells(found))
+    for found in decision.references:
+        table.add_row("reference", *_cells(found))
     console.print(table)
     console.print(
         "cost: increase in loss per token + 0.1 × decrease in log-odds, ± standard error. "
-        "All plans answered the same first questions; the best three, more. Exact heads keep every key.",
+        "All plans answered the same first questions; the best three, more. Exact heads keep every key. "
+        "References are simple plans of the same bytes, only to compare with.",
         markup=False,
     )
 

@@ -179,6 +179,7 @@ class MeasuredOriginal:
     loss: float
     log_odds: float
     recall: float | None = None
+    questions: int | None = None
 
 
 @final
@@ -188,6 +189,7 @@ class MemoryChoice:
 
     heads           numbers [layers][heads] by the name of the measure
     other_budgets   the best plans for fewer and for more bytes, if measured
+    references      simple plans of the same bytes, to compare with
     """
 
     budget: MemoryBudget
@@ -196,6 +198,7 @@ class MemoryChoice:
     measured: tuple[MeasuredPlan, ...]
     heads: dict[str, list[list[float]]]
     other_budgets: tuple[MeasuredPlan, ...] = ()
+    references: tuple[MeasuredPlan, ...] = ()
 
 
 @final
