@@ -536,7 +536,7 @@ class Bench:
             rows = torch.from_numpy(self.tokens["evaluation"].astype(np.int64))
             longest = max(self.options.lengths)
             rows = rows[: max(1, self.options.text_tokens // longest), :longest]
-            return Perplexity(rows.reshape(-1, length))(self.model, lambda tokens: None)
+            return Perplexity(rows.reshape(-1, length)).read(self.model, lambda tokens: None).value
 
         return work
 

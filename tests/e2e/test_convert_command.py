@@ -41,6 +41,10 @@ def test_a_run_is_converted_and_trained_back(folder):
     assert found["recovery"]["settings"]["lora"] == 2
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
+    recovered = found["recall"]["64"]["scores"]["recovered"]
+    assert recovered["acc"]["low"] < recovered["acc"]["value"] + 1e-9 < recovered["acc"]["high"] + 1e-9
+    assert f"{recovered['acc']['low']:.2f} … {recovered['acc']['high']:.2f}" in result.stdout
+    assert f"{recovered['log_odds_gain']['value']:+.2f}" in result.stdout
     assert "bytes per token" in result.stdout
     assert "original" in result.stdout
     assert "softmax" not in result.stdout

@@ -1,6 +1,7 @@
 """Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
 
 import copy
+import json
 import math
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from maclaurin.conversion.converted_model import (
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Perplexity, gap, measured_with, perplexities, without_tails
+from maclaurin.conversion.measure import Perplexity, Reading, gap, measured_with, perplexities, without_tails
 from maclaurin.conversion.memory_budget import memory_of
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
@@ -35,8 +36,11 @@ from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import TEST, DocumentSplitter
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query
+from maclaurin.evaluation.results import wilson_interval
+from maclaurin.evaluation.scoring import Scorer, ask
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.models.model_folder import load_model
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer, load_model
+from maclaurin.plain_data import from_plain, to_plain
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 
@@ -205,6 +209,25 @@ def test_recall_is_asked_of_the_attention_that_is_there(model):
     assert model.config.attention == "exp/sum"
 
 
+def test_recall_comes_with_its_interval_and_what_the_facts_add(model, tmp_path):
+    """The scores of `maclaurin eval` for the same questions; they survive in the record."""
+    tokenizer = as_fast_tokenizer(byte_tokenizer())
+    model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 300)).eval()
+    (measure,) = recall_over([32], tokenizer, 5)
+    found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, measure)
+    assert found.scores.keys() == {"original", "window_only", "converted"}
+    expected = ask(Scorer(model, tokenizer, 1 << 30), measure.items, "choices").metrics
+    assert found.scores["original"] == expected
+    score = found.scores["original"]["acc"]
+    assert (score.value, score.low) == (found.original, wilson_interval(found.original, 5)[0])
+    assert found.scores["original"]["log_odds_gain"].value is not None
+    measured = MeasuredGap.of(found).after_training(Reading(1.0, expected), None, higher_is_better=True)
+    assert from_plain(MeasuredGap, json.loads(json.dumps(to_plain(measured)))) == measured
+    assert measured.scores["recovered"] == expected
+    old = {"original": 0.5, "window_only": None, "converted": 0.5, "gap_closed": None}
+    assert from_plain(MeasuredGap, old).scores == {}
+
+
 def test_recall_facts_are_far_back():
     near, far = recall_over([64, 256], Words(beginning=True), 5)
     assert (near.at, far.at, len(far.items)) == (64, 256, 5)
@@ -263,7 +286,7 @@ def test_a_record_adds_training_and_its_measures(tmp_path):
         measured_on=SampleSettings(lengths=(64,)),
     )
     record = record.with_training(Recovery(text_steps=3), 1.0).with_training(Recovery(text_steps=3), 2.5)
-    trained = record.perplexity[64].after_training(12.0, None, higher_is_better=False)
+    trained = record.perplexity[64].after_training(Reading(12.0), None, higher_is_better=False)
     record = record.with_gap(Perplexity(torch.zeros(1, 64, dtype=torch.long)), trained)
     record.write(tmp_path)
     again = read_conversion(tmp_path)

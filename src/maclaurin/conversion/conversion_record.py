@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import maclaurin
+from maclaurin.evaluation.results import Score
 from maclaurin.plain_data import read_record, write_json
 
 if TYPE_CHECKING:
-    from maclaurin.conversion.measure import Measure
+    from maclaurin.conversion.measure import Measure, Reading
 
 FILE_NAME = "conversion.json"
 SCHEMA = 1
@@ -43,6 +45,10 @@ class SampleSettings:
     calibration_tokens: int = CALIBRATION_LENGTH * CALIBRATION_ROWS
 
 
+#: name of a number of a gap → the scores of its questions, as `maclaurin eval` has them: acc, log_odds_gain
+Scores = dict[str, dict[str, Score]]
+
+
 @final
 @dataclass(frozen=True)
 class Gap:
@@ -52,6 +58,16 @@ class Gap:
     window_only: float | None
     converted: float
     higher_is_better: bool = False
+    scores: Scores = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, original: Reading, window_only: Reading | None, converted: Reading, *, higher_is_better: bool
+    ) -> Gap:
+        """From readings of the three attentions."""
+        alone = None if window_only is None else window_only.value
+        scores = scores_of({"original": original, "window_only": window_only, "converted": converted})
+        return cls(original.value, alone, converted.value, higher_is_better, scores)
 
     @property
     def closed(self) -> float | None:
@@ -71,6 +87,7 @@ class MeasuredGap:
 
     recovered_tail_off     the trained model with its tail and kept keys switched off
     gap_closed_recovered   the closed share of the gap between the original and its window, both untrained
+    scores                 of recall: 95 % intervals of the shares, and log-odds less those without the facts
     """
 
     original: float
@@ -80,20 +97,30 @@ class MeasuredGap:
     recovered: float | None = None
     recovered_tail_off: float | None = None
     gap_closed_recovered: float | None = None
+    scores: Scores = field(default_factory=dict)
 
     @classmethod
     def of(cls, gap: Gap) -> MeasuredGap:
         """The gap before any training."""
-        return cls(gap.original, gap.window_only, gap.converted, gap.closed)
+        return cls(gap.original, gap.window_only, gap.converted, gap.closed, scores=gap.scores)
 
     def after_training(
-        self, recovered: float, tail_off: float | None, *, higher_is_better: bool
+        self, recovered: Reading, tail_off: Reading | None, *, higher_is_better: bool
     ) -> MeasuredGap:
         """The same with the measures of the trained model."""
-        closed = Gap(self.original, self.window_only, recovered, higher_is_better).closed
+        closed = Gap(self.original, self.window_only, recovered.value, higher_is_better).closed
         return dataclasses.replace(
-            self, recovered=recovered, recovered_tail_off=tail_off, gap_closed_recovered=closed
+            self,
+            recovered=recovered.value,
+            recovered_tail_off=None if tail_off is None else tail_off.value,
+            gap_closed_recovered=closed,
+            scores=self.scores | scores_of({"recovered": recovered, "recovered_tail_off": tail_off}),
         )
+
+
+def scores_of(readings: Mapping[str, Reading | None]) -> Scores:
+    """The scores of those readings that have some."""
+    return {name: found.scores for name, found in readings.items() if found is not None and found.scores}
 
 
 @final

@@ -22,7 +22,7 @@ from maclaurin.conversion.conversion_record import (
     MemoryChoice,
     SampleSettings,
 )
-from maclaurin.conversion.measure import Measure, OnTokens, gap, measured_with, without_tails
+from maclaurin.conversion.measure import Measure, OnTokens, gap, read_with, without_tails
 from maclaurin.conversion.memory_budget import memory_of
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
@@ -90,8 +90,8 @@ def measure_recovered(
     """The record with measures of the trained model, with and without its tail."""
     alone = without_tails(record.attention)
     for measure in measures:
-        recovered = measured_with(model, record.attention, measure, on_tokens)
-        tail_off = None if alone is None else measured_with(model, alone, measure, on_tokens)
+        recovered = read_with(model, record.attention, measure, on_tokens)
+        tail_off = None if alone is None else read_with(model, alone, measure, on_tokens)
         found = record.gaps(measure.kind)[measure.at].after_training(
             recovered, tail_off, higher_is_better=measure.higher_is_better
         )
