@@ -20,7 +20,7 @@ from maclaurin.conversion.allocate import (
     reference_plans,
 )
 from maclaurin.conversion.choose_memory import MemoryRequest, distances_for
-from maclaurin.conversion.conversion_record import Recovery
+from maclaurin.conversion.conversion_record import Recovery, read_conversion
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile
@@ -615,7 +615,7 @@ def test_a_dry_run_shows_a_frontier_and_its_measures_are_used_again(saved, monke
 
 
 @pytest.mark.slow
-def test_an_attention_is_given_and_trained_in_one_call(saved):
+def test_an_attention_is_given_and_trained_in_one_call(saved, monkeypatch):
     tail = "taylor(2,about=mean)+window(8,sinks=1)/sum"
     recovery = Recovery(text_steps=2, data=str(saved / "text.txt"), length=32, batch_size=2)
     given = {"memory": None, "attention": tail, "layers": "1", "recovery": recovery}
@@ -628,8 +628,10 @@ def test_an_attention_is_given_and_trained_in_one_call(saved):
     written = json.loads((saved / "small" / "conversion.json").read_text())
     assert written["perplexity"] == to_plain(result.recovered["perplexity"])
     assert written["recovery"]["settings"]["device"] == "cpu"
+    monkeypatch.setattr(convert_model, "recover", None)  # nothing is left to train or to measure
     again = convert(saved, **given, resume=True)
     assert again.conversion is None
+    assert again.was_finished
     assert again.recovered == result.recovered
 
 
@@ -696,6 +698,28 @@ def test_plans_are_measured_on_as_much_text_as_wanted(saved, tokens, shape, monk
     with pytest.raises(Seen) as seen:
         convert(saved, at=4096)
     assert seen.value.args == (shape,)
+
+
+def test_a_finished_folder_has_nothing_to_resume(saved):
+    given = {"memory": None, "attention": "poly(0)+window(8)/sum"}
+    convert(saved, **given)
+    with pytest.raises(InputError, match=r"is finished: .* To train it, give `match_steps`"):
+        convert(saved, **given, resume=True)
+    with pytest.raises(InputError, match="is finished"):
+        convert(saved, resume=True)
+    small = saved / "small"
+    read_conversion(small).with_training(Recovery(text_steps=9), 1.0).write(small)
+    with pytest.raises(InputError, match="its recovery is not finished"):
+        convert(saved, **given, resume=True)
+
+
+def test_only_the_same_training_is_finished(saved):
+    convert(saved, memory=None, attention="poly(0)+window(8)/sum")
+    record = read_conversion(saved / "small").with_training(Recovery(text_steps=9, device="cpu"), 1.0)
+    assert not record.has_finished(Recovery(text_steps=9))
+    record = record.with_finished_training()
+    assert record.has_finished(Recovery(text_steps=9))
+    assert not record.has_finished(Recovery(text_steps=10))
 
 
 def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import warnings
 
 import pytest
 import torch
@@ -53,7 +54,10 @@ def test_adapters_change_nothing_at_first_and_merge_into_what_they_did():
     model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 32)).eval()
     tokens = torch.randint(0, 32, (2, 9))
     plain = model(input_ids=tokens).logits
-    adapters = with_adapters(model, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapters = with_adapters(model, 4, "somewhere")
+    assert adapters.peft_config["default"].base_model_name_or_path == "somewhere"
     torch.testing.assert_close(model(input_ids=tokens).logits, plain)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trainable

@@ -177,6 +177,13 @@ def convert(
             raise
     if not result.finished:
         Console().print("stopped; continue with --resume", highlight=False)
+    if result.was_finished:
+        Console(highlight=False).print(
+            f"{out} is finished: nothing was left to resume. More steps train it further; for another "
+            "conversion, choose another --out.",
+            markup=False,
+            soft_wrap=True,
+        )
     for kind, measured in (result.recovered or {}).items():
         assert result.folder is not None
         _print_recovered(kind, measured, _switched_off(result.folder))

@@ -262,10 +262,14 @@ class Recovery:
 @final
 @dataclass(frozen=True)
 class RecoveryRecord:
-    """The training after a conversion, and the seconds of all its parts."""
+    """The training after a conversion, and the seconds of all its parts.
+
+    finished   whether it was trained to the end and measured
+    """
 
     settings: Recovery
     seconds: float
+    finished: bool = False
 
 
 @final
@@ -308,6 +312,18 @@ class ConversionRecord:
         """The same after more seconds of training."""
         before = 0.0 if self.recovery is None else self.recovery.seconds
         return dataclasses.replace(self, recovery=RecoveryRecord(settings, round(before + seconds, 1)))
+
+    def with_finished_training(self) -> ConversionRecord:
+        """The same once the trained model is measured."""
+        assert self.recovery is not None
+        return dataclasses.replace(self, recovery=dataclasses.replace(self.recovery, finished=True))
+
+    def has_finished(self, settings: Recovery) -> bool:
+        """Whether nothing is left of a training with these settings, on whichever device."""
+        known = self.recovery
+        if known is None or not known.finished:
+            return False
+        return dataclasses.replace(known.settings, device=settings.device) == settings
 
     def write(self, folder: Path) -> None:
         """Replace conversion.json in this folder."""

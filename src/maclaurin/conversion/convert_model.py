@@ -13,7 +13,13 @@ from torch import Tensor
 
 from maclaurin.conversion.allocate import FINAL_QUESTIONS
 from maclaurin.conversion.choose_memory import ChosenMemory, MemoryRequest, choose_memory
-from maclaurin.conversion.conversion_record import MeasuredGap, Recovery, SampleSettings, read_conversion
+from maclaurin.conversion.conversion_record import (
+    ConversionRecord,
+    MeasuredGap,
+    Recovery,
+    SampleSettings,
+    read_conversion,
+)
 from maclaurin.conversion.converted_model import (
     Choice,
     Conversion,
@@ -80,11 +86,12 @@ OnResult = Callable[[ChosenMemory | Conversion], None]
 class ConversionResult:
     """The result of `convert`.
 
-    folder       the model folder; None if nothing was written
-    chosen       the chosen memory and all measured plans; None if the attention was given
-    conversion   the changes and their cost; None if a recovery was resumed or nothing written
-    recovered    kind of measure → length or distance → the numbers after training; None without training
-    finished     False if a signal stopped the training: resume=True continues it
+    folder         the model folder; None if nothing was written
+    chosen         the chosen memory and all measured plans; None if the attention was given
+    conversion     the changes and their cost; None if a recovery was resumed or nothing written
+    recovered      kind of measure → length or distance → the numbers after training; None without training
+    finished       False if a signal stopped the training: resume=True continues it
+    was_finished   whether `resume` found that nothing was left to do
     """
 
     folder: Path | None
@@ -92,6 +99,7 @@ class ConversionResult:
     conversion: Conversion | None = None
     recovered: dict[str, dict[int, MeasuredGap]] | None = None
     finished: bool = True
+    was_finished: bool = False
 
 
 def convert(
@@ -170,7 +178,10 @@ def convert(
     _require_trainable(recovery, folder, model)
     chosen = conversion = None
     if resume and (attention is not None or folder.exists()):
-        sample = _resumed_sample(folder, recovery) or sample
+        record = _record_to_resume(folder, recovery)
+        if record.has_finished(recovery):
+            return ConversionResult(folder, recovered=_measured(record), was_finished=True)
+        sample = record.measured_on or sample
     else:
         chosen, conversion = _convert_anew(
             model, folder, wanted, sample, device, resume=resume, progress=progress, on_result=on_result
@@ -356,13 +367,26 @@ def _convert_loaded(
 # ------------------------------------------------------------------------------------------ recovery
 
 
-def _resumed_sample(out: Path, recovery: Recovery) -> SampleSettings | None:
-    """The sample that the conversion in this folder was measured on; None if not recorded."""
-    if not recovery.has_steps:
+def _record_to_resume(out: Path, recovery: Recovery) -> ConversionRecord:
+    """The record of the conversion in this folder; raises if there is no training to continue."""
+    record = read_conversion(out)
+    if recovery.has_steps:
+        return record
+    if record.recovery is not None and not record.recovery.finished:
         raise InputError(
-            "`resume` continues a recovery: give its `match_steps`, `kl_steps` and `text_steps` again."
+            f"{out} is converted, but its recovery is not finished: `resume` continues it if you give its "
+            "`match_steps`, `kl_steps` and `text_steps` again."
         )
-    return read_conversion(out).measured_on
+    raise InputError(
+        f"{out} is finished: it was converted from {record.source}, and nothing is left to resume. It loads "
+        "like any model folder. To train it, give `match_steps`, `kl_steps` or `text_steps`; for another "
+        "conversion, choose another `out`."
+    )
+
+
+def _measured(record: ConversionRecord) -> dict[str, dict[int, MeasuredGap]]:
+    """The measures by kind."""
+    return {kind: found for kind in ("perplexity", "recall") if (found := record.gaps(kind))}
 
 
 def _recover(
@@ -381,8 +405,9 @@ def _recover(
     total = passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", progress) as report:
         record = measure_recovered(record, model, measures, _counted(report, total))
+    record = record.with_finished_training()
     record.write(out)
-    return {measure.kind: record.gaps(measure.kind) for measure in measures}
+    return _measured(record)
 
 
 def _counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:
