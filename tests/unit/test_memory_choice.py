@@ -390,8 +390,8 @@ def test_references_of_all_kinds_fill_the_same_bytes(model):
         assert 0.9 * budget.bytes < plan.bytes <= budget.bytes, plan.name
     layers = plans["every key in some layers"]
     assert [text == "exp/sum" for text in layers.attention] == [False, True]
-    assert layers.name.startswith("1 layers exp/sum, others poly(0)+window(")
-    assert layers.summary.startswith("1 layers exact; others ")
+    assert layers.name.startswith("1 layer exp/sum, others poly(0)+window(")
+    assert layers.summary.startswith("1 layer exact; others ")
     heads = plans["every key in some heads"]
     assert heads.attention[0].endswith("1: exp/sum")
     assert heads.attention[1].startswith("0: exp/sum")

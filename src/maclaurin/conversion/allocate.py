@@ -106,7 +106,9 @@ class MemoryPlan:
 
     @property
     def _top(self) -> str:
-        return f"{self.layers} layers" if self.layers else f"{self.top} heads"
+        if self.layers:
+            return "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{self.top} heads"
 
     @property
     def kind(self) -> str:
